@@ -1,7 +1,6 @@
 """The checkpoints that come with ropelens, and the text that was sampled from them.
 
-tools/bundle.py writes their folders: config, float16 safetensors, tokenizer, model card and
-text. A wheel does not contain the weights of early steps. This file does not import torch.
+tools/bundle.py writes their folders. This file does not import torch.
 """
 
 import json
@@ -28,10 +27,8 @@ def bundled_path(name: str = "rope") -> Path:
     """The folder of the bundled checkpoint `name`; raises BadArgument if there is none."""
     folder = _folder(name)
     if name not in BUNDLED or not (folder / "model.safetensors").exists():
-        raise BadArgument(
-            f"no checkpoint called {name!r} is bundled.",
-            hint=f"one of: {', '.join(BUNDLED)}; a wheel does not contain the early steps",
-        )
+        hint = f"one of: {', '.join(BUNDLED)}; a wheel does not contain the early steps"
+        raise BadArgument(f"no checkpoint called {name!r} is bundled.", hint=hint)
     return folder
 
 
@@ -57,17 +54,12 @@ def writer_of(path: Path) -> str:
 
 def check_text(model: str, text: Collection[object]) -> None:
     """Raise BadText if `model` has no text, or if a path in `text` does not exist."""
+    missing = [path for path in text if isinstance(path, Path) and not path.exists()]
+    faults = [f"The file or folder {path} does not exist." for path in missing]
     if not text and model.partition(":")[0] != "bundled":
-        raise BadText(
-            f"{model} needs a text.",
-            hint="--text FILE; only the bundled checkpoints come with text",
-        )
-    for path in text:
-        if isinstance(path, Path) and not path.exists():
-            raise BadText(
-                f"The file or folder {path} does not exist.",
-                hint="text files, or folders of *.txt, *.md and *.jsonl",
-            )
+        faults.append(f"{model} needs a text. Only the bundled checkpoints come with text.")
+    if faults:
+        raise BadText(faults[0], hint="--text FILE, or a folder of *.txt, *.md and *.jsonl")
 
 
 def _folder(name: str) -> Path:

@@ -1,12 +1,8 @@
-"""RoPE of a GGUF file: the metadata `ARCH.rope.*` and the tensors `rope_*`.
-
-The GGUF reader of transformers drops scaling, frequency factors and most counts of rotated
-coordinates. They have the meaning that llama.cpp gives them.
-"""
+"""RoPE of a GGUF file, with the meaning of llama.cpp; the reader of transformers drops most."""
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import gguf
 import numpy as np
@@ -48,7 +44,7 @@ def add_rope(path: Path, config: PreTrainedConfig) -> Float[np.ndarray, " plane"
     divisor = np.array(scaling.get("short_factor", [scaling.get("factor", 1)] * (rotated // 2)))
     if stated or 2 * len(divisor) != rotated:
         sizes = [f"{len(divisor)} factors for {rotated} coordinates"] * (not stated)
-        raise _refusal(path, f"keys or tensors of RoPE: {', '.join([*stated, *sizes])}")
+        _refuse_rope(path, f"keys or tensors of RoPE: {', '.join([*stated, *sizes])}")
     if "attention_factor" in scaling:
         scaling["original_max_position_embeddings"] = context
         if "original_max_position_embeddings" in facts:  # Phi-3
@@ -67,10 +63,7 @@ def add_rope(path: Path, config: PreTrainedConfig) -> Float[np.ndarray, " plane"
 
 
 def _pop_scaling(stated: dict[str, Any]) -> dict[str, Any]:
-    """Turn keys and tensors into `rope_parameters`; keys without an equivalent stay.
-
-    Programs disagree about yarn_ext_factor, yarn_attn_factor and yarn_log_multiplier.
-    """
+    """Turn keys and tensors into `rope_parameters`; keys without an equivalent stay."""
     for unused in ("scaling.finetuned", "dimension_count_swa"):
         stated.pop(unused, None)
     kind = stated.pop("scaling.type", "linear")
@@ -109,13 +102,11 @@ def check_rope(
             if len(built) != len(inv_freq) or not np.allclose(built, inv_freq, 1e-5, 1e-20):
                 in_file = f"{len(inv_freq)} frequencies, sum {inv_freq.sum():.6g} rad/token"
                 in_model = f"its model has {len(built)}, sum {built.sum():.6g}"
-                raise _refusal(path, f"{in_file}; {in_model}")
+                _refuse_rope(path, f"{in_file}; {in_model}")
 
 
-def _refusal(path: Path, seen: str) -> BadCheckpoint:
-    return BadCheckpoint(
-        f"{path.name} states a rotation (RoPE) that ropelens cannot give to its model.",
-        seen=seen,
-        means="the model would rotate in another way than the model that the file describes",
-        hint="the folder of the model, with config.json and safetensors",
-    )
+def _refuse_rope(path: Path, seen: str) -> NoReturn:
+    what = f"{path.name} states a rotation (RoPE) that ropelens cannot give to its model."
+    means = "the model would rotate in another way than the model that the file describes"
+    hint = "the folder of the model, with config.json and safetensors"
+    raise BadCheckpoint(what, seen=seen, means=means, hint=hint)

@@ -23,13 +23,11 @@ NOT_USED = ("_name_or_path", "_commit_hash", "transformers_version")  # in a con
 
 
 def identity(model: Opened | nn.Module) -> str:
-    """Hash of the files or modules that determine the outputs of a model.
+    """Hash of what determines the outputs of a model.
 
-    For a checkpoint, these are all files that `load` reads, the dtype and the quantization. The
-    hash starts with "files:". For a live model, they are the classes of its modules, its
-    configuration, adapters, parameters and buffers. The hash starts with "live:". A hash of
-    files and a hash of a live model cannot be compared. Hooks and replaced methods of a live
-    model do not count.
+    For a checkpoint, this is "files:" and a hash of the files that `load` reads, the dtype and
+    the quantization. For a live model, it is "live:" and a hash of the classes of its modules,
+    its configuration, adapters, parameters and buffers, but not of hooks.
     """
     if isinstance(model, Opened):
         files = loaded_files(model.checkpoint, model.loading)

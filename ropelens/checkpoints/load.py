@@ -1,8 +1,4 @@
-"""Reading of a checkpoint for `load`.
-
-It refuses checkpoints that transformers accepts silently: checkpoints that lack weights, which
-transformers would replace with random numbers, and models that are not causal.
-"""
+"""Reading of a checkpoint for `load`, with checks that transformers does not make."""
 
 import re
 import warnings
@@ -68,11 +64,10 @@ class Opened:
         """Read and check the model; raises the errors of `load`."""
         size, free = self.weight_bytes, free_bytes(self.devices[0])
         if self.loading.device_map is None and size > free:
-            raise BadArgument(
-                f"{self.checkpoint.name} does not fit into the memory of {self.devices[0]}.",
-                seen=f"{size / 1e9:.1f} GB of weights, {free / 1e9:.1f} GB free",
-                hint="dtype bfloat16, another device, or device_map auto",
-            )
+            what = f"{self.checkpoint.name} does not fit into the memory of {self.devices[0]}."
+            seen = f"{size / 1e9:.1f} GB of weights, {free / 1e9:.1f} GB free"
+            hint = "dtype bfloat16, another device, or device_map auto"
+            raise BadArgument(what, seen=seen, hint=hint)
         quantized = _is_quantized(self.config)  # reading may change the configuration
         with files.quiet_transformers():
             model = self._from_pretrained()
@@ -123,10 +118,7 @@ class Opened:
 
 
 def open_checkpoint(name: str | Path, loading: Loading, *, used: bool = True) -> Opened:
-    """Open a checkpoint without reading its weights; raises the errors of `load`.
-
-    If the checkpoint is not `used`, this machine may lack a GPU.
-    """
+    """Open a checkpoint without its weights; if it is not `used`, a GPU may be missing."""
     devices = [device_named(loading.device, used=used)]  # the first one takes the tokens
     if loading.device_map is not None:
         gpus = range(torch.cuda.device_count())
@@ -180,27 +172,22 @@ def _check_scales(paths: Iterable[Path], unused: set[str]) -> None:
             for name in scales & set(tensors.keys()):
                 scales -= {name} if (tensors.get_tensor(name).float() == 1).all() else set()
     if scales:
-        raise BadCheckpoint(
-            "Weights in few bits are wrong, because nothing multiplies them by their scales.",
-            seen=f"{len(scales)} scales that the model does not use: {_first_names(scales)}",
-            hint="the model in bfloat16, or with weights that transformers scales",
-        )
+        what = "Weights in few bits are wrong, because nothing multiplies them by their scales."
+        seen = f"{len(scales)} scales that the model does not use: {_first_names(scales)}"
+        hint = "the model in bfloat16, or with weights that transformers scales"
+        raise BadCheckpoint(what, seen=seen, hint=hint)
 
 
 def _check_weights(name: str, weights: dict[str, set]) -> None:
     """Raise BadCheckpoint if the model lacks weights, and warn about unused tensors."""
     missing = weights["missing_keys"] | {name for name, *_ in weights["mismatched_keys"]}
     if missing:
-        raise BadCheckpoint(
-            f"The checkpoint lacks weights of {name}.",
-            seen=f"{len(missing)} missing or with another shape: {_first_names(missing)}",
-            means="transformers would use random numbers instead",
-        )
+        seen = f"{len(missing)} missing or with another shape: {_first_names(missing)}"
+        means = "transformers would use random numbers instead"
+        raise BadCheckpoint(f"The checkpoint lacks weights of {name}.", seen=seen, means=means)
     if unused := weights["unexpected_keys"]:
-        warnings.warn(
-            f"{name} does not use {len(unused)} tensors of its file: {_first_names(unused)}",
-            stacklevel=6,  # the caller of load
-        )
+        words = f"{name} does not use {len(unused)} tensors of its file: {_first_names(unused)}"
+        warnings.warn(words, stacklevel=6)  # the caller of load
 
 
 def _first_names(names: Iterable[str]) -> str:
@@ -210,10 +197,7 @@ def _first_names(names: Iterable[str]) -> str:
 
 @torch.no_grad()
 def check_causal(model: PreTrainedModel) -> None:
-    """Raise UnsupportedModel if other last tokens change the logits of earlier positions.
-
-    Some configurations do not state whether a model is causal.
-    """
+    """Raise UnsupportedModel if other last tokens change the logits of earlier positions."""
     name, vocabulary = type(model).__name__, model.config.get_text_config().vocab_size
     ids = noise_tokens(vocabulary, stated_context(model.config) or NOISE_TOKENS)
     run = lambda ids: model(input_ids=ids.to(device_of(model)), use_cache=False).logits  # noqa: E731
@@ -231,9 +215,9 @@ def check_causal(model: PreTrainedModel) -> None:
     once = lambda part: logits if part is ids else run(part)  # noqa: E731
     eps, noise = torch.finfo(model.dtype).eps, run_noise(once, ids)
     if change > allowed_residual(noise, eps):
-        raise UnsupportedModel(
-            f"{name} is not a causal language model.",
-            seen=f"other last tokens change earlier logits by {float(change):.2g} of their "
-            f"spread over the vocabulary; equal runs differ by {noise:.2g}",
-            hint="a decoder-only model, such as a Llama",
+        seen = (
+            f"other last tokens change earlier logits by {float(change):.2g} of their spread "
         )
+        seen += f"over the vocabulary; equal runs differ by {noise:.2g}"
+        hint = "a decoder-only model, such as a Llama"
+        raise UnsupportedModel(f"{name} is not a causal language model.", seen=seen, hint=hint)

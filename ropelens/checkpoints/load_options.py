@@ -59,7 +59,5 @@ class Loading(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.device_map is not None and self.device != "auto":
-            raise BadArgument(
-                "Both a device and a device map are given.",
-                hint="only device_map, which chooses the devices, or only device",
-            )
+            hint = "only device_map, which chooses the devices, or only device"
+            raise BadArgument("Both a device and a device map are given.", hint=hint)

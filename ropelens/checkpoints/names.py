@@ -14,11 +14,9 @@ def name_checkpoints(models: Sequence[str]) -> dict[str, str]:
     distinct = len(set(places)) == len(places)
     names = [file_name(n).strip(".-") for n in short_names(places)] if distinct else []
     if len(set(names)) < len(places) or not all(names):
-        raise BadArgument(
-            "Two checkpoints have the same name, or a name without letters and digits.",
-            seen=", ".join(models)[:200],
-            hint="names that differ in letters or digits, because each gets a folder",
-        )
+        what = "Two checkpoints have the same name, or a name without letters and digits."
+        hint = "names that differ in letters or digits, because each gets a folder"
+        raise BadArgument(what, seen=", ".join(models)[:200], hint=hint)
     return dict(zip(names, models, strict=True))
 
 
@@ -33,10 +31,7 @@ def short_names(folders: Sequence[Path]) -> list[str]:
 
 
 def short_name(name: str) -> str:
-    """The name of a model in results: a Hub id stays, a path becomes the name of its folder.
-
-    For a run or a checkpoint of a study, the names of the folders above follow: "rope seed-0".
-    """
+    """The name of a model in results: a Hub id, or names of folders such as "rope seed-0"."""
     place = Path(name)
     if not name or not place.exists():
         return name

@@ -25,10 +25,9 @@ UNREAD = {
 }
 """Errors and remedies for folders without weights for transformers, by the first match."""
 
-LAYER_COUNTS = re.compile(
-    r"(n|num|encoder|decoder)_(\w+_)?(layers?|experts)|.*\.(block|expert)_count"
-)
-MOST_LAYERS = 4096  # layers or experts; building a model with 10**9 layers never ends
+COUNT = r"(n|num|encoder|decoder)_(\w+_)?(layers?|experts)|.*\.(block|expert)_count"
+LAYER_COUNTS, MOST_LAYERS = re.compile(COUNT), 4096  # a model of 10**9 layers is never built
+LEAST = {"num_hidden_layers": 1}
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -56,34 +55,28 @@ def refuse_pointers(files: Iterable[Path]) -> None:
     for file in files:
         with file.open("rb") as stream:
             if stream.read(40).startswith(b"version https://git-lfs"):
-                raise BadCheckpoint(
-                    f"{file} is only a git-LFS pointer to the file.",
-                    hint="git lfs pull in its folder, or download the file",
-                )
+                hint = "git lfs pull in its folder, or download the file"
+                raise BadCheckpoint(f"{file} is only a git-LFS pointer to the file.", hint=hint)
 
 
 def check_stated(path: Path) -> None:
-    """Raise BadCheckpoint for MLX's own quantization, or an impossible number of layers.
-
-    The configuration is read as plain data, because transformers makes a list of all layers.
-    """
+    """Raise BadCheckpoint for MLX's own quantization, or an impossible number of layers."""
     if path.is_file():
         fields = gguf.GGUFReader(str(path)).fields
         stated = {key: fields[key].contents() for key in fields if LAYER_COUNTS.fullmatch(key)}
     else:
         stated = json.loads((path / "config.json").read_text("utf-8"))
-        bits = stated.get("quantization") or stated.get("quantization_config")
-        if isinstance(bits, dict) and "bits" in bits and "quant_method" not in bits:
-            raise BadCheckpoint(
-                f"{path} has weights in {bits['bits']} bits, in the format of MLX.",
-                means="only MLX reads this format",
-                hint="the model before its conversion, or mlx_lm.convert --dequantize",
-            )
-    for part in [stated, *(part for part in stated.values() if isinstance(part, dict))]:
-        for key in filter(LAYER_COUNTS.fullmatch, part):
-            if isinstance(part[key], int) and part[key] > MOST_LAYERS:
-                raise BadCheckpoint(
-                    f"The configuration of {path} is impossible.",
-                    seen=f"{key} {part[key]:,}, more than {MOST_LAYERS:,}",
-                    hint="the configuration of its weights",
-                )
+    bits = stated.get("quantization") or stated.get("quantization_config")
+    parts = [stated, *(part for part in stated.values() if isinstance(part, dict))]
+    counts = [(key, x[key]) for x in parts for key in filter(LAYER_COUNTS.fullmatch, x)]
+    numbers = [(key, x) for key, x in counts if isinstance(x, int)]
+    odd = [f"{k} {x:,}" for k, x in numbers if not LEAST.get(k, x) <= x <= MOST_LAYERS]
+    what = seen = ""
+    if isinstance(bits, dict) and "bits" in bits and "quant_method" not in bits:
+        what = f"{path} has weights in {bits['bits']} bits, in the format of MLX."
+        hint = "the model before its conversion by MLX, or mlx_lm.convert --dequantize"
+    elif odd:
+        what, hint = f"The configuration of {path} is impossible.", "the one of its weights"
+        seen = f"{odd[0]}, not 1 to {MOST_LAYERS:,}"
+    if what:
+        raise BadCheckpoint(what, seen=seen, hint=hint)

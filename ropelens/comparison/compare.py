@@ -124,10 +124,7 @@ def _measure_or_read(
     device: str,
     advance: Advance,
 ) -> xr.Dataset:
-    """Results of the checkpoint in `folder`, from the cache if they belong to this model.
-
-    If the weights were deleted, results of any version of ropelens are used.
-    """
+    """Results of the checkpoint in `folder`, from the cache if they belong to its weights."""
     file = cache / file_name(run.name) / f"{name}.nc"
     weights = (folder / "model.safetensors").exists()
     key: dict[str, object] = dict(how)
@@ -175,10 +172,9 @@ def _analyses(entries: Sequence[ComparisonEntry]) -> xr.Dataset:
 
 
 def partners(entries: Sequence[ComparisonEntry], texts: Sequence[str] = ()) -> list[int]:
-    """Index of the baseline entry with which each entry is paired, or `NO_PARTNER`.
+    """Index of the baseline entry of the same size and seed, or of the same text if known.
 
-    Paired entries have the same size and seed, or the same text if `texts` are given. Entries
-    of the baseline, which each size has, are paired with themselves.
+    The baseline, which each size has, is paired with itself. Others have `NO_PARTNER`.
     """
     first = entries[0]
     baselines = {entry.group for entry in entries if entry.variant == first.variant != ""}

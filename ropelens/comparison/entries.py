@@ -25,8 +25,8 @@ from ropelens.train.run import STUDY, runs_of
 from ropelens.train.settings import Size, size_name
 
 TEXT_SETTINGS = ("valid_sha256", "text_sha256", "tokenizer_sha256")
+# Settings that must be equal in all runs, so that their losses can be compared
 SHARED_SETTINGS = ("context", "vocabulary", *TEXT_SETTINGS, "steps", "precision")
-"""Settings that must be equal in all runs, so that their losses can be compared."""
 SHARED_WITHIN_SIZE = ("size", "learning_rate", "warmup_steps")
 TIMES_CONTEXT = 4  # length of long texts, in trained contexts
 
@@ -101,11 +101,9 @@ def _runs(records: dict[Path, dict[str, Any]]) -> list[ComparisonEntry]:
         for other, names in ((first, SHARED_SETTINGS), (like, SHARED_WITHIN_SIZE)):
             differ = differences(records[other]["settings"], settings, names, between=" and ")
             if name in runs or differ:
-                raise BadArgument(
-                    f"The runs in {other} and {folder} cannot be compared.",
-                    seen=differ or f"both runs are {name}",
-                    hint="compare the folders that ropelens analyze writes for the same text",
-                )
+                what = f"The runs in {other} and {folder} cannot be compared."
+                hint = "the folders that ropelens analyze writes for the same text"
+                raise BadArgument(what, seen=differ or f"both runs are {name}", hint=hint)
         same = {key: settings[key] for key in ("variant", "seed", "context", "steps")}
         data, per_step = folder / record["data"], record["tokens"] // settings["steps"]
         facts = same | {"size": size, "data": data.resolve(), "tokens_per_step": per_step}
@@ -170,10 +168,7 @@ def validation(run: ComparisonEntry, *, sequences: int) -> Text:
 
 
 def past_context(run: ComparisonEntry, *, sequences: int) -> Text:
-    """Validation text in sequences of up to `TIMES_CONTEXT` trained contexts.
-
-    A sequence is BOS and the text of consecutive sequences.
-    """
+    """Consecutive validation sequences as sequences of up to `TIMES_CONTEXT` contexts."""
     held_out = held_out_sequences(run.data)
     documents = documents_of(held_out, run.data)
     body = run.context - 1

@@ -53,8 +53,8 @@ def _mean_change(
 ) -> tuple[float, float, float]:
     """Mean change of the `pairs`, and the bounds of its interval.
 
-    The interval of a single pair is over its `parts` [entry, part], if known (sequences, groups
-    or trials). `weights` are the weight of each part, and the group with which it is drawn.
+    The interval of one pair is over its `parts` [entry, part]: sequences, groups or trials.
+    `weights` are the weight of each part, and the group with which it is drawn.
     """
     if not len(pairs):
         return np.nan, np.nan, np.nan

@@ -21,9 +21,9 @@ class Traced(Protocol):
 Model = nn.Module | LiveModel | Traced
 """Models that public functions accept; see `as_live_model`."""
 IN_WORDS[Model] = (
-    "a loaded model: model, tokenizer = ropelens.load(NAME); or the _module of an nnsight or "
-    "nnterp model"
+    "a loaded model: model, tokenizer = ropelens.load(NAME); or the _module of an "
 )
+IN_WORDS[Model] += "nnsight or nnterp model"
 
 
 def as_live_model(model: Model, tokenizer: Any = None) -> LiveModel:
@@ -38,23 +38,19 @@ def as_live_model(model: Model, tokenizer: Any = None) -> LiveModel:
     class_name = type(model).__name__
     if class_name == "TransformerBridge":
         return BridgeModel(model, tokenizer)
+    fault = ""
     if not isinstance(model, PreTrainedModel) or model.get_output_embeddings() is None:
-        raise UnsupportedModel(
-            f"{class_name} is not a model that ropelens can run.",
-            hint="a model from ropelens.load or AutoModelForCausalLM, or a TransformerBridge",
-        )
-    if model.config.is_encoder_decoder:
-        raise UnsupportedModel(
-            f"{class_name} is an encoder-decoder: the decoder also attends to another text.",
-            hint="a decoder-only model, such as a Llama",
-        )
+        fault = "not a model that ropelens can run"
+    elif model.config.is_encoder_decoder:
+        fault = "an encoder-decoder: the decoder also attends to another text"
+    elif away := [x for x in devices_of(model) if x.type not in ("cpu", "cuda")]:
+        fault = f"on {away[0]}, where ropelens does not run"  # no float64, or no weights
+    if fault:
+        hint = "a decoder-only model from ropelens.load or AutoModelForCausalLM, or a bridge"
+        raise UnsupportedModel(f"{class_name} is {fault}.", hint=hint)
     unequal = f"Layers of {class_name} have different numbers of heads."
     with explained(unequal, error=UnsupportedModel):  # an error of transformers (Dots 3)
-        live = LiveModel(model, tokenizer)
-    for device in devices_of(model):
-        if device.type not in ("cpu", "cuda"):  # others have no float64, meta has no weights
-            raise UnsupportedModel(f"{class_name} is on {device}, where ropelens does not run.")
-    return live
+        return LiveModel(model, tokenizer)  # type: ignore[arg-type]
 
 
 def unwrapped(model: nn.Module | Traced) -> nn.Module:
@@ -68,8 +64,7 @@ def unwrapped(model: nn.Module | Traced) -> nn.Module:
         return model
     adapters: Any = model.peft_config
     if any(adapter.is_prompt_learning for adapter in adapters.values()):
-        raise UnsupportedModel(
-            f"{type(model).__name__} puts trained tokens before its input.",
-            hint="pass model.get_base_model(), the model without these tokens",
-        )
+        what = f"{type(model).__name__} puts trained tokens before its input."
+        hint = "pass model.get_base_model(), the model without these tokens"
+        raise UnsupportedModel(what, hint=hint)
     return unwrapped(model.get_base_model())  # type: ignore[operator]

@@ -1,11 +1,8 @@
 """Hooks in the attention calls of a model.
 
-A model asks transformers for an attention function by the name in its config. While a block is
-open, the model gets a wrapper around this function. The config does not change, so that the
-model takes the same branches, makes the same masks and computes the same bits.
-
-A block belongs to the context (a thread or an asyncio task) that opened it, and to copies of
-this context. Other contexts cannot call the model while the block is open.
+A model asks transformers for an attention function by the name in its config, which does not
+change. While a block is open, the model gets a wrapper around this function. A block belongs to
+the context (a thread or an asyncio task) that opened it, and to copies of this context.
 """
 
 import math
@@ -40,8 +37,8 @@ InputPatch = Callable[[int, AttentionInput, Tensor, Tensor, Tensor], Tensor]
 
 It is called as (layer, name, x [batch, head, token, coordinate], tokens [_, token], positions
 [_, token *axis]) and returns the new `x`, with a head for each query head if heads of a group
-differ. `tokens` are the indices of the tokens in their sequence, without tokens that a static
-cache does not contain yet. `positions` may be shifted by a constant in each sequence.
+differ. `tokens` are the indices of the tokens in their sequence, except the empty slots of a
+static cache. `positions` may be shifted by a constant in each sequence.
 """
 
 
@@ -84,9 +81,7 @@ class Hooks:
 
 @dataclass(frozen=True, eq=False)
 class HookBlock:
-    """A change of the hooks of the modules with these ids."""
-
-    modules: frozenset[int]
+    modules: frozenset[int]  # by id
     change: Callable[[Hooks], Hooks]
 
 
@@ -105,20 +100,18 @@ def _blocks_now() -> tuple[HookBlock, ...]:
 def hooks_of(module: object) -> Hooks | None:
     """The hooks of the calls of `module` in this context; None outside all blocks.
 
-    A recomputation calls no observers of closed blocks. Raises `BadArgument` if a block of
-    another context is open, because its changes are not meant for this call.
+    A recomputation calls no observers of closed blocks. Other contexts are refused.
     """
     blocks, opened = (
         [block for block in list(group) if id(module) in block.modules]
         for group in (_blocks_now(), _open_blocks)
     )
     if not _repeats.get() and not set(opened) <= set(blocks):
-        raise BadArgument(
-            "Another thread or asyncio task uses this model in a block of ropelens.",
-            seen=f"a call of {type(module).__name__} outside the context of this block",
-            hint="one thread after the other, a copy of the model for each thread, or "
-            "contextvars.copy_context().run for a call that belongs to the block",
-        )
+        what = "Another thread or asyncio task uses this model in a block of ropelens."
+        seen = f"a call of {type(module).__name__} outside the context of this block"
+        hint = "one thread after the other, a copy of the model for each thread, or "
+        hint += "contextvars.copy_context().run for a call that belongs to the block"
+        raise BadArgument(what, seen=seen, hint=hint)
     hooks = reduce(lambda hooks, block: block.change(hooks), blocks, Hooks())
     if not set(blocks) <= set(opened):
         hooks = replace(hooks, observers=())
@@ -129,10 +122,7 @@ def hooks_of(module: object) -> Hooks | None:
 def hooked(
     modules: Iterable[object], change: Callable[[Hooks], Hooks] = lambda hooks: hooks
 ) -> Iterator[None]:
-    """Apply `change` to the hooks of `modules`. Blocks may be closed in any order.
-
-    Raises `BadArgument` if another context has an open block on one of the modules.
-    """
+    """Apply `change` to the hooks of `modules`. Blocks may be closed in any order."""
     modules = list(modules)
     block = HookBlock(frozenset(map(id, modules)), change)
     with _lock:
@@ -212,10 +202,7 @@ def _repeatable(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _install() -> None:
-    """Wrap functions of transformers and torch once, because a block must not change a class.
-
-    Python 3.13 stops following the changes of a class after a thousand of them.
-    """
+    """Wrap functions of transformers and torch once: Python 3.13 ignores many class changes."""
     interface: Any = AttentionInterface  # the class, because Doge has its own object
     get, get_interface = interface.__getitem__, interface.get_interface
     interface.__getitem__ = lambda self, name: _wrapper(get(self, name))
@@ -280,11 +267,10 @@ def _call_with_hooks(
         most = max(key.shape[1], value.shape[1])
         key, value = (x.repeat_interleave(most // x.shape[1], dim=1) for x in (key, value))
     if paged and (hooks.patches or hooks.observers or key.shape[1] != key_heads):
-        raise UnsupportedModel(
-            "Continuous batching allows only silences, and edits of whole groups of heads.",
-            seen="a paged cache, which does not show the sequences and keys of a row",
-            hint="model.generate, which runs one batch at a time",
-        )
+        what = "Continuous batching allows only silences, and edits of whole groups of heads."
+        seen = "a paged cache, which does not show the sequences and keys of a row"
+        hint = "model.generate, which runs one batch at a time"
+        raise UnsupportedModel(what, seen=seen, hint=hint)
     if key.shape[1] != key_heads:
         module = copy(module)
         module.num_key_value_groups = 1  # type: ignore[assignment]

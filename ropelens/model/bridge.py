@@ -29,30 +29,15 @@ _HOOKS = {
 
 
 class BridgeModel(LiveModel):
-    """Live model of a `TransformerBridge`, observed and edited at its hooks.
-
-    A bridge computes attention step by step (eager, with every score in memory). Its numbers
-    equal the numbers of transformers up to rounding.
-    """
+    """Live model of a `TransformerBridge`, which computes all scores in memory (eager)."""
 
     in_chunks = False
 
     def __init__(self, bridge: Any, tokenizer: Any = None) -> None:
         super().__init__(bridge.original_model, tokenizer)
-        self.bridge = bridge
+        self.bridge = self._runner = bridge
         self._modules = [bridge]
-
-    def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor | None = None,
-        *,
-        hidden: Tensor | None = None,
-        last: int = 0,
-    ) -> Tensor:
-        """Logits [sequence, position, token] of whole sequences; `last` has no effect."""
-        inputs = self._inputs(hidden, positions) | {"use_cache": False}
-        return self.bridge(tokens.to(self.device), **inputs)
+        self._takes_logits_to_keep = False
 
     def logits(
         self, tokens: Tensor, *, hidden: Tensor | None = None
@@ -98,14 +83,12 @@ class _CallParts:
         hooks = hooks_of(self.live.bridge) or Hooks()
         if part == "output":
             return self._end(value, hooks)
-        used = hooks.observers or hooks.changes
+        used, fault = hooks.observers or hooks.changes, ""
         if part == "scores" and value.shape[2] != value.shape[3] and used:
-            raise UnsupportedModel(
-                "A bridge cannot be observed or edited with a key-value cache, because "
-                "hook_rot_k fires only for the keys of the new rows.",
-                hint="use_past_kv_cache=False, or the transformers model itself",
-            )
-        if part != "scores" and hooks.changes:
+            fault = "A bridge cannot be observed or edited with a key-value cache, because "
+            fault += "hook_rot_k fires only for the keys of the new rows."
+            hint = "use_past_kv_cache=False"
+        elif part != "scores" and hooks.changes:
             x = value.transpose(1, 2)
             index = torch.arange(x.shape[2], device=x.device)[None]  # no cache: rows are keys
             positions = self.parts.get("position_ids", index)
@@ -113,11 +96,11 @@ class _CallParts:
             for change in hooks.changes:
                 x = change(self.layer, part, x, places, positions)
             if x.shape[1] != value.shape[2]:
-                raise UnsupportedModel(
-                    "At hook_rot_k, a bridge has one key for all query heads of a group.",
-                    hint="an edit of whole groups, or the transformers model itself",
-                )
+                fault = "At hook_rot_k, a bridge has one key for all query heads of a group."
+                hint = "an edit of whole groups"
             value = x.transpose(1, 2)
+        if fault:
+            raise UnsupportedModel(fault, hint=f"{hint}, or the transformers model itself")
         self.parts[part] = value
         return value
 
@@ -125,11 +108,10 @@ class _CallParts:
         """Observe the complete call, then silence its heads."""
         missing = [hook for part, hook in _HOOKS.items() if part not in (*self.parts, "output")]
         if missing:
-            raise UnsupportedModel(
-                f"TransformerLens hides the attention of {type(self.attention).__name__}.",
-                seen=f"layer {self.layer}: {missing[0]} did not fire",
-                hint="the transformers model itself (the default backend, hf)",
-            )
+            what = f"TransformerLens hides the attention of {type(self.attention).__name__}."
+            seen = f"layer {self.layer}: {missing[0]} did not fire"
+            hint = "the transformers model itself (the default backend, hf)"
+            raise UnsupportedModel(what, seen=seen, hint=hint)
         query, key, value = (self.parts[x].transpose(1, 2) for x in ("query", "key", "value"))
         by_head = output.reshape(*self.parts["query"].shape[:3], -1)
         scores = self.parts["scores"]  # after the mask
@@ -159,10 +141,7 @@ class _CallParts:
 
 
 def bridge(model: PreTrainedModel, tokenizer: Any) -> Any:
-    """A `TransformerBridge` around `model`, which it changes: eager attention, wrapped modules.
-
-    Raises `BadArgument` without a tokenizer, and `UnsupportedModel` for an unknown family.
-    """
+    """A `TransformerBridge` around `model`, which becomes eager and gets wrapped modules."""
     if tokenizer is None:
         raise BadArgument("TransformerLens needs a tokenizer, but this checkpoint has none.")
     from transformer_lens.model_bridge import TransformerBridge

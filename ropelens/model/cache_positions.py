@@ -24,9 +24,6 @@ from ropelens.config_facts import slides
 from ropelens.errors import UnsupportedModel
 from ropelens.model.masks import shown
 
-UNKNOWN_POSITIONS = "ropelens cannot infer the positions of the keys in this cache."
-OPEN_BEFORE = "open the block before the cache is filled, or use_cache=False"
-
 
 class CachedKeys(NamedTuple):
     """Marks and positions of all tokens in a cache, in the order in which they were added."""
@@ -88,16 +85,13 @@ def cache_of(module: Any) -> Cache | None:
 
 
 def row_keys(module: Any, rows: int, keys: int) -> tuple[range, int]:
-    """Keys of a call that belong to its rows, and the number of keys dropped before them.
-
-    A cache also holds earlier keys, and a static cache has empty slots at the end.
-    """
+    """Keys of a call that belong to its rows, and the number of keys dropped before them."""
     cache, length = cache_of(module), 0
     if cache is not None:
         layer = module.layer_idx  # the cache has no keys of a layer that shares keys
         layers: Any = [x for x in cache.layers[layer:][:1] if isinstance(x, CacheLayerMixin)]
         length = next(filter(None, (int(x.get_seq_length()) for x in (*layers, cache))), 0)
-    static = cache is not None and any(isinstance(x, StaticLayer) for x in cache.layers)
+        static = any(isinstance(x, StaticLayer) for x in cache.layers)
     last = min(length, keys) if length and static else keys
     return range(last - rows, last), max(length - keys, 0)
 
@@ -145,9 +139,7 @@ def positions(
     nothing = CachedKeys(new[:, :0], of_rows[:, :0])
     before = next(filter(None, known), None) if past else nothing
     if before is None:
-        if cache is not None:
-            _check_cache(cache, filled_in_block=cache in by_cache)
-        _check_consecutive(module, rows, past, of_rows, mask)
+        _check_consecutive(module, rows, past, of_rows, mask, by_cache)
         count = torch.arange(-past, 0, device=of_rows.device)
         of_past = of_rows[:, :1] + count.view(1, -1, *[1] * (of_rows.ndim - 2))
         before = CachedKeys(pad(marks[:, : rows.start], (dropped_keys, 0)), of_past)
@@ -176,8 +168,8 @@ def places_in_sequence(
 
 def key_marks(key: Tensor) -> Int[Tensor, "sequence key"]:
     """A number for each key, by which it is found again after rows of a cache have moved."""
-    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return key.detach().view(integers[key.element_size()]).sum((1, 3), dtype=torch.int64)
+    integers = getattr(torch, f"int{8 * key.element_size()}")
+    return key.detach().view(integers).sum((1, 3), dtype=torch.int64)
 
 
 def _continued(
@@ -196,24 +188,21 @@ def _continued(
     return CachedKeys(earlier.marks[row, :past], of_row[:, :past])
 
 
-def _check_cache(cache: Cache, *, filled_in_block: bool) -> None:
-    """Raise `UnsupportedModel` for a cache that may have dropped, moved or changed keys."""
-    if filled_in_block:
-        raise UnsupportedModel(
-            UNKNOWN_POSITIONS,
-            seen="keys that were dropped, moved or changed after the block added them",
-            hint="a cache that keeps every key, such as DynamicCache, or use_cache=False",
-        )
-    for part in (cache, *cache.layers):
-        if not type(part).__module__.startswith("transformers."):
-            seen = f"a {type(part).__name__}, filled before the block"
-            raise UnsupportedModel(UNKNOWN_POSITIONS, seen=seen, hint=OPEN_BEFORE)
-
-
 def _check_consecutive(
-    module: Any, rows: range, past: int, of_rows: Int[Tensor, "_ row *axis"], mask: Any
+    module: Any,
+    rows: range,
+    past: int,
+    of_rows: Int[Tensor, "_ row *axis"],
+    mask: Any,
+    by_cache: Collection[object],
 ) -> None:
-    """Raise `UnsupportedModel` unless only padding on the left can precede the first key."""
+    """Raise `UnsupportedModel` unless keys are consecutive, after padding on the left.
+
+    A cache of another library, or one that the block filled, may have dropped or moved keys.
+    """
+    cache, hint = cache_of(module), "open the block before the cache is filled"
+    parts = () if cache is None else (cache, *cache.layers)
+    others = [x for x in parts if not type(x).__module__.startswith("transformers.")]
     first = of_rows[:, 0] if of_rows.ndim == 2 else of_rows[:, 0].mT
     types = getattr(module.config, "layer_types", None)
     full = types is not None and types[module.layer_idx] == "full_attention"
@@ -225,9 +214,14 @@ def _check_consecutive(
     unpacked = visible.sum(1) <= first + 1  # no other sequence precedes this one in its row
     hidden = visible.byte().argmax(1)
     padded = only_left & unpacked & (first < past) if window else first + hidden == past
-    if not bool((padded | (first == past)).all()):
-        raise UnsupportedModel(
-            UNKNOWN_POSITIONS,
-            seen=f"{past} keys, and a token at position {int(of_rows[:, 0].max())}",
-            hint=OPEN_BEFORE,
-        )
+    if cache is not None and cache in by_cache:
+        seen = "keys that were dropped, moved or changed after the block added them"
+        hint = "a cache that keeps every key, such as DynamicCache"
+    elif others:
+        seen = f"a {type(others[0]).__name__}, filled before the block"
+    elif not bool((padded | (first == past)).all()):
+        seen = f"{past} keys, and a token at position {int(of_rows[:, 0].max())}"
+    else:
+        return
+    what = "ropelens cannot infer the positions of the keys in this cache."
+    raise UnsupportedModel(what, seen=seen, hint=f"{hint}, or use_cache=False")

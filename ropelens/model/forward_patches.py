@@ -34,14 +34,14 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 def gradients_enabled(model: nn.Module, *, recomputed: bool) -> Iterator[None]:
     """Enable gradients; with `recomputed`, store only inputs of layers and run layers again."""
     if any(x.is_inference() for x in model.parameters()) or torch.is_inference_mode_enabled():
-        raise UnsupportedModel(
-            f"{type(model).__name__} has no gradients in torch.inference_mode.",
-            hint="load the model, and call ropelens, outside of torch.inference_mode",
-        )
-    again: dict[nn.Module, Callable[..., Any]] = {
-        module: partial(checkpoint, module.forward, use_reentrant=False)
-        for module in model.modules()
-        if recomputed and isinstance(module, GradientCheckpointingLayer)
+        what = f"{type(model).__name__} has no gradients in torch.inference_mode."
+        hint = "load the model, and call ropelens, outside of torch.inference_mode"
+        raise UnsupportedModel(what, hint=hint)
+    layers: list[Any] = [
+        m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)
+    ]
+    again = {
+        m: partial(checkpoint, m.forward, use_reentrant=False) for m in layers * recomputed
     }
     with torch.enable_grad(), without_dropout(model), _replaced_forwards(again):
         yield
@@ -65,23 +65,28 @@ def cache_first_result(module: nn.Module, results: list[Any]) -> Iterator[None]:
 def skip_mlp_work(model: PreTrainedModel) -> Iterator[None]:
     """Give all tokens the results of the first token in linear maps outside attention."""
     attention = {part for m in attention_modules(model)[1:] for part in m.modules()}
-    others = [x for x in model.modules() if x not in attention]
-    linear = [x for x in others if type(x).forward is nn.Linear.forward]
-    with _replaced_forwards({x: partial(_first_token, x.forward) for x in linear}):
+    linear = [x for x in model.modules() if type(x).forward is nn.Linear.forward]
+
+    def of_first_token(run: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
+        return run(input[..., :1, :]).repeat_interleave(input.shape[-2], dim=-2)
+
+    others = {x: partial(of_first_token, x.forward) for x in linear if x not in attention}
+    with _replaced_forwards(others):
         yield
-
-
-def _first_token(run: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
-    return run(input[..., :1, :]).repeat_interleave(input.shape[-2], dim=-2)
 
 
 @contextmanager
 def _replaced_forwards(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
     """Run these functions instead of `forward` of the modules; refuse other contexts."""
+
+    def run(module: nn.Module, *arguments: Any, **options: Any) -> Any:
+        hooks_of(module)  # it refuses other contexts
+        return forwards[module](*arguments, **options)
+
     before = [(module, vars(module).get("forward")) for module in forwards]
     with hooked(forwards):
-        for module, forward in forwards.items():
-            module.forward = partial(_in_own_context, module, forward)
+        for module in forwards:
+            module.forward = partial(run, module)
         try:
             yield
         finally:
@@ -91,18 +96,8 @@ def _replaced_forwards(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iter
                     module.forward = own
 
 
-def _in_own_context(
-    module: nn.Module, run: Callable[..., Any], *arguments: Any, **options: Any
-) -> Any:
-    hooks_of(module)
-    return run(*arguments, **options)
-
-
 class PreallocatedLayer(DynamicLayer):
-    """Layer of a key-value cache that allocates memory for all `tokens` once.
-
-    The cache of transformers copies all keys for every chunk, which fragments memory.
-    """
+    """Layer of a cache that allocates memory for all `tokens` once, not for each chunk."""
 
     def __init__(self, tokens: int) -> None:
         super().__init__()

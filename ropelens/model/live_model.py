@@ -42,48 +42,37 @@ CHECKED_TOKENS = 256  # length up to which observation is checked to change no l
 MORE_PASSES = 8  # further passes after a pass whose logits changed
 ONE_PASS = 2**16  # tokens of the longest sequences that run in one pass
 
-MASK_ELEMENTS = 2**25
-"""Keys times rows of a chunk. The mask of a model takes about 40 bytes per element."""
-
-LOSS_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
-"""Logits whose loss is taken at once: a vocabulary is wide, and caches are not."""
-
+MASK_ELEMENTS = 2**25  # keys times rows of a chunk; a mask takes about 40 bytes for each
+LOSS_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}  # logits whose loss is taken at once
 LOGITS_OF_NOISE = 16  # last positions whose logits show noise
 
 Recorded = TypeVar("Recorded")
 
 
 class LiveModel:
-    """A transformers model, run unmodified and observed through its attention interface.
-
-    `model` is the model without wrappers. `layers` and `heads` count layers and the query heads
-    of a layer, `layer_types` are the types that the configuration states, and `attending` lists
-    the layers that attend. `bos` is the id of the first token, or None if the configuration
-    names none. `trained` is the trained context in tokens, or None if it is not stated;
-    `context` is the trained context or 1024. `eps` is the machine epsilon of the dtype.
-    `depends_on_length` is set for dynamic and longrope.
-    """
+    """A transformers model, run unmodified and observed through its attention interface."""
 
     in_chunks = True  # whether `logits` can run the tokens in chunks, with a key-value cache
 
     def __init__(self, model: PreTrainedModel, tokenizer: Any = None) -> None:
-        self.model, self.tokenizer = model, tokenizer
+        self.model, self.tokenizer = model, tokenizer  # without wrappers
+        self._runner: Any = model  # the model, or a bridge around it
         self.config: PreTrainedConfig = model.config.get_text_config()
         self.class_name = type(model).__name__
         self.layers: int = getattr(self.config, "num_hidden_layers", 0)
-        self.heads: int = getattr(self.config, "num_attention_heads", 0)
+        self.heads: int = getattr(self.config, "num_attention_heads", 0)  # query heads
         self.layer_types = config_facts.layer_types(self.config)
-        self.attending = config_facts.attending_layers(self.config)
+        self.attending = config_facts.attending_layers(self.config)  # indices of layers
         # Layers without attention keep a state instead of keys; "hybrid" layers keep both.
         stateless = not any(k.startswith("hybrid") for k in self.layer_types)
         self.in_chunks &= stateless and len(self.attending) == self.layers
         self.bos = self.config.to_dict().get("bos_token_id")
         self.vocabulary: int = self.config.vocab_size
-        self.trained = config_facts.stated_context(model.config)
+        self.trained = config_facts.stated_context(model.config)  # in tokens, or None
         self.context = self.trained or 1024
         self.device = device_of(model)  # the device of the tokens
         self.eps = torch.finfo(model.dtype).eps
-        self.depends_on_length = config_facts.depends_on_length(self.config)
+        self.depends_on_length = config_facts.depends_on_length(self.config)  # RoPE
         self._modules: list[Any] = attention_modules(model)
         parameters = inspect.signature(model.forward).parameters
         # transformers 5.24 renamed the argument, and warns of the old name.
@@ -101,22 +90,18 @@ class LiveModel:
         hidden: TokenMask | None = None,
         last: int = 0,
     ) -> Float[Tensor, "sequence some token"]:
-        """Logits of whole sequences, without a cache.
-
-        `last=n` returns at least the final n. Positions count from 0. A mask hides `hidden`.
-        """
+        """Logits of whole sequences, without a cache; `last=n`: at least the final n."""
         inputs = self._inputs(hidden, positions)
         if last and self._takes_logits_to_keep:
             # Pass indices, because Gemma 4 runs its last layers only on the requested rows if
             # it gets an integer.
             inputs["logits_to_keep"] = torch.arange(tokens.shape[1], device=self.device)[-last:]
         with forward_patches.without_dropout(self.model):
-            return self.model(tokens.to(self.device), **inputs, use_cache=False).logits
+            result = self._runner(tokens.to(self.device), **inputs, use_cache=False)
+        return result if isinstance(result, Tensor) else result.logits
 
     def _inputs(
-        self,
-        hidden: TokenMask | None,
-        positions: Int[Tensor, "*axis sequence position"] | None = None,
+        self, hidden: TokenMask | None, positions: Int[Tensor, "*axis sequence position"] | None
     ) -> dict[str, Tensor]:
         mask = None if hidden is None else (~hidden).long()
         inputs = {"position_ids": positions, "attention_mask": mask}
@@ -131,25 +116,20 @@ class LiveModel:
         *,
         hidden: TokenMask | None = None,
     ) -> dict[int, Recorded]:
-        """Results of `record` for the attention call of each layer, on short sequences.
-
-        Raises `UnsupportedModel` if a layer hides its attention or attends more than once.
-        """
+        """Results of `record` for the attention call of each layer, on short sequences."""
         results: dict[int, Recorded] = {}
 
         def observe(call: AttentionCall) -> None:
-            if call.query.shape[2] > tokens.shape[1]:
-                raise UnsupportedModel(
-                    f"{self.class_name} puts tokens of its own before its input.",
-                    seen=f"layer {call.layer}: {call.query.shape[2]} rows for "
-                    f"{tokens.shape[1]} tokens",
-                    hint="the model without these tokens",
-                )
-            if call.layer in results:
-                raise UnsupportedModel(
-                    f"{self.class_name} attends more than once in a layer.",
-                    seen=f"a second attention call of layer {call.layer} in one pass",
-                )
+            fault, rows, count = "", call.query.shape[2], tokens.shape[1]
+            if rows > count:
+                fault = "puts tokens of its own before its input"
+                evidence = f"layer {call.layer}: {rows} rows for {count} tokens"
+            elif call.layer in results:
+                fault = "attends more than once in a layer"
+                evidence = f"a second attention call of layer {call.layer} in one pass"
+            if fault:
+                hint = "a model that attends once to the tokens that it receives"
+                raise UnsupportedModel(f"{self.class_name} {fault}.", seen=evidence, hint=hint)
             results[call.layer] = record(call)
 
         with self.observe(observe):
@@ -162,10 +142,9 @@ class LiveModel:
     ) -> Iterator[tuple[int, Float[Tensor, "sequence some token"]]]:
         """All logits in pieces of about `LOGITS_AT_ONCE` numbers, with their first positions.
 
-        The layers run once, and the output head of the model runs on each piece. Long sequences
-        run in chunks, with the earlier tokens in a key-value cache.
+        Layers run once, or in chunks of a long sequence, and the output head on each piece.
         """
-        inputs: dict[str, Any] = self._inputs(hidden)
+        inputs: dict[str, Any] = self._inputs(hidden, None)
         chunk = self.chunk_length(tokens.shape[1])
         if chunk is None:
             yield from self._logits_in_pieces(tokens, inputs | {"use_cache": False})
@@ -250,11 +229,8 @@ class LiveModel:
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         """Call `observer` with every attention call while the block runs."""
         check = OutputCheck(self.class_name, self.config, self.noise.call, self._compared)
-        return self._hooked(
-            lambda hooks: replace(
-                hooks, observers=(*hooks.observers, observer), output_check=check
-            )
-        )
+        added: Any = {"output_check": check}
+        return self._hooked(lambda h: replace(h, observers=(*h.observers, observer), **added))
 
     def edit(self, edit: AttentionEdit) -> AbstractContextManager[None]:
         """Pass queries and keys through `edit`, which replaces an open edit in the block."""
@@ -273,11 +249,10 @@ class LiveModel:
         self, edit: AttentionEdit | None, silences: Sequence[HeadSilence] = ()
     ) -> Iterator[None]:
         """Open `edit` (None: no block) and `silences` while the block runs."""
-        with ExitStack() as blocks:
-            if edit is not None:
-                blocks.enter_context(self.edit(edit))
-            for silence in silences:
-                blocks.enter_context(self.silence(silence))
+        with ExitStack() as stack:
+            blocks = [] if edit is None else [self.edit(edit)]
+            for block in (*blocks, *map(self.silence, silences)):
+                stack.enter_context(block)
             yield
 
     def without_hooks(self) -> AbstractContextManager[None]:
@@ -299,9 +274,8 @@ class LiveModel:
     def check_observation_is_exact(self, text: Text) -> None:
         """Raise `UnsupportedModel` unless logits are bit-identical while observed.
 
-        The check runs once for each length, on the first 256 tokens of the longest sequence and
-        with a shortcut in feed-forward layers. A text that runs in chunks is not checked. A
-        model that does not repeat its own logits may change by the noise of its passes.
+        The check runs once for each length, on the first tokens of the longest sequence. If a
+        model does not repeat its own logits, it may change by the noise of its passes.
         """
         if self.chunk_length(text.context) is not None:
             return
@@ -320,22 +294,22 @@ class LiveModel:
             with self._hooked(lambda hooks: replace(hooks, **observing)):
                 return run()
 
+        fault, evidence = "", f"logits of {case[0]} tokens"
         with forward_patches.skip_mlp_work(self.model):
             plain, seen = [run()], [observed()]
             if plain[0].isnan().any():
-                what = f"{self.class_name} computes NaN for the last of {case[0]} tokens."
-                raise UnsupportedModel(what, hint=NO_KEY)
-            if not torch.equal(plain[0], seen[0]):
-                for passes, once in ((plain, run), (seen, observed)):
-                    passes += [once() for _ in range(MORE_PASSES)]
+                fault, hint = "NaN", NO_KEY
+            elif not torch.equal(plain[0], seen[0]):
+                plain += [run() for _ in range(MORE_PASSES)]
+                seen += [observed() for _ in range(MORE_PASSES)]
                 spread = max(_change(x[0], other) for x in (plain, seen) for other in x)
                 change = min(_change(x, y) for x, y in product(plain, seen))
+                evidence += f": a relative change of {change:.2g}; equal passes by {spread:.2g}"
                 if not spread or change > allowed_residual(spread, self.eps):
-                    raise UnsupportedModel(
-                        f"{self.class_name} computes something else while it is observed.",
-                        seen=f"logits of {case[0]} tokens: a relative change of {change:.2g}; "
-                        f"equal passes differ by {spread:.2g}",
-                    )
+                    fault, hint = "something else while it is observed", ""
+        if fault:
+            what = f"{self.class_name} computes {fault}."
+            raise UnsupportedModel(what, seen=evidence, hint=hint)
         self._checked.add(case)
 
     @cached_property
@@ -349,22 +323,20 @@ class LiveModel:
         """Raise `UnsupportedModel` unless every layer that attends showed its attention."""
         missing, count = sorted(set(self.attending) - seen), len(self.attending)
         built = {vars(module).get("layer_idx") for module in self._modules}
+        hint = "a family of docs/families.md, such as Llama, Qwen, Gemma or GPT-NeoX"
         if lacking := sorted({*missing} - built if len(self._modules) > 1 else ()):
-            raise UnsupportedModel(
-                f"{self.class_name} lacks layers that its configuration states.",
-                seen=f"{count} layers in the configuration, and no layer {lacking[0]}",
-                hint="config.num_hidden_layers and the layer_idx of each attention module must "
-                "count the layers of the model",
-            )
+            fault = "lacks layers that its configuration states"
+            evidence = f"{count} layers in the configuration, and no layer {lacking[0]}"
+            hint = "num_hidden_layers and each layer_idx must count the layers of the model"
+        elif missing:
+            fault = "hides its attention"
+            evidence = f"{count - len(missing)} of {count} layers showed their queries and keys"
+            evidence += f"; the first that did not is layer {missing[0]}"
+        else:
+            fault = "has no attention"
+            evidence = f"layers of {', '.join(sorted(set(self.layer_types)))}"
         if missing or not count:
-            raise UnsupportedModel(
-                f"{self.class_name} {'hides its' if missing else 'has no'} attention.",
-                seen=f"{count - len(missing)} of {count} layers showed their queries and keys; "
-                f"the first that did not is layer {missing[0]}"
-                if missing
-                else f"layers of {', '.join(sorted(set(self.layer_types)))}",
-                hint="a family of docs/families.md, such as Llama, Qwen, Gemma or GPT-NeoX",
-            )
+            raise UnsupportedModel(f"{self.class_name} {fault}.", seen=evidence, hint=hint)
 
 
 def _change(one: Tensor, other: Tensor) -> float:

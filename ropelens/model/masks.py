@@ -26,10 +26,7 @@ def visible_keys(rows: range, mask: Tensor | None, window: int | None) -> Visibi
 
 
 def real_rows(rows: range, mask: Tensor | None) -> Bool[Tensor, "_ row"]:
-    """Whether each row is a token instead of padding: a token sees its own key.
-
-    A sparse mask may hide this key. Then a row is a token if it sees any key.
-    """
+    """Whether each row is a token: it sees its own key, or any key of a sparse mask."""
     if mask is None:
         return torch.ones(1, len(rows), dtype=torch.bool)
     if mask.ndim == 2:  # one value for each key, as in flash attention
@@ -52,8 +49,7 @@ def only_hides_keys(mask: Tensor | None) -> bool:
 
 
 def refuse_hidden_mask(seen: str) -> NoReturn:
+    hint = 'load the model with attn_implementation="sdpa" or "eager"'
     raise UnsupportedModel(
-        "This attention implementation hides its mask.",
-        seen=seen,
-        hint='load the model with attn_implementation="sdpa" or "eager"',
+        "This attention implementation hides its mask.", seen=seen, hint=hint
     )

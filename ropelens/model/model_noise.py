@@ -17,22 +17,16 @@ from ropelens.noise import run_noise
 from ropelens.runtime.devices import device_of
 from ropelens.text.rows import Ids
 
-EMBEDDING_CHANGE = 2.0**-14
-"""Relative change of embeddings after which every call rounds otherwise, even in TF32."""
-
-CHANGED_WEIGHT = 1 / 8
-"""Weight of the run with this change. All its roundings differ, and not only their order."""
+EMBEDDING_CHANGE = 2.0**-14  # relative change after which every call rounds otherwise
+CHANGED_WEIGHT = 1 / 8  # of the run with this change, in which all roundings differ
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Relative noise of the logits of a `run`, and by layer of an attention `call`.
+    """Relative noise of a model, and the number of query heads of each layer."""
 
-    `heads` are the query heads of each layer, as the measured calls have them.
-    """
-
-    run: float
-    call: dict[int, float]
+    run: float  # of logits
+    call: dict[int, float]  # of the attention call of each layer
     heads: dict[int, int]
 
 
@@ -58,8 +52,7 @@ def measure_noise(
     """Rounding noise, measured once for a model, its dtype, its device and its precision.
 
     `run` runs token ids with an observer of attention calls. The noise of a call is the largest
-    change of the recomputed output minus the model's output. The runs of `run_noise` are
-    compared, and a further run has slightly other embeddings.
+    change of the recomputed output minus the model's output.
     """
     device = device_of(model)
     autocast = torch.is_autocast_enabled(device.type)

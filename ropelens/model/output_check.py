@@ -1,8 +1,4 @@
-"""Check of observed calls: attention recomputed from a call must match the model's own output.
-
-If ropelens misreads a model (its mask, scale, bias or shared keys), the output does not match.
-An error names the component that explains the difference.
-"""
+"""Check of observed calls: recomputed attention must match the output of the model."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -31,19 +27,15 @@ class OutputCheck:
 
     class_name: str
     config: PreTrainedConfig
-    noise: Mapping[int, float]
-    """Relative noise of the attention call of each layer."""
-
-    compared: set[tuple[object, ...]]
-    """Layer, number of rows, cache, and kind of mask of the calls that were compared."""
+    noise: Mapping[int, float]  # relative noise of the attention call of each layer
+    compared: set[tuple[object, ...]]  # layer, rows, cache and kind of mask of compared calls
 
     def __call__(
         self, call: AttentionCall, real: Bool[Tensor, "_ row"], *, plain_mask: bool = True
     ) -> None:
         """Raise `UnsupportedModel` if the recomputed attention does not match the output.
 
-        Rows that are not `real` tokens and outputs that are not finite are skipped. A call
-        without a `plain_mask` is always compared.
+        Only `real` tokens count. A call without a `plain_mask` is always compared.
         """
         rows, visibility = call.query.shape[2], call.visibility
         mask_kind = (visibility.mask is None, len(visibility.first) > 1)
@@ -75,16 +67,15 @@ class OutputCheck:
                 matching = (name for name, x in variants if recomputed_residual(x) <= allowed)
                 cause = next(matching, "")
                 if not cause and _residual_up_to_factors(sample) <= allowed:
-                    cause = "it matches up to a factor of each row and head (a gate or a sink)"
-        raise UnsupportedModel(
-            f"{self.class_name} attends in a way that ropelens does not know.",
-            seen=f"layer {call.layer}: attention from its queries, keys and mask "
-            f"misses the model's own output by {residual:.2g} (allowed {allowed:.0e})"
-            + (f"; {cause}" if cause else ""),
-            means="the model changes scores, mask or weights in a way that it does not pass to "
-            "its attention function",
-            hint="a causal language model of a tested family (docs/families.md)",
-        )
+                    cause = "up to a factor of each row and head (a gate or a sink)"
+                cause = f"it matches {cause}" * bool(cause)
+        what = f"{self.class_name} attends in a way that ropelens does not know."
+        seen = f"layer {call.layer}: attention from its queries, keys and mask misses the "
+        seen += f"model's own output by {residual:.2g} (allowed {allowed:.0e})"
+        seen += f"; {cause}" * bool(cause)
+        means = "the model changes scores, mask or weights outside of its attention function"
+        hint = "a causal language model of a tested family (docs/families.md)"
+        raise UnsupportedModel(what, seen=seen, means=means, hint=hint)
 
 
 def recomputed_residual(call: AttentionCall) -> float:
@@ -97,25 +88,20 @@ def _variants(
 ) -> Iterator[tuple[str, AttentionCall]]:
     """Calls in which one component is left out, fitted, or has a usual value."""
     key, see = torch.arange(call.key.shape[2]), call.visibility
-    earlier = (key <= see.position[..., None]).to(real.device)
-    for mask, keys in (
-        (earlier & real[..., None], "all keys up to their own position"),
-        (real[..., None].expand(-1, -1, len(key)), "all keys, also later keys"),
-    ):
-        changed = replace(call, visibility=replace(see, mask=mask))
-        yield f"it matches if rows see {keys}", changed
-    if call.softcap is not None:
-        yield "it matches if the soft-cap is left out", replace(call, softcap=None)
-    if call.sink_logits is not None:
-        yield "it matches if the sink logits are left out", replace(call, sink_logits=None)
+    earlier = (key <= see.position[..., None]).to(real.device) & real[..., None]
+    every = real[..., None].expand(-1, -1, len(key))
+    see_earlier, see_every = (replace(see, mask=mask) for mask in (earlier, every))
+    yield "if rows see all keys up to their own position", replace(call, visibility=see_earlier)
+    yield "if rows see all keys, also later keys", replace(call, visibility=see_every)
+    yield "if the soft-cap is left out", replace(call, softcap=None)
+    yield "if the sink logits are left out", replace(call, sink_logits=None)
     usual = 1 / math.sqrt(call.query.shape[-1])
-    yield "it matches with the scale 1 / sqrt(head_dim)", replace(call, scale=usual)
-    yield "it matches if the scale is left out", replace(call, scale=1.0)
+    yield "with the scale 1 / sqrt(head_dim)", replace(call, scale=usual)
+    yield "if the scale is left out", replace(call, scale=1.0)
     fitted = _fit(lambda scale: replace(call, scale=scale))
-    yield f"it matches with the scale {fitted.scale:.4g} instead of {call.scale:.4g}", fitted
-    if call.softcap is None:
-        capped = _fit(lambda cap: replace(call, softcap=cap))
-        yield f"it matches with a soft-cap of {capped.softcap:.4g}", capped
+    yield f"with the scale {fitted.scale:.4g} instead of {call.scale:.4g}", fitted
+    capped = _fit(lambda cap: replace(call, softcap=cap))
+    yield f"with a soft-cap of {capped.softcap:.4g}", capped
 
 
 def _rotated(
@@ -132,7 +118,7 @@ def _rotated(
             query = rotate_to(call.query, see.position, planes, target)
             key = rotate_to(call.key, torch.tensor([[*see.keys]]), planes, target)
             changed = replace(call, query=query, key=key)
-            yield f"it matches if queries and keys are {change} (base {base:g})", changed
+            yield f"if queries and keys are {change} (base {base:g})", changed
 
 
 def _fit(change: Callable[[float], AttentionCall]) -> AttentionCall:

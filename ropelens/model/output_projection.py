@@ -29,10 +29,7 @@ def _modules_recorded(
 
 @torch.no_grad()
 def output_projections(live: LiveModel) -> dict[int, nn.Linear]:
-    """Linear map of each layer whose input is the output of the heads.
-
-    Raises `UnsupportedModel` if a layer has none, for example because of a gate.
-    """
+    """Linear map of each layer whose input is the output of the heads, without a gate."""
     calls: list[AttentionCall] = []
     projections: dict[int, nn.Linear] = {}
     results: dict[int, Tensor] = {}
@@ -49,11 +46,10 @@ def output_projections(live: LiveModel) -> dict[int, nn.Linear]:
     with live.without_hooks(), live.observe(calls.append), _modules_recorded(live, record):
         live.forward(torch.ones(1, 2, dtype=torch.long), last=1)
     if missing := [layer for layer in live.attending if layer not in projections]:
-        raise UnsupportedModel(
-            f"{live.class_name} passes the outputs of its heads to no linear map.",
-            seen=f"layer {missing[0]}: no linear map computes all of the result from them",
-            hint="merge_and_unload() of an adapter on the output projection",
-        )
+        what = f"{live.class_name} passes the outputs of its heads to no linear map."
+        seen = f"layer {missing[0]}: no linear map computes all of the result from them"
+        hint = "merge_and_unload() of an adapter on the output projection"
+        raise UnsupportedModel(what, seen=seen, hint=hint)
     return projections
 
 
@@ -75,11 +71,10 @@ def logit_directions(
     answers: Sequence[int],
     hidden: Bool[Tensor, "1 position"] | None = None,
 ) -> Float[Tensor, "answer position width"]:
-    """Gradient of the logits of `answers` with respect to the residual stream.
+    """Gradient of the logits of `answers`, before a cap, with respect to the residual stream.
 
     The final norm is r_i g (x - mean) + b, where the mean is 0 if the norm does not center. The
-    scale r_i is frozen. Logits are not yet scaled or capped. Raises `UnsupportedModel` if the
-    outputs of the heads change before they are added to the residual stream.
+    scale r_i is frozen. Raises `UnsupportedModel` if the path from the heads is not linear.
     """
     head_outputs: list[Tensor] = []
     norms: list[Any] = []
@@ -122,11 +117,8 @@ def logit_directions(
     part = gain * (x - centered * x.mean(-1, keepdim=True))
     scale = ((y - shift) * part).sum(-1, keepdim=True) / part.square().sum(-1, keepdim=True)
     if not (same and float((scale * part + shift - y).norm() / y.norm()) < close):
-        raise UnsupportedModel(
-            f"The path from the heads of {live.class_name} to the logits is not linear.",
-            seen=cause,
-            hint="values=True without logits_of",
-        )
+        what = f"The path from the heads of {live.class_name} to the logits is not linear."
+        raise UnsupportedModel(what, seen=cause, hint="values=True without logits_of")
     head = weight_of(live.model.get_output_embeddings(), live.model.dtype)
     before = head[list(answers)][:, None].to(x) * (scale * gain)
     return before - centered * before.mean(-1, keepdim=True)

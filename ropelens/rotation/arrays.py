@@ -1,8 +1,4 @@
-"""The rotation in queries and keys that any runtime wrote as arrays.
-
-The arrays have queries and keys of one token that is repeated at chosen positions, or queries
-and keys of any text before and after RoPE.
-"""
+"""The rotation in queries and keys that any runtime wrote as arrays; see `measure_rope`."""
 
 import re
 from collections.abc import Mapping
@@ -30,9 +26,7 @@ LAYOUT = (
     "head, coordinate]; q_before and k_before of the same shapes; positions, with 0 and 1"
 )
 
-NOT_A_ROTATION = 0.05
-"""Relative change of lengths that bfloat16 stays below, and another pairing exceeds."""
-
+NOT_A_ROTATION = 0.05  # relative change of lengths; bfloat16 stays below
 EXACT, LARGEST_NOISE = 1e-5, 1e-2  # relative noise in float32 and in any runtime
 FARTHEST_SHIFT = 4096  # tokens
 
@@ -40,16 +34,14 @@ FARTHEST_SHIFT = 4096  # tokens
 class ArrayRotation(NamedTuple):
     """The rotation of the queries or the keys of one layer.
 
-    `fault` is "" if one rotation explains them. `growth` is their length relative to the first
-    position. `factor` (the attention factor) and `shift` (the positions by which RoPE rotates
-    each head too far) are known if the arrays before RoPE are known.
+    `factor` and `shift` are known if the arrays before RoPE are known.
     """
 
     measured: MeasuredRotation
-    fault: str
-    growth: Float[Tensor, " position"]
-    factor: float | None = None
-    shift: tuple[int, ...] = ()
+    fault: str  # "" if one rotation explains the array
+    growth: Float[Tensor, " position"]  # length relative to the first position
+    factor: float | None = None  # the attention factor
+    shift: tuple[int, ...] = ()  # positions by which RoPE rotates each head too far
 
 
 def read_arrays(
@@ -64,11 +56,11 @@ def read_arrays(
             name: x.detach().cpu() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
             for name, x in source.items()
         }
-        by_name: dict[tuple[int, str], Tensor] = {}
+        faults, by_name = list[str](), dict[tuple[int, str], Tensor]()
         for name, x in arrays.items():
             match = re.fullmatch(r"([qk](?:_before)?)(?:\.(\d+))?", name)
             if name != "positions" and (match is None or not x.is_floating_point()):
-                raise ValueError(f"an array {name} of {x.dtype}")
+                faults.append(f"an array {name} of {x.dtype}")
             if match is not None:
                 layers = enumerate(x) if x.ndim == 4 else [(int(match[2] or 0), x)]
                 by_name |= {(layer, match[1]): part for layer, part in layers}
@@ -80,13 +72,15 @@ def read_arrays(
             same = x.shape == by_name.get((layer, name[0]), x[:0]).shape
             if x.ndim != 3 or len(x) != len(positions) or not same or not x.isfinite().all():
                 shape = f"{name} {[*x.shape]} in layer {layer}, and {len(positions)} positions"
-                raise ValueError(f"shapes that do not fit, or numbers that are not: {shape}")
+                faults.append(f"shapes that do not fit, or numbers that are not: {shape}")
         steps = positions[order].diff().tolist()
         before = {name[0] for _, name in by_name if "_" in name}
-        if before and (missing := {name for _, name in after} - before):
-            raise ValueError(f"{sorted(missing)[0]} without {sorted(missing)[0]}_before")
+        missing = {name for _, name in after if before} - before
+        faults += [f"{name} without {name}_before" for name in sorted(missing)]
         if not after or steps[:1] != [1] or 0 in steps:
-            raise ValueError(f"arrays {[*arrays]} at positions {positions[:3].tolist()}, ...")
+            faults.append(f"arrays {[*arrays]} at positions {positions[:3].tolist()}, ...")
+        if faults:
+            raise ValueError(faults[0])
     by_head = {key: x[order].transpose(0, 1) for key, x in by_name.items()}
     return positions[order], {
         (layer, name): (by_head[layer, name], by_head.get((layer, f"{name}_before")))
@@ -100,15 +94,15 @@ def array_layers(
     """The rotation of q by layer (of k if q is missing), and all differences from `config`."""
     positions, arrays = read_arrays(source)
     longest, count = int(positions[-1] - positions[0]), 1 + max(layer for layer, _ in arrays)
-    if config is not None and count > config.num_hidden_layers:
-        seen = f"layer {count - 1}; the configuration has {config.num_hidden_layers} layers"
-        raise BadArgument("The configuration has no such layer.", seen=seen)
     facts = {} if config is None else config.to_dict()
     known = {facts.get("num_attention_heads"), facts.get("num_key_value_heads")}
-    heads = {len(x) for x, _ in arrays.values()}
-    if not heads & known and len(positions) in known:
-        seen = f"{len(positions)} positions of {min(heads)} heads"
-        raise BadArgument("The axes of the arrays are exchanged.", seen=seen, hint=LAYOUT)
+    heads, seen = {len(x) for x, _ in arrays.values()}, ""
+    if config is not None and count > config.num_hidden_layers:
+        seen = f"layer {count - 1}; the configuration has {config.num_hidden_layers} layers"
+    elif not heads & known and len(positions) in known:
+        seen = f"{len(positions)} positions of {min(heads)} heads: the axes are exchanged"
+    if seen:
+        raise BadArgument("The arrays do not fit the configuration.", seen=seen, hint=LAYOUT)
     asked = asked_rotations(config, layers=count, length=context or int(positions[-1]) + 1)
     grows = config is None or changes_with_position(config)
     layers: dict[int, LayerRotation] = {}

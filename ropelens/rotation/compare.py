@@ -13,7 +13,7 @@ from ropelens.attention.variables import labelled, stack, table
 from ropelens.errors import BadArgument, Positive, public
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.noise import NOISE_FACTOR, allowed_residual
-from ropelens.rope.planes import Planes, probe_positions
+from ropelens.rope.planes import Planes, probe_positions, read_rotation
 from ropelens.rotation.probe import SingleTokenProbe, probe_single_tokens
 from ropelens.rotation.stated import stated_inv_freq
 
@@ -61,15 +61,13 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
     probes = [list(layers.values()) for layers in by_layer]
     shapes = [[tuple(probe.vectors.shape[::2]) for probe in layers] for layers in probes]
     if shapes[0] != shapes[1]:
-        raise BadArgument(
-            "These are not two implementations of one model.",
-            seen=" and ".join(f"{len(s)} layers, heads of {s[0][1]}" for s in shapes),
-        )
-    model, kinds = lives[0].model, lives[0].layer_types
-    planes = [
-        probe.rotation(positions, stated_inv_freq(model, kinds[layer])).planes
-        for layer, probe in by_layer[0].items()
-    ]
+        seen = " and ".join(f"{len(s)} layers, heads of {s[0][1]}" for s in shapes)
+        raise BadArgument("These are not two implementations of one model.", seen=seen)
+    planes = []
+    for layer, x in by_layer[0].items():
+        counts = map(len, stated_inv_freq(lives[0].model, lives[0].layer_types[layer]))
+        rotation = read_rotation(x.vectors, positions, noise=x.noise, counts=counts)
+        planes.append(rotation.planes)
     layers = [_compare_layer(*pair) for pair in zip(*probes, planes, strict=True)]
     angle, difference, residual, ratio, score_difference, noise = zip(*layers, strict=True)
     values: dict[str, Any] = {
@@ -95,10 +93,7 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
 def _compare_layer(
     one: SingleTokenProbe, other: SingleTokenProbe, planes: Planes
 ) -> tuple[Tensor, ...]:
-    """Variables of `compare_rope` for one layer, in the order of its docstring, and the noise.
-
-    The noise [2, frequency] is that of angles, in rad, and that of score differences.
-    """
+    """Variables of `compare_rope` for one layer, and the noise of angles and of scores."""
     x = torch.stack([one.vectors, other.vectors])
     z = planes.complex(x)
     turned = (z * z[:, :, :1].conj()).sum(1, keepdim=True).angle()

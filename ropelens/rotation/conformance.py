@@ -15,49 +15,35 @@ from ropelens.rope.planes import PAIRINGS, MeasuredRotation, Pairing, Planes
 from ropelens.rope.variants import parse_variant
 from ropelens.rotation.variant_config import frequencies, stated_shape
 
-INTERLEAVED = {
-    *("cohere", "cohere2", "cohere2_moe", "codegen", "deepseek_v2", "ernie4_5", "ernie4_5_moe"),
-    *("glm", "glm4", "gptj", "helium", "llama4_text"),
-}
-"""Model types of transformers that pair coordinates 2f and 2f + 1."""
-
+# Model types of transformers that pair coordinates 2f and 2f + 1, that rotate only in their
+# layers of sliding attention, and whose planes rotate by a negative angle.
+INTERLEAVED = {"cohere", "cohere2", "cohere2_moe", "codegen", "deepseek_v2", "ernie4_5"}
+INTERLEAVED |= {"ernie4_5_moe", "glm", "glm4", "gptj", "helium", "llama4_text"}
 ROTATES_IF_SLIDING = {"afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint"}
-"""Model types that rotate only in their layers of sliding attention."""
-
 CLOCKWISE = {"nanochat"}
-"""Model types whose planes rotate by a negative angle."""
 
 TURNED = 0.05  # rad: a plane that turns less over all positions may look still
 SAME_FACTOR = 3e-3  # relative difference of attention factors that bfloat16 causes
 
 
 class AskedRotation(NamedTuple):
-    """The rotation of one layer that a configuration asks for.
+    """The rotation of one layer that a configuration asks for."""
 
-    `inv_freq` is None if it is unknown, and empty if the layer must not rotate. An
-    implementation may have any of the `pairings`.
-    """
-
-    inv_freq: Float[Tensor, " frequency"] | None
+    inv_freq: Float[Tensor, " frequency"] | None  # None: unknown; empty: it must not rotate
     factor: float
-    pairings: tuple[Pairing, ...]
+    pairings: tuple[Pairing, ...]  # an implementation may have any of them
     direction: int
 
 
 @dataclass(frozen=True)
 class LayerRotation:
-    """Rotation of one layer: as `measured`, as `stated` by the model, and the `planes` to use.
-
-    `planes` has the stated frequencies, exact to the bit, or the measured frequencies if the
-    model states none. `query_scale` is the factor on queries at each position, and `factor` is
-    the attention factor if it is known.
-    """
+    """Rotation of one layer: `measured`, `stated` by the model, and the `planes` to use."""
 
     measured: MeasuredRotation
     stated: Float[Tensor, " frequency"] | None
-    planes: Planes
-    query_scale: dict[int, float]
-    factor: float | None = None
+    planes: Planes  # with the stated frequencies, exact to the bit, if the model states some
+    query_scale: dict[int, float]  # factor on queries at each position
+    factor: float | None = None  # the attention factor, if it is known
 
 
 def asked_rotations(
@@ -89,11 +75,7 @@ def asked_rotations(
 def _configured(
     config: PreTrainedConfig, layer_type: str | None, length: int | None
 ) -> tuple[Float[Tensor, " frequency"] | None, float]:
-    """Frequencies (rad/token) and attention factor that the configuration asks for.
-
-    The frequencies are None if the configuration states none, or uses keys that only its
-    family knows.
-    """
+    """Frequencies (rad/token; None if unknown) and attention factor that it asks for."""
     facts = config.to_dict()
     part = facts.get("rope_parameters") or {}
     if {*(facts.get("layer_rope_theta") or ())} - {0, part.get("rope_theta")}:
@@ -115,10 +97,7 @@ def _configured(
 def rotation_differences(
     layer: LayerRotation, asked: AskedRotation, *, longest: int = 2**24
 ) -> list[str]:
-    """Properties in which the planes of a layer differ from the rotation that is asked for.
-
-    `longest` is the largest distance at which the layer was measured.
-    """
+    """Properties in which a layer, measured up to `longest`, differs from what is asked for."""
     planes, factor, wanted = layer.planes, layer.factor, asked.inv_freq
     w = asked.direction * planes.inv_freq.double()
     error = layer.measured.resolution if layer.stated is None else torch.zeros(len(w))

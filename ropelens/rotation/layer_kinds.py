@@ -62,7 +62,7 @@ def layer_kinds(live: LiveModel, layers: Sequence[LayerRotation]) -> list[LayerK
         mask, reach = masks.get(layer, ("recurrent", 0))
         name = "none" if layer in masks and rotation.planes.pairing == "none" else mask
         same_name = seen.setdefault(name, [])
-        alike = (n for n, other in enumerate(same_name) if _alike((reach, rotation), other))
+        alike = (n for n, other in enumerate(same_name) if _same_kind((reach, rotation), other))
         number = next(alike, len(same_name))
         if number == len(same_name):
             same_name.append((reach, rotation))
@@ -72,7 +72,7 @@ def layer_kinds(live: LiveModel, layers: Sequence[LayerRotation]) -> list[LayerK
     return kinds
 
 
-def _alike(one: tuple[int, LayerRotation], other: tuple[int, LayerRotation]) -> bool:
+def _same_kind(one: tuple[int, LayerRotation], other: tuple[int, LayerRotation]) -> bool:
     (reach, first), (other_reach, second) = one, other
     w, other_w = (x.planes.inv_freq.double() for x in (first, second))
     if reach != other_reach or len(w) != len(other_w):

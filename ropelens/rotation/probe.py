@@ -32,23 +32,15 @@ class SingleTokenProbe:
     """Queries and keys (`vectors`) and values of one layer for sequences of one token.
 
     Some models scale queries by their position (Ministral 3, Llama 4). `vectors` are divided by
-    this factor, `query_scale`. `noise` is the rounding noise of each coordinate of `vectors`,
-    in their units, and `value_noise` is the noise of the values relative to their size.
+    this factor, `query_scale`.
     """
 
     vectors: Float[Tensor, "vector position coordinate"]
     values: Float[Tensor, "token position kv_head feature"]
     scale: float
     query_scale: Float[Tensor, " position"]
-    noise: Float[Tensor, " coordinate"]
-    value_noise: float
-
-    def rotation(
-        self, positions: Int[Tensor, " position"], stated: list[Tensor]
-    ) -> MeasuredRotation:
-        """The rotation of the vectors; `stated` are frequencies that the model may have."""
-        counts = [len(inv_freq) for inv_freq in stated]
-        return read_rotation(self.vectors, positions, noise=self.noise, counts=counts)
+    noise: Float[Tensor, " coordinate"]  # rounding noise of `vectors`, in their units
+    value_noise: float  # relative to the size of the values
 
 
 @torch.no_grad()
@@ -57,9 +49,8 @@ def probe_single_tokens(
 ) -> dict[int, SingleTokenProbe]:
     """Run four tokens, each as a sequence of its own at each of `positions`, without edits.
 
-    The tokens run several times at the first position, and the differences are noise. In some
-    of these runs the embeddings are rounded otherwise, because a few models (gpt-oss in half
-    precision) amplify rounding that depends on the position.
+    The differences of several runs at the first position are noise. Some of them have rounded
+    embeddings, because a few models (gpt-oss in half precision) amplify such rounding.
     """
     tokens, count = torch.arange(1, 5) * live.vocabulary // 6, positions.shape[-1]
     repeats = positions[..., :1].expand(*positions.shape[:-1], NOISE_REPEATS + ROUNDED)
@@ -79,11 +70,9 @@ def probe_single_tokens(
             for x in (call.query, call.key, call.value)
         )
         if not (query.isfinite().all() and key.isfinite().all()):
-            raise UnsupportedModel(
-                f"{live.class_name} has queries or keys that are NaN or infinite.",
-                seen=f"layer {call.layer}",
-                hint="whole weights, and rope_parameters that give frequencies",
-            )
+            what = f"{live.class_name} has queries or keys that are NaN or infinite."
+            hint = "whole weights, and rope_parameters that give frequencies"
+            raise UnsupportedModel(what, seen=f"layer {call.layer}", hint=hint)
         length = query.square().sum((0, 2, 3)).sqrt()
         scale = (length / length[0]).nan_to_num(1)
         noise_of_scale = max(part * float((scale[at] - 1).abs().max()) for at, part in kinds)
@@ -121,10 +110,7 @@ def probe_single_tokens(
 def find_axes(
     live: LiveModel, planes: list[Planes], positions: Int[Tensor, " position"]
 ) -> dict[int, Int[Tensor, " frequency"]]:
-    """Index of the position axis that rotates each plane, by layer (M-RoPE).
-
-    A token of M-RoPE has three positions. The probe moves a token along one axis at a time.
-    """
+    """Index of the axis, of the three position axes of M-RoPE, that rotates each plane."""
     rotated: dict[int, list[Tensor]] = {}
     for axis in range(3):
         on_axis = positions * (torch.arange(3) == axis)[:, None]
@@ -183,26 +169,22 @@ class RotationProbe:
         return faults
 
     def planes(self, context: int | None = None, *, alike: bool = False) -> list[Planes]:
-        """Planes of each layer under the open edit, with a row per head if heads differ.
-
-        Raises `BadArgument` if heads differ and `alike` is set.
-        """
+        """Planes of each layer under the open edit, with a row per head if heads may differ."""
         length, edit = context or self.live.context, self.live.open_edit
         planes = [layer.planes for layer in self.layers(context)]
         if edit is not None:
             planes = [edit.planes(n, layer, length=length) for n, layer in enumerate(planes)]
         if alike and any(layer.inv_freq.ndim == 2 for layer in planes):
+            hint = 'an edit of whole layers (heads="3.*"), or ropelens.capture'
             raise BadArgument(
-                "Under this edit heads of one layer rotate differently.",
-                hint='an edit of whole layers (heads="3.*"), or ropelens.capture',
+                "Under this edit heads of one layer rotate differently.", hint=hint
             )
         return planes
 
     def planes_now(self, layer: int, *, continued: bool) -> Planes:
         """Planes of a layer without edits in the call that runs, whose length may matter.
 
-        Raises `UnsupportedModel` if the call continues a cache whose keys may have other
-        rotations: the cache was cropped after a longer call, or filled before the block.
+        Raises `UnsupportedModel` if it continues a cache whose keys may have other rotations.
         """
         planes = self.layers()[layer].planes
         if not self.live.depends_on_length:
@@ -212,11 +194,9 @@ class RotationProbe:
         inv_freq = -stated if planes.inv_freq.sum() < 0 else stated
         before = self._last_inv_freq.get(layer)
         if continued and (before is None or not torch.equal(inv_freq, before)):
-            raise UnsupportedModel(
-                "ropelens cannot infer the rotation of the keys in this cache.",
-                seen="a RoPE that changes with the length, and keys of another length or block",
-                hint="call the model with use_cache=False",
-            )
+            what = "ropelens cannot infer the rotation of the keys in this cache."
+            seen = "a RoPE that changes with the length, and keys of another length or block"
+            raise UnsupportedModel(what, seen=seen, hint="call the model with use_cache=False")
         self._last_inv_freq[layer] = inv_freq
         return replace(planes, inv_freq=inv_freq)
 
@@ -228,10 +208,7 @@ class RotationProbe:
 
     @cached_property
     def attention_factor(self) -> float | None:
-        """Factor by which the rotary modules lengthen queries and keys (YaRN, LongRoPE).
-
-        None if a later normalization cancels even twice the factor (NanoChat, Llama 4).
-        """
+        """Factor of rotary modules on queries and keys; None if a later norm cancels it."""
         modules = map(vars, self.live.model.modules())
         rotary = [(m, key) for m in modules for key in m if key.endswith("attention_scaling")]
         factors = {float(module[key]) for module, key in rotary} or {1.0}
@@ -281,11 +258,12 @@ def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRot
     stated = {kind: stated_inv_freq(model, kind) for kind in {*kinds}}
     factors = {kind: stated_factor(model, kind) for kind in {*kinds}}
     measured = {
-        layer: probe.rotation(positions, stated[kinds[layer]])
+        layer: read_rotation(probe.vectors, positions, noise=probe.noise, counts=counts)
         for layer, probe in probes.items()
+        for counts in [list(map(len, stated[kinds[layer]]))]
     }
     zero = any(len(w) and not w.any() for candidates in stated.values() for w in candidates)
-    _check_rotation(measured, probes, class_name=live.class_name, eps=live.eps, zero=zero)
+    _check_rotation(live, measured, probes, zero=zero)
     nothing = Planes(torch.zeros(0), 0, "none")
     unmeasured = MeasuredRotation(nothing, math.nan, math.nan, torch.zeros(0))
     scales = dict.fromkeys(positions.tolist(), math.nan)
@@ -302,38 +280,28 @@ def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRot
 
 
 def _check_rotation(
+    live: LiveModel,
     measured: Mapping[int, MeasuredRotation],
     probes: Mapping[int, SingleTokenProbe],
     *,
-    class_name: str,
-    eps: float,
     zero: bool,
 ) -> None:
-    """Refuse a model whose queries do not rotate, or whose values change with position too.
-
-    `zero`: the model states frequencies of 0. Edits do not change values, but DeepSeek V4
-    rotates them.
-    """
-    hint = "a model that uses RoPE, such as Llama, Qwen, Gemma, GPT-NeoX or GLM"
+    """Refuse a model whose queries do not rotate or whose values do; frequencies may be 0."""
+    faults = []
     for layer, rotation in measured.items():
-        allowed = allowed_residual(rotation.noise, eps)
+        allowed = allowed_residual(rotation.noise, live.eps)
         if not rotation.residual <= allowed:
-            raise UnsupportedModel(
-                f"{class_name} changes its queries with position, but not by a rotation.",
-                seen=f"layer {layer}: the lengths of its planes change with position (residual "
-                f"{rotation.residual:.2g}; a rotation keeps them to {allowed:.0e})",
-                hint=hint,
-            )
-    still = all(rotation.planes.pairing == "none" for rotation in measured.values())
-    if still and not zero:
+            seen = f"layer {layer}: the lengths of its planes change with position (residual "
+            seen += f"{rotation.residual:.2g}; a rotation keeps them to {allowed:.0e})"
+            faults.append(("changes its queries with position, but not by a rotation", seen))
+    if not zero and all(rotation.planes.pairing == "none" for rotation in measured.values()):
         seen = "queries and keys are the same at every position (residual 0)"
-        raise UnsupportedModel(
-            f"{class_name} does not rotate its queries.", seen=seen, hint=hint
-        )
+        faults.append(("does not rotate its queries", seen))
     for layer, probe in probes.items():
         change = _relative_change(probe.values, probe.values[:, :1])
-        if change > allowed_residual(probe.value_noise, eps):
-            raise UnsupportedModel(
-                f"{class_name} rotates its values too.",
-                seen=f"layer {layer}: the values of a token change with its position",
-            )
+        if change > allowed_residual(probe.value_noise, live.eps):
+            seen = f"layer {layer}: the values of a token change with its position"
+            faults.append(("rotates its values too", seen))
+    for fault, seen in faults[:1]:
+        hint = "a model that rotates only queries and keys, such as Llama, Qwen, Gemma or GLM"
+        raise UnsupportedModel(f"{live.class_name} {fault}.", seen=seen, hint=hint)

@@ -1,8 +1,7 @@
 """Check of the order of the rows of q and k after a conversion.
 
 Files of Meta and GGUF files pair the coordinates 2j and 2j + 1 of a head. transformers pairs j
-and j + size / 2 in most families. If rows are permuted twice or not at all, the model predicts
-badly.
+and j + size / 2 in most families.
 """
 
 import math
@@ -26,9 +25,7 @@ you?" the old man asked. "I am the son of the man who sold you this house," the 
 I have come to ask you for a favour." The old man thought about it for a while, and then he \
 asked the boy to come in and sit by the fire."""
 
-ORDERS = ((-1, 2), (2, -1))
-"""Shapes of the coordinates that rotate, before they are transposed to another order."""
-
+ORDERS = ((-1, 2), (2, -1))  # shapes of the coordinates, before they are transposed
 KNOWLEDGE = 0.1  # nats/token by which a right order predicts better than chance
 
 
@@ -37,8 +34,7 @@ def order_losses(
 ) -> Float[np.ndarray, "order token"]:
     """Loss of each token in nats with the rows unchanged, and in the two other orders.
 
-    The rows of each head are permuted among the coordinates that rotate. Instead of the rows,
-    this permutes queries and keys before RoPE, which gives the same scores.
+    Instead of rows, queries and keys before RoPE are permuted, which gives the same scores.
     """
     layers = measure_layers(live)
 
@@ -66,15 +62,12 @@ def check_row_order(live: LiveModel) -> tuple[bool, str]:
     """Compare losses on a short story; return whether the order is wrong, and a sentence.
 
     The order is wrong if another order predicts the story better than this order (the paired
-    95 % interval over tokens is above 0), and better than chance. The sentence is ""
-    without a tokenizer, and for a model whose rotation ropelens cannot measure.
+    95 % interval over tokens is above 0), and better than chance. "" if it is unknown.
     """
-    if live.tokenizer is None:
-        return False, ""
-    tokens = prompt_tokens(STORY, live.tokenizer)[: live.context]
-    if len(tokens) < 3 or tokens.max() >= live.vocabulary:
-        return False, ""
     try:
+        tokens = prompt_tokens(STORY, live.tokenizer)[: live.context]
+        if len(tokens) < 3 or tokens.max() >= live.vocabulary:
+            return False, ""
         losses = order_losses(live, tokens)
     except RopelensError:
         return False, ""

@@ -1,8 +1,4 @@
-"""Frequencies that a model states in its buffers and in its configuration.
-
-They can differ: a patched rotary module may ignore the configuration, a cast may round the
-frequencies, and a family may not read every key of the configuration.
-"""
+"""Frequencies that a model states in its buffers and in its configuration; they can differ."""
 
 import math
 from collections.abc import Sequence
@@ -24,13 +20,9 @@ from ropelens.rotation.variant_config import stated_shape
 
 
 def stated_inv_freq(model: PreTrainedModel, layer_type: str) -> list[Tensor]:
-    """Candidates for the `inv_freq` of layers of a type, in rad/token, that the model states.
-
-    Rotary modules keep `inv_freq` as a buffer. If types of layers differ (Gemma 3), the name
-    of the buffer is `{layer_type}_inv_freq`, and this buffer comes first.
-    """
+    """Buffers `inv_freq` of rotary modules, in rad/token; a buffer of this type comes first."""
     stated = []
-    for name, module in product(_names(layer_type, "inv_freq"), model.modules()):
+    for name, module in product((f"{layer_type}_inv_freq", "inv_freq"), model.modules()):
         if name in module._buffers:
             with align_module_device(module):
                 # cloned, because longrope changes the buffer in place
@@ -40,27 +32,20 @@ def stated_inv_freq(model: PreTrainedModel, layer_type: str) -> list[Tensor]:
 
 def stated_factor(model: PreTrainedModel, layer_type: str) -> float | None:
     """The attention factor that a rotary module states for a type of layers, or None."""
-    pairs = product(_names(layer_type, "attention_scaling"), map(vars, model.modules()))
+    names = (f"{layer_type}_attention_scaling", "attention_scaling")
+    pairs = product(names, map(vars, model.modules()))
     return next((float(module[name]) for name, module in pairs if name in module), None)
-
-
-def _names(layer_type: str, name: str) -> tuple[str, str]:
-    """Names of a quantity in rotary modules: for this type of layers, and for all layers."""
-    return f"{layer_type}_{name}", name
 
 
 def match_stated(
     rotation: MeasuredRotation, candidates: Sequence[Tensor], name: tuple[str, int]
 ) -> tuple[MeasuredRotation, Float[Tensor, " stated"] | None, Planes]:
-    """Return the measured rotation, the stated frequencies that it matches, and the planes.
+    """Return the measured rotation, the `candidate` that it matches, and the planes.
 
-    `candidates` are the stated frequencies. `name` is the class of the model
-    and the number of the layer.
-
-    A layer that does not rotate while its model states frequencies is a NoPE layer (SmolLM3).
-    If the stated frequencies are all 0, the layer has planes of frequency 0. Raises
-    `UnsupportedModel` if the measured rotation does not match any frequencies that the model
-    states.
+    `candidates` are the frequencies that the model states, and `name` is its class and the
+    number of the layer. A layer that does not rotate although its model states frequencies is
+    a NoPE layer (SmolLM3). If all of them are 0, the layer has planes of frequency 0. Raises
+    `UnsupportedModel` if the rotation matches no candidate.
     """
     planes = rotation.planes
     if planes.pairing == "none":
@@ -75,23 +60,19 @@ def match_stated(
             aligned = replace(planes, inv_freq=planes.inv_freq + 2 * math.pi * turns)
             return replace(rotation, planes=aligned), stated, used
     if candidates:
-        raise UnsupportedModel(
-            f"{name[0]} does not rotate as it states.",
-            seen=f"layer {name[1]}: {len(planes.inv_freq)} planes, the fastest at "
-            f"{planes.inv_freq[0]:.6g} rad/token; the buffer inv_freq has "
-            f"{len(candidates[0])}, the fastest at {candidates[0][0]:.6g}",
-        )
+        seen, stated = f"layer {name[1]}: {len(planes.inv_freq)} planes", candidates[0]
+        seen += f", the fastest at {planes.inv_freq[0]:.6g} rad/token; the buffer inv_freq has "
+        seen += f"{len(stated)}, the fastest at {stated[0]:.6g}"
+        raise UnsupportedModel(f"{name[0]} does not rotate as it states.", seen=seen)
     return rotation, None, replace(planes, inv_freq=planes.inv_freq.nan_to_num(0))
 
 
 def _whole_turns(
     rotation: MeasuredRotation, stated: Float[Tensor, " stated"]
 ) -> Float[Tensor, " frequency"] | None:
-    """Whole turns per token by which stated and measured frequencies differ.
+    """Whole turns per token, which integer positions do not show, between two frequencies.
 
-    Positions are integers, so that a whole turn per token is not visible. Return None if the
-    rest of a difference exceeds the resolution of the measurement. A plane without a visible
-    query or key matches any frequency.
+    None if the rest of a difference exceeds the resolution of the measurement.
     """
     planes = rotation.planes
     count = len(planes.inv_freq)
@@ -129,18 +110,13 @@ def shape_of(live: LiveModel, layer: int, *, rotary_dim: int, length: int) -> Sh
     """Quantities of one layer on which the frequencies of a variant depend."""
     parameters = layer_parameters(live.config, layer)
     if "rope_theta" not in parameters:
-        raise UnsupportedModel(
-            f"{live.class_name} does not state the base of its RoPE.",
-            hint="ropelens.rescale with the frequencies themselves",
-        )
+        what = f"{live.class_name} does not state the base of its RoPE."
+        raise UnsupportedModel(what, hint="ropelens.rescale with the frequencies themselves")
     return replace(stated_shape(live.config, parameters), head_dim=rotary_dim, length=length)
 
 
 def sharpening(live: LiveModel) -> float:
-    """Factor on the scale of the scores for a longer context (DeepSeek's mscale).
-
-    Modules with latent keys multiply their scale by this factor when they are built.
-    """
+    """Factor by which modules with latent keys multiply their scale (DeepSeek's mscale)."""
     for module in map(vars, live.model.modules()):
         if {"scaling", "qk_head_dim"} <= {*module}:
             return float(module["scaling"] * math.sqrt(module["qk_head_dim"]))

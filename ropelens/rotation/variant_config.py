@@ -1,8 +1,6 @@
 """RoPE variants in transformers: the table of rope types, and configurations.
 
-`import ropelens` arranges that `register` runs as soon as transformers is imported, so that
-transformers builds and loads models with the rope types that only ropelens knows. Therefore
-this file must not import transformers.
+`register` runs as soon as transformers is imported. Therefore this file must not import it.
 """
 
 import copy
@@ -90,11 +88,9 @@ def variant_config(config: Config, variant: str) -> Config:
     by_type = {key: part for key, part in parameters.items() if isinstance(part, dict)}
     parts = [part.get("partial_rotary_factor") for part in by_type.values() or [parameters]]
     if not parameters or {*parts} - {None, 1.0}:
-        raise UnsupportedModel(
-            f"The configuration of {changed.model_type} cannot express {variant}.",
-            seen=f"rope_parameters {parameters}",
-            hint="the variant as an edit of the live model, ropelens.edit_rope",
-        )
+        what = f"The configuration of {changed.model_type} cannot express {variant}."
+        hint = "the variant as an edit of the live model, ropelens.edit_rope"
+        raise UnsupportedModel(what, seen=f"rope_parameters {parameters}", hint=hint)
 
     def varied(part: dict[str, Any]) -> dict[str, Any]:
         axes = {key: value for key, value in part.items() if key.startswith("mrope_")}

@@ -13,19 +13,14 @@ from transformers import PreTrainedConfig
 from ropelens.config_facts import stated_number
 from ropelens.errors import BadArgument, explained, words_of
 
+# Bytes that a measurement takes for any batch size, mainly for blocks of scores
 FIXED_BYTES = {"cpu": 150_000_000, "cuda": 2_500_000_000}
-"""Bytes that a measurement takes for any batch size, mainly for blocks of scores."""
-
-LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
-"""Largest number of logits in memory, if the model can compute logits in parts."""
+LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}  # if the model can compute logits in parts
 LIBRARIES = 600_000_000  # bytes of main memory that torch and transformers take
 
 
 def device_named(name: str, *, used: bool = True) -> torch.device:
-    """The device called `name`, CUDA or CPU for "auto"; raises `BadArgument` if it fails.
-
-    If the device is not `used`, this machine may lack a GPU.
-    """
+    """The device called `name`, CUDA or CPU for "auto"; `BadArgument` if `used` and absent."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     what = f"The device {name!r} does not exist or does not work."
@@ -66,9 +61,8 @@ def explain_full_memory(what: str, *, seen: str, hint: str) -> Iterator[None]:
         known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
         if not known and "can't allocate memory" not in str(error):
             raise
-        raise BadArgument(
-            f"{what} does not fit into memory.", seen=f"{seen}; {words_of(error)}", hint=hint
-        ) from error
+        seen = f"{seen}; {words_of(error)}"
+        raise BadArgument(f"{what} does not fit into memory.", seen=seen, hint=hint) from error
 
 
 def free_bytes(device: torch.device) -> int:
@@ -100,10 +94,9 @@ def pass_bytes(
 ) -> int:
     """Estimated peak memory of a pass over some sequences, in bytes, without the weights.
 
-    `width` is the size of one number in bytes, and `device` is "cpu" or "cuda". With `scores`,
-    the model stores all scores of a layer and all logits at once, as eager attention does.
-    Without `logits`, the pass stops before them. The estimate is 1.0 to 1.4 times the memory
-    that `rl.profile` took (Llamas with hidden size 512, on a CPU).
+    `width` is the size of one number in bytes. With `scores`, the model stores all scores of a
+    layer and all logits at once, as eager attention does. The estimate is 1.0 to 1.4 times the
+    memory that `rl.profile` took (Llamas with hidden size 512, on a CPU).
     """
     hidden = stated_number(config, "hidden_size", 1)
     heads = stated_number(config, "num_attention_heads", 1)

@@ -19,8 +19,7 @@ RECORD = "run.json"  # marks a complete set: it is removed first and written las
 def locked(path: str | Path) -> Iterator[None]:
     """Keep other processes of the user from writing to the folder `path`; they wait.
 
-    The lock is a file in the folder of temporary files, because results may be read-only, and
-    their folder contains only results. If it cannot be created, there is no lock.
+    The lock is a temporary file, because results may be read-only. It may be missing.
     """
     with ExitStack() as stack:
         with suppress(OSError, ValueError):
@@ -34,8 +33,7 @@ def locked(path: str | Path) -> Iterator[None]:
 def output_folder(path: str | Path) -> Iterator[Path]:
     """Give a temporary folder, whose files move to `path` at the end of the block.
 
-    After an error, a full disk or Ctrl-C in the block, `path` is unchanged. If `path` does not
-    exist, one rename creates it with all files. If it exists, files with the same names are
+    After an error or Ctrl-C in the block, `path` is unchanged. If `path` exists, its files are
     replaced one by one and other files stay. `run.json` is removed first and written last, so
     a folder without it may contain files of two runs.
     """
@@ -75,13 +73,10 @@ def file_name(text: str) -> str:
 
 
 def write_whole(path: str | Path, content: str | bytes | memoryview) -> Path:
-    """Write a file under another name and rename it, so that `path` is never incomplete.
-
-    Lone surrogates, which UTF-8 cannot encode, become backslash escapes.
-    """
+    """Write a file under another name and rename it, so that `path` is never incomplete."""
     path = Path(path)
     if isinstance(content, str):
-        content = content.encode("utf-8", errors="backslashreplace")
+        content = content.encode("utf-8", errors="backslashreplace")  # lone surrogates
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".ropelens-{secrets.token_hex(8)}.part")
     try:

@@ -15,11 +15,10 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn
 
 SECONDS_BETWEEN_LINES = 60.0
 
+# Takes the units done since the last call, the index of their `stage`, and a `note`
 Advance = Callable[..., Any]
-"""Takes the units done since the last call, the index of their `stage`, and a `note`."""
-
+# Takes the `Stage`s of long work and shows their joint progress, as `show_progress` does
 ShowProgress = Callable[..., AbstractContextManager[Advance]]
-"""Takes the `Stage`s of long work and shows their joint progress, as `show_progress` does."""
 
 ProgressOption = ShowProgress | bool | None
 """True shows the progress on stderr, as commands do; a `ShowProgress` shows it elsewhere."""
@@ -27,20 +26,16 @@ ProgressOption = ShowProgress | bool | None
 
 @dataclass
 class Stage:
-    """A part of long work with `total` units, of which `done` are done.
-
-    In this process, `measured` units took `seconds`. The weighted sums weight each step by the
-    number of steps before it: recent steps count most, and the first step, which includes the
-    start of the stage, does not count.
-    """
+    """A part of long work with `total` units, of which `done` are done."""
 
     what: str
     total: int
     unit: str = "tokens"
     done: int = 0
     steps: int = 0
-    measured: int = 0
+    measured: int = 0  # units in this process, which took `seconds`
     seconds: float = 0.0
+    # Each step has the weight of the number of steps before it: the first includes the start.
     weighted_units: float = 0.0
     weighted_seconds: float = 0.0
 
@@ -62,10 +57,7 @@ class Stage:
 
 
 def seconds_left(stages: Sequence[Stage]) -> float:
-    """Seconds until all stages are done; NaN until each unfinished stage has a pace.
-
-    The ratio of two paces differs by model and machine, so no pace predicts another one.
-    """
+    """Seconds until all stages are done; NaN until each unfinished stage has a pace."""
     return sum((x.total - x.done) * x.pace for x in stages if x.done < x.total)
 
 

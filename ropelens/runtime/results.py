@@ -15,7 +15,7 @@ from ropelens.runtime.folder import RECORD, check_writable, locked, output_folde
 
 PAGE = "index.html"
 
-KINDS = {
+KINDS = {  # of result folders, by the `kind` in run.json
     "analysis": "the results of ropelens analyze",
     "truncation": "the results of ropelens truncate",
     "comparison": "a comparison",
@@ -23,14 +23,9 @@ KINDS = {
     "claims": "a ledger of claims",
     "prompt": "the page of a prompt",
 }
-"""Description of a result folder, by the `kind` in its run.json."""
-
+# Files of a folder with several models, whose results are in folders named after them.
 NAMES = (PAGE, RECORD, "heads.csv", "claims.csv", "comparison.csv", "comparison.nc")
-"""Files of a folder with several models, whose results are in folders named after them."""
-
-MOST_BYTES, MOST_RATIO = 2**30, 100
-"""A compressed file that exceeds both, in bytes and in its own size, is not read."""
-
+MOST_BYTES, MOST_RATIO = 2**30, 100  # a file that unpacks to more than both is not read
 CONTENTS = "contents"  # attribute of a file: the names of its variables, to notice damage
 
 
@@ -43,9 +38,8 @@ def write_folder(
 ) -> Path:
     """Write the numbers of a result folder, then its page; return the path of the page.
 
-    `record` becomes run.json. `results` maps names of files to contents. A dataset becomes
-    netCDF, and the name gives its kind ("profile.nc"). A table becomes CSV; formulas of
-    spreadsheets get a "'" in front. Either all files are written or none.
+    `record` becomes run.json. `results` maps names of files to datasets, which become netCDF of
+    the kind that the name gives ("profile.nc"), or to tables, which become CSV.
     """
     with locked(folder):
         check_out(Path(folder), record["kind"])
@@ -98,13 +92,10 @@ def other_place(place: str | Path, wanted: str) -> BadArgument:
 def check_out(folder: Path, kind: str, *, parts: Collection[str] = ()) -> None:
     """Raise `BadArgument` if results of `kind` cannot or must not be written to `folder`.
 
-    They must not replace the run.json of a training run, the page of other results, or a page
-    or run.json that ropelens did not write. `parts` are the names of models. They must not be
-    names of results, and none of them may be a file or a symbolic link in `folder`.
+    They must not replace a training run, other results, or files that ropelens did not write.
+    `parts` are the names of models, which must not be names of files or links in `folder`.
     """
-    if taken := [name for name in parts if name.lower() in NAMES]:
-        what = f"A model has the name {taken[0]}, which is the name of a file of results."
-        raise BadArgument(what, hint="another name for its folder")
+    taken = [name for name in parts if name.lower() in NAMES]
     check_writable(folder)
     record = read_record(folder).get("kind")
     lost = [name for name in parts if (folder / name).is_symlink() or (folder / name).is_file()]
@@ -116,11 +107,13 @@ def check_out(folder: Path, kind: str, *, parts: Collection[str] = ()) -> None:
         lost += [name for name in others if (folder / name).exists()]
     elif record != kind and {record, kind} != {"analysis", "truncation"}:
         lost.append(KINDS[record])
-    if lost:
-        raise BadArgument(
-            f"{folder} holds {', '.join(lost)}: results would replace it or mix with it.",
-            hint="another --out",
+    if lost or taken:
+        what = f"{folder} holds {', '.join(lost)}: results would replace it or mix with it."
+        named = (
+            f"A model has the name {', '.join(taken)}, which is the name of a file of results."
         )
+        hint = "another name for the folder of the model" if taken else "another --out"
+        raise BadArgument(named if taken else what, hint=hint)
 
 
 @public
@@ -176,17 +169,19 @@ def _require_plain(path: Path) -> None:
     if not path.is_file():
         raise ValueError("it is not a file")
     with h5py.File(path, "r") as file:
-        for name in file:
-            linked = type(file.get(name, getlink=True)) is not h5py.HardLink
-            entry = None if linked else file[name]
-            if not isinstance(entry, h5py.Dataset) or entry.external or entry.is_virtual:
-                raise ValueError(f"{name} is not stored in it")
-        size = sum((entry.size or 0) * entry.dtype.itemsize for entry in file.values())
-        if size > max(MOST_BYTES, MOST_RATIO * path.stat().st_size):
-            raise ValueError(f"it unpacks to {size / 1e9:.1f} GB")
+        linked = {n for n in file if type(file.get(n, getlink=True)) is not h5py.HardLink}
+        arrays = {n: file[n] for n in file.keys() - linked if isinstance(file[n], h5py.Dataset)}
+        stored = {n for n, x in arrays.items() if not (x.external or x.is_virtual)}
+        size = sum((arrays[n].size or 0) * arrays[n].dtype.itemsize for n in stored)
+        faults = [f"{name} is not stored in it" for name in file.keys() - stored]
+    if size > max(MOST_BYTES, MOST_RATIO * path.stat().st_size):
+        faults.append(f"it unpacks to {size / 1e9:.1f} GB")
+    if faults:
+        raise ValueError(faults[0])
 
 
 def _no_formula(value: object) -> object:
+    """A cell of a table; formulas of spreadsheets get a "'" in front."""
     runs = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
     return f"'{value}" if runs else value
 

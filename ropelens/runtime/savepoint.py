@@ -64,10 +64,7 @@ _savepoint: ContextVar[list[Any] | None] = ContextVar("ropelens_savepoint", defa
 
 @contextmanager
 def savepoint(folder: Path, key: Mapping[str, object]) -> Iterator[None]:
-    """Save measurements in the block to `folder`, and continue from the progress saved there.
-
-    `key` has every setting that affects the numbers. Progress with another key is removed.
-    """
+    """Save measurements in the block to `folder`, and continue from progress with this key."""
     digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()
     if folder.is_symlink():  # ropelens did not create it
         folder.unlink()
@@ -75,15 +72,15 @@ def savepoint(folder: Path, key: Mapping[str, object]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        if error.args or not folder.exists():
-            raise
-        raise KeyboardInterrupt(f"stopped; the same command continues from {folder}") from None
+        if not error.args and folder.exists():
+            error.args = (f"stopped; the same command continues from {folder}",)
+        raise
     finally:
         _savepoint.reset(token)
 
 
 def begin_stage(*kinds: type) -> SavedStage:
-    """Begin the next measurement of the open savepoint, from its saved state if there is one.
+    """Begin the next measurement of the savepoint, from its saved state if there is one.
 
     A state contains JSON values, tensors, sums, fits and dataclasses of the given `kinds`.
     """

@@ -1,8 +1,4 @@
-"""Split the batches of tokenizers and packing collators into sequences.
-
-The scores of RoPE depend on the distance between two tokens. A sequence in a padded or packed
-row therefore has the same numbers as the sequence by itself.
-"""
+"""Split padded and packed batches into sequences, which have the same numbers by themselves."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,21 +19,18 @@ TEXT_INPUTS |= {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"
 
 @dataclass(frozen=True)
 class PackedRow:
-    """A packed row as the model takes it, and the number of the sequence of each token.
-
-    Sequences are numbered from 1; masked tokens have the number 0.
-    """
+    """A packed row as the model takes it, and the number of the sequence of each token."""
 
     inputs: dict[str, Tensor]
-    sequence: Int[Tensor, " position"]
+    sequence: Int[Tensor, " position"]  # from 1; masked tokens have the number 0
 
 
 def split_batch(
     encoding: Mapping[str, Any], documents: Any = None, config: Any = None
 ) -> dict[str, Any]:
-    """The fields of a `Text` of the sequences in the rows of `encoding`, by name.
+    """The fields of a `Text` of the sequences of `encoding`; see `number_sequences`.
 
-    Sequences of one token are dropped. `number_sequences` explains the arguments.
+    Sequences of one token are dropped.
     """
     of_row, places, numbers = number_sequences(encoding, documents, config)
     ids, real = _rows_of(encoding), of_row > 0
@@ -85,14 +78,9 @@ def number_sequences(
     """
     zero = {n for n in encoding if "type_ids" in n and not torch.as_tensor(encoding[n]).any()}
     if unread := encoding.keys() - TEXT_INPUTS - zero:
-        raise BadArgument(
-            "Models are measured on token ids only.",
-            seen=", ".join(sorted(unread)),
-            hint="the batch without these inputs",
-        )
-    if "input_ids" not in encoding:
-        raise BadArgument("The batch has no input_ids.", hint="tokenizer(texts, padding=True)")
-    what = "input_ids must be rows of equal length."
+        what, hint = "Models are measured on token ids only.", "the batch without these inputs"
+        raise BadArgument(what, seen=", ".join(sorted(unread)), hint=hint)
+    what = "A batch must have input_ids in rows of equal length."
     with explained(what, "tokenizer(texts, padding=True)", error=BadArgument):
         ids = _rows_of(encoding)
     numbers = torch.zeros_like(ids) if documents is None else torch.as_tensor(documents)
@@ -111,25 +99,21 @@ def number_sequences(
     place, number = places[real], numbers[real]
     same = (row.diff() == 0) & (number.diff() == 0)
     follows = same & ((place.diff() == 1) | (place.diff() == column.diff()))
+    begins, skips = _first_and(~follows), follows & (place.diff() < column.diff())
     odd = (same & ~follows & (place[1:] > 0) & (place.diff() >= 0)).nonzero().flatten()[:1]
+    late, what = place[begins].max() if "position_ids" in encoding else 0, ""
     if len(odd):
-        raise BadArgument(
-            "position_ids must increase by 1 or begin anew at 0.",
-            seen=f"position {int(place[odd + 1])} after position {int(place[odd])}",
-        )
-    if (follows & (place.diff() < column.diff())).any() and slides(config, ids.shape[1] - 2):
-        raise BadArgument(
-            "position_ids leave out hidden tokens, which the windows of this model count.",
-            seen=f"a row of {ids.shape[1]} tokens, longer than the window of some layers",
-            hint="the batch without these tokens, or position_ids that count them",
-        )
-    begins = _first_and(~follows)
-    late = place[begins].max() if "position_ids" in encoding else 0
-    if late and config is not None and changes_with_position(config):
-        raise BadArgument(
-            "Positions must begin at 0 in a model whose RoPE or queries change with them.",
-            seen=f"a sequence that begins at position {int(late)}",
-        )
+        what = "position_ids must increase by 1 or begin anew at 0."
+        seen = f"position {int(place[odd + 1])} after position {int(place[odd])}"
+    elif skips.any() and slides(config, ids.shape[1] - 2):
+        what = "position_ids leave out hidden tokens, which the windows of this model count."
+        seen = f"a row of {ids.shape[1]} tokens, longer than the window of some layers"
+    elif late and config is not None and changes_with_position(config):
+        what = "Positions must begin at 0 in a model whose RoPE or queries change with them."
+        seen = f"a sequence that begins at position {int(late)}"
+    if what:
+        hint = "position_ids that count every token of a sequence from 0, or no position_ids"
+        raise BadArgument(what, seen=seen, hint=hint)
     of_row = torch.zeros_like(ids).masked_scatter(real, begins.long()).cumsum(1) * real
     return of_row, places, numbers
 
@@ -139,12 +123,10 @@ def _number_per_token(name: str, value: Any, shape: torch.Size) -> Int[Tensor, "
     if value.ndim == 3 and bool((value == value[0]).all()):
         value = value[0]  # text has the same position on all axes of M-RoPE
     if value.shape != shape:
-        raise BadArgument(
-            f"{name} must have a number for each of the input_ids.",
-            seen=f"shape {tuple(value.shape)}, input_ids {tuple(shape)}",
-            means="tokens of an image, whose positions differ by axis, cannot be measured"
-            * (value.ndim == 3),
-        )
+        seen = f"shape {tuple(value.shape)}, input_ids {tuple(shape)}"
+        means = "tokens of an image, whose positions differ by axis, cannot be measured"
+        what = f"{name} must have a number for each of the input_ids."
+        raise BadArgument(what, seen=seen, means=means * (value.ndim == 3))
     return value
 
 

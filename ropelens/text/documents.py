@@ -70,27 +70,26 @@ def _read_bytes(path: Path) -> bytes:
     poll, most = select.poll(), virtual_memory().available // 8
     # O_NONBLOCK: opening a pipe does not wait until another process opens it.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as pipe:  # noqa: PTH123
-        if not (is_pipe or pipe.isatty()):
-            raise BadText(f"{path} is a device, which may never end.", hint=hint)
-        poll.register(pipe, select.POLLIN)
-        opened, start = poll.poll(1000 * WAIT), pipe.read(1)
-        if start == b"" and not opened:
-            raise BadText(f"Nothing writes to the pipe {path}.", hint=hint)
-        os.set_blocking(pipe.fileno(), True)
-        content = (start or b"") + pipe.read(most)
-    if len(content) > most:
-        raise BadText(f"The pipe {path} does not end, or does not fit into memory.", hint=hint)
-    return content
+        fault = f"{path} is a device, which may never end."
+        if is_pipe or pipe.isatty():
+            poll.register(pipe, select.POLLIN)
+            opened, start = poll.poll(1000 * WAIT), pipe.read(1)
+            fault = f"Nothing writes to the pipe {path}."
+            if start != b"" or opened:
+                os.set_blocking(pipe.fileno(), True)
+                content = (start or b"") + pipe.read(most)
+                if len(content) <= most:
+                    return content
+                fault = f"The pipe {path} does not end, or does not fit into memory."
+    raise BadText(fault, hint=hint)
 
 
 def check_document(text: str) -> None:
     """Raise `BadText` if `text` is, or looks like, the name of a file."""
     looks_so = text.endswith(TEXT_SUFFIXES) and len(text.split()) == 1
     if looks_so or os.path.exists(text):  # noqa: PTH110 (False for a text of any length)
-        raise BadText(
-            f"{text!r} is a text that looks like a file.",
-            hint=f"Path({text!r}) for ropelens.analyze, else ropelens.read_documents",
-        )
+        hint = f"Path({text!r}) for ropelens.analyze, else ropelens.read_documents"
+        raise BadText(f"{text!r} is a text that looks like a file.", hint=hint)
 
 
 def documents_sha256(documents: Iterable[str]) -> str:

@@ -18,35 +18,29 @@ SAMPLED_ROWS = 512  # rows of each sequence that "auto" means for a longer conte
 Ids = Int[Tensor, "sequence position"]
 TokenMask = Bool[Tensor, "sequence position"]
 Lengths = Int[Tensor, " sequence"]
-
-HowMany = Positive | Literal["auto", "all"]
-"""Rows of each sequence that are measured: a number, all, or a number set by the context."""
+HowMany = Positive | Literal["auto", "all"]  # rows of each sequence that are measured
 
 
 def rows_for(rows: HowMany, context: int) -> int | Literal["all"]:
     """Rows per sequence of `context` tokens; "auto" means all, or 512 of a long context."""
-    if rows != "auto":
-        return rows
-    return "all" if context <= ALL_ROWS else SAMPLED_ROWS
+    auto: int | Literal["all"] = "all" if context <= ALL_ROWS else SAMPLED_ROWS
+    return auto if rows == "auto" else rows
 
 
 @dataclass(frozen=True)
 class Rows:
     """Rows of a batch of sequences over which statistics are summed.
 
-    `position[b, r]` increases with r. `weight[b, r]` is the number of rows of the sequence that
-    row r represents; rows that only fill the table have weight 0. `dense` rows are 1, 2, 3, ...
-    in every sequence. `length[b]` counts the tokens without padding, and `hidden` marks the
-    tokens that a mask hides. `order` has the random numbers by which keys exchange their
-    contents. Position 0 is never a row, because it has no choice of keys.
+    `weight[b, r]` is the number of rows of the sequence that row r represents; rows that only
+    fill the table have weight 0. Position 0 is never a row, because it has no choice of keys.
     """
 
-    position: Int[Tensor, "batch row"]
+    position: Int[Tensor, "batch row"]  # increases along a row of the table
     weight: Float[Tensor, "batch row"]
-    length: Int[Tensor, " batch"]
-    dense: bool
-    hidden: Bool[Tensor, "batch token"] | None = None
-    order: Float[Tensor, "batch draw token"] | None = None
+    length: Int[Tensor, " batch"]  # tokens without padding
+    dense: bool  # rows are 1, 2, 3, ... in every sequence
+    hidden: Bool[Tensor, "batch token"] | None = None  # by a mask
+    order: Float[Tensor, "batch draw token"] | None = None  # by which keys exchange contents
 
     @cached_property
     def shared_position(self) -> Int[Tensor, "shared row"]:

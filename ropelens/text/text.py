@@ -1,11 +1,7 @@
 """The text of a measurement: sequences of tokens, their groups, folds and known sinks.
 
-A sink is a key that takes attention regardless of its content. Some sinks are known by their
-place and token (`known_sinks`). Others are found because they take most of the attention of
-their rows (budget/held_out.py).
-
-Sequences of one document are alike, so intervals that resample single sequences are far too
-narrow. Intervals therefore resample groups of sequences.
+A sink is a key that takes attention regardless of its content. Sequences of one document are
+alike, so intervals that resample single sequences are far too narrow. They resample groups.
 """
 
 import hashlib
@@ -27,12 +23,8 @@ from ropelens.text.rows import Ids, Lengths, TokenMask
 
 GROUPS = 64  # largest number of groups; neighbouring documents share one if there are more
 BLOCKS = 16  # largest number of stretches of neighbours that a text of few documents forms
-
-SINKS = ("first", "named", "found")
-"""Kinds of sinks, numbered 1, 2, 3 in tables. The models have a weight for each kind."""
-
-LONG = 0.75
-"""Minimum length of a long sequence, as a share of the token-weighted median length."""
+SINKS = ("first", "named", "found")  # kinds of sinks, numbered 1, 2, 3 in tables
+LONG = 0.75  # minimum length of a long sequence, as a share of the token-weighted median length
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,11 +59,9 @@ class Text:
         batch = isinstance(ids, Mapping)
         if batch or (documents is not None and documents.ndim == 2):
             if lengths is not None or (batch and hidden is not None):
-                raise BadArgument(
-                    "lengths and hidden are only for plain token ids.",
-                    seen="a BatchEncoding or packed rows",
-                    hint="an attention_mask, or negative documents for padding",
-                )
+                what = "lengths and hidden are only for plain token ids."
+                hint = "an attention_mask, or negative documents for padding"
+                raise BadArgument(what, seen="a BatchEncoding or packed rows", hint=hint)
             mask = {} if hidden is None else {"attention_mask": ~hidden}
             fields = split_batch(ids if batch else {"input_ids": ids, **mask}, documents)
             fields["ids"] = _own_copy("ids", fields["ids"])
@@ -89,10 +79,7 @@ class Text:
         return replace(self._select(sequences), packed=None)
 
     def part(self, sequences: slice | list[int], *, width: int | None = None) -> "Text":
-        """Some of the sequences, with the groups, folds and sinks of the whole text.
-
-        The part is as wide as its longest sequence, or `width` positions.
-        """
+        """Some of the sequences, with the groups, folds and sinks of the whole text."""
         part = self._select(sequences, width)
         whole = {name: getattr(self, name)[sequences] for name in ("group", "fold", "long")}
         whole["sinks"] = self.sinks[sequences, :, : part.ids.shape[1]]
@@ -123,10 +110,7 @@ class Text:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256, in hex, of the tokens without padding.
-
-        Two texts with equal fingerprints give a model the same tokens.
-        """
+        """SHA-256, in hex, of the tokens without padding."""
         digest, ids = hashlib.sha256(), self.ids.cpu().where(self.real, -1).numpy()
         for row, length in zip(ids, self.lengths.tolist(), strict=True):
             digest.update(np.int64(length).tobytes() + row[:length].astype("<i8").tobytes())
@@ -155,10 +139,7 @@ class Text:
 
     @cached_property
     def fold(self) -> Int[Tensor, " sequence"]:
-        """Fold (0 or 1) of each sequence: groups alternate, ordered by their longest sequence.
-
-        Models of the budget are fitted to fold 0 and scored on fold 1, and vice versa.
-        """
+        """Fold (0 or 1) of each sequence: groups alternate, by their longest sequence."""
         count = int(self.group.max()) + 1
         zeros = self.lengths.new_zeros(count)
         longest = zeros.scatter_reduce(0, self.group, self.lengths, "amax")
@@ -180,10 +161,7 @@ class Text:
 
     @cached_property
     def sinks(self) -> Int[Tensor, "sequence 1 position"]:
-        """Kind of sink of each key (see `SINKS`); 0 for other keys and padding.
-
-        The token `bos` at the start and the tokens in `sink_ids` are sinks.
-        """
+        """Kind of sink of each key (see `known_sinks`); 0 for other keys and padding."""
         sinks = known_sinks(self.ids, bos=self.bos, named=self.sink_ids)
         return sinks.masked_fill(~self.real[:, None], 0)
 
@@ -212,33 +190,26 @@ def _checked(fields: Mapping[str, Any]) -> dict[str, Tensor | None]:
         what = "Token ids must be [sequence, position], 2 or more per sequence."
         raise BadArgument(what, seen=f"shape {tuple(ids.shape)}")
     lengths = torch.full(ids.shape[:1], ids.shape[1]) if lengths is None else lengths.cpu()
-    for name, values, kind in (
-        ("lengths", lengths, "sequence"),
-        ("documents", fields["documents"], "sequence"),
-        ("hidden", hidden, "token"),
-    ):
-        shape = ids.shape if kind == "token" else ids.shape[:1]
-        if values is not None and values.shape != shape:
-            raise BadArgument(
-                f"{name} must have a value for every {kind}.",
-                seen=f"shape {tuple(values.shape)} for ids {tuple(ids.shape)}",
-            )
+    values = {"lengths": lengths, "documents": fields["documents"], "hidden": hidden}
+    for name, value in values.items():
+        axes = 2 if name == "hidden" else 1
+        if value is not None and value.shape != ids.shape[:axes]:
+            what = f"{name} must have a value for every {'token' if axes == 2 else 'sequence'}."
+            seen = f"shape {tuple(value.shape)} for ids {tuple(ids.shape)}"
+            raise BadArgument(what, seen=seen)
     if int(lengths.min()) < 2 or int(lengths.max()) > ids.shape[1]:
         what = f"lengths must be from 2 to {ids.shape[1]}, the number of tokens in a row."
         raise BadArgument(what, seen=str(lengths.tolist())[:200])
     return {
         "lengths": lengths,
-        "hidden": None if hidden is None or not hidden.any() else hidden,
+        "hidden": hidden if hidden is not None and hidden.any() else None,
     }
 
 
 def assign_groups(
     documents: Int[Tensor, " sequence"] | None, sequences: int
 ) -> Int[Tensor, " sequence"]:
-    """Group of each sequence: the document if there are 8 documents or more.
-
-    Otherwise a group is a stretch of neighbouring sequences.
-    """
+    """Group of each sequence: its document, or a stretch of neighbours if documents are few."""
     if documents is not None and len(documents.unique()) >= ENOUGH_DOCUMENTS:
         _, rank = torch.unique(documents.cpu(), return_inverse=True)
         count = int(rank.max()) + 1
@@ -260,9 +231,8 @@ def known_sinks(
 ) -> Int[Tensor, "sequence 1 position"]:
     """Kind of sink of each key by its place and token (see `SINKS`), or 0.
 
-    The first kind includes position 0. If all of several sequences begin with the same token,
-    every copy of this token is included too. A single sequence begins with such a token if the
-    token is `bos`.
+    The first kind includes position 0, and every copy of the token with which all of several
+    sequences begin, or a single sequence if this token is `bos`.
     """
     ids = ids.cpu()
     kinds = torch.isin(ids, torch.tensor(list(named), dtype=ids.dtype)).long()

@@ -11,28 +11,30 @@ import torch
 from jaxtyping import Int, Integer
 from torch import Tensor
 
-from ropelens.errors import IN_WORDS, BadArgument, BadText, Count, Positive, Several, public
+from ropelens.errors import (
+    IN_WORDS,
+    BadArgument,
+    BadText,
+    Count,
+    Positive,
+    Several,
+    explained,
+    public,
+)
 from ropelens.text.batches import split_batch
 from ropelens.text.documents import check_document, documents_sha256
 from ropelens.text.rows import generator_of
 from ropelens.text.text import Text
 
-NumberedRow = tuple[list[int], int]
-"""The tokens of a sequence, and the number of its document."""
-
+NumberedRow = tuple[list[int], int]  # tokens of a sequence, and the number of its document
 Bos = Literal["always", "tokenizer"]
 """Whether sequences begin with BOS: if the tokenizer has one, or only if it adds one itself."""
 
 PIECE = 1_000_000
 """Characters that are tokenized in one call; a tokenizer takes a hundred times their memory."""
 
-TextInput = (
-    Text
-    | str
-    | Integer[Tensor, "sequence position"]
-    | Integer[np.ndarray, "sequence position"]
-    | Mapping[str, Any]
-)
+IdArray = Integer[Tensor, "sequence position"] | Integer[np.ndarray, "sequence position"]
+TextInput = Text | str | IdArray | Mapping[str, Any]
 """Types that public functions accept as a text; see `read_text`."""
 IN_WORDS[TextInput] = (
     "a Text, such as rl.tokenize(documents, tokenizer, context=512); token ids [sequence, "
@@ -92,11 +94,9 @@ def tokenize(
     cut = [_cut(*encode(text, tokenizer, bos), context) for text in texts]
     total = sum(len(row) for rows in cut for row in rows)
     if total < context:
-        raise BadText(
-            f"The text is shorter than one context of {context:,} tokens.",
-            seen=f"{total:,} tokens (documents: {len(texts):,})",
-            hint="pass more text, or a smaller context",
-        )
+        what = f"The text is shorter than one context of {context:,} tokens."
+        seen = f"{total:,} tokens (documents: {len(texts):,})"
+        raise BadText(what, seen=seen, hint="pass more text, or a smaller context")
     rows = [(row, number) for number, rows in enumerate(cut) for row in rows]
     if sequences is not None:
         # Few tokens of a short tail have anything to look back at.
@@ -105,7 +105,7 @@ def tokenize(
     drawn = [torch.tensor(row) for row, _ in rows]
     return Text(
         torch.nn.utils.rnn.pad_sequence(drawn, batch_first=True),
-        lengths=torch.tensor([len(row) for row in drawn]),
+        lengths=torch.tensor(list(map(len, drawn))),
         documents=torch.tensor([number for _, number in rows]),
         documents_sha256=documents_sha256(texts),
         source=f"{len(rows):,} of {sum(map(len, cut)):,} sequences of up to {context:,} tokens "
@@ -122,10 +122,10 @@ def _cut(bos: list[int], ids: list[int], context: int) -> list[list[int]]:
 def _sample(rows: list[NumberedRow], sequences: int, seed: int) -> list[NumberedRow]:
     """Random rows, evenly from all documents, in their order; all if there are too few."""
     if sequences > len(rows):
-        warnings.warn(
-            f"all {len(rows):,} sequences of the text are used: {sequences:,} were asked for",
-            stacklevel=4,
+        words = (
+            f"all {len(rows):,} sequences of the text are used: {sequences:,} were asked for"
         )
+        warnings.warn(words, stacklevel=4)
     order = torch.randperm(len(rows), generator=generator_of(seed)).numpy()
     document = pd.Series([rows[index][1] for index in order])
     turn = document.groupby(document).cumcount()  # the first rows of all documents come first
@@ -136,10 +136,8 @@ def _sample(rows: list[NumberedRow], sequences: int, seed: int) -> list[Numbered
 def warn_beyond(context: int, maximum: int | None) -> None:
     """Warn about a context that is longer than the trained context of the model."""
     if maximum is not None and context > maximum:
-        warnings.warn(
-            f"context {context:,} is beyond the {maximum:,} tokens that the model was made for",
-            stacklevel=2,
-        )
+        beyond = f"beyond the {maximum:,} tokens that the model was made for"
+        warnings.warn(f"context {context:,} is {beyond}", stacklevel=2)
 
 
 def encode(
@@ -151,27 +149,21 @@ def encode(
     special token, and a prompt that begins with a special token gets no BOS, as a chat template
     wrote the whole prompt.
     """
-    if tokenizer is None:
-        raise BadArgument(
-            "A text needs the tokenizer of the model.",
-            hint="tokenizer files in the folder of the model, tokenizer=, or token ids",
-        )
     if not callable(tokenizer) or not hasattr(tokenizer, "bos_token_id"):
-        kind = type(tokenizer).__name__
-        raise BadArgument("tokenizer must be a tokenizer of transformers.", seen=kind)
-    if re.search(r"[\ud800-\udfff]", text):
-        hint = 'text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")'
-        raise BadText("The text contains half of a character (a surrogate).", hint=hint)
+        what, kind = "A text needs the tokenizer of the model.", type(tokenizer).__name__
+        hint = "tokenizer files in the folder of the model, tokenizer=, or token ids"
+        raise BadArgument(what, seen=f"tokenizer: {kind}", hint=hint)
+    what = "The text contains half of a character (a surrogate)."
+    hint = 'text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")'
+    with explained(what, hint, error=BadText):
+        text.encode()
     # verbose=False: no warning about documents longer than the maximum of the model.
-    options = {
-        "add_special_tokens": False,
-        "verbose": False,
-        "split_special_tokens": not prompt,
-    }
+    options = {"verbose": False, "split_special_tokens": not prompt}
     bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     if begin == "tokenizer" and tokenizer("a", verbose=False)["input_ids"][:1] != bos:
         bos = []
-    ids = [id for piece in pieces(text) for id in tokenizer(piece, **options)["input_ids"]]
+    encoded = (tokenizer(part, add_special_tokens=False, **options) for part in pieces(text))
+    ids = [id for part in encoded for id in part["input_ids"]]
     if prompt:
         added = tokenizer.added_tokens_decoder.values()
         special = tuple(token.content for token in added if token.special)
@@ -182,8 +174,7 @@ def encode(
 def pieces(text: str, *, longest: int = PIECE) -> list[str]:
     """Split `text` into pieces of up to `longest` characters, before a space if possible.
 
-    In most tokenizers words begin with their space, and several spaces are one token. The
-    tokens of the pieces are then the tokens of the whole text.
+    Words begin with their space in most tokenizers, so the pieces have the tokens of `text`.
     """
     upto = rf".{{1,{longest}}}"
     return re.findall(rf"(?s){upto}(?:(?<!\s)(?= )|\Z)|{upto}", text)

@@ -1,10 +1,9 @@
-"""Training data: a folder with a tokenizer and tokenized text, both made once.
+"""Training data: a folder that the runs of a study share.
 
-The runs of a study share one folder. It contains data.json, the tokenizer, valid.npy, and the
-arrays that data.json lists as "stages". All arrays are uint16 [sequence, position].
+It contains data.json, the tokenizer, valid.npy, and the arrays that data.json lists as
+"stages". All arrays are uint16 [sequence, position].
 """
 
-import itertools
 import json
 import shutil
 import sys
@@ -29,9 +28,7 @@ LEAST_VALID = 2  # validation sequences; an interval needs two
 DATA = "data.json"  # the file that describes the data; it is written last
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 BOS, EOS = "<s>", "</s>"
-
-Documents = tuple[list[str], list[str]]
-"""Training documents and validation documents."""
+Documents = tuple[list[str], list[str]]  # for training and for validation
 
 
 def log_line(line: str) -> None:
@@ -62,27 +59,22 @@ def differences(
 def require_same(before: Mapping[str, Any], after: Mapping[str, Any], *, what: str) -> None:
     """Raise BadArgument if a value of `after` differs from the recorded value in `before`."""
     if changed := differences(before, after, after, between=", now "):
-        raise BadArgument(
-            f"{what} was made with other settings.",
-            seen=changed,
-            hint="the same command as before, to resume it; or another folder",
-        )
+        hint = "the same command as before, to resume it; or another folder"
+        raise BadArgument(f"{what} was made with other settings.", seen=changed, hint=hint)
 
 
 def read_texts(text: Sequence[Path], valid: Sequence[Path], *, data: Path) -> Documents:
-    """Read files and folders; warn if some documents are in both training and validation.
+    """Read files and folders; warn about documents in both training and validation.
 
-    Without `text`, the folder `data` must contain data. Raises `BadText` if text is missing
-    or not UTF-8, or if all validation documents are also training documents.
+    Raises `BadText` for missing text: without `text`, the folder `data` must contain data.
     """
     documents, held_out = read_documents(text), read_documents(valid)
-    if not documents and not (data / DATA).exists():
-        raise BadText("Text to train on is missing.", hint="--text FILE")
     shared = len(set(documents) & set(held_out))
-    if held_out and shared == len(set(held_out)):
-        raise BadText(
-            "All validation documents are also training documents.", hint="another --valid FILE"
-        )
+    missing = not documents and not (data / DATA).exists()
+    if missing or shared == len(set(held_out)) > 0:
+        what = "All validation documents are also training documents."
+        what = "Text to train on is missing." if missing else what
+        raise BadText(what, hint="--text FILE, which --valid FILE must not repeat")
     if shared:
         warnings.warn(f"{shared:,} validation documents are also used to train", stacklevel=2)
     return documents, held_out
@@ -91,8 +83,7 @@ def read_texts(text: Sequence[Path], valid: Sequence[Path], *, data: Path) -> Do
 def prepare_data(folder: Path, texts: Documents, settings: Settings) -> dict[str, Any]:
     """Create the data in `folder` from `texts` if needed; return the contents of data.json.
 
-    Only one process creates the data, and others wait. Raises `BadText` for too little text,
-    and `BadArgument` if the folder contains the data of other text or another tokenizer.
+    Raises `BadText` for too little text, and `BadArgument` for a folder with other data.
     """
     facts: dict[str, Any] = {"vocabulary": settings.vocabulary, "context": settings.context}
     path = folder / DATA
@@ -116,8 +107,9 @@ def _write_data(folder: Path, texts: Documents, settings: Settings) -> None:
     """Train the tokenizer, and write train.npy and valid.npy."""
     context = settings.context
     log_line("training a tokenizer")
-    documents = itertools.islice(texts[0], 100_000)
-    tokenizer = train_tokenizer(documents, vocabulary=settings.vocabulary, context=context)
+    tokenizer = train_tokenizer(
+        texts[0][:100_000], vocabulary=settings.vocabulary, context=context
+    )
     tokenizer.save_pretrained(folder)
     log_line("tokenizing the text")
     training, held_out = (sequences_of(part, tokenizer, context=context) for part in texts)
@@ -129,11 +121,9 @@ def _write_data(folder: Path, texts: Documents, settings: Settings) -> None:
         (held_out, "valid.npy", LEAST_VALID),
     ):
         if len(rows) < least:
-            raise BadText(
-                f"The text is too short at a context of {context:,} tokens.",
-                seen=f"{len(rows):,} sequences for {file}, which needs {least:,}",
-                hint="more text, or a smaller context",
-            )
+            what = f"The text is too short at a context of {context:,} tokens."
+            seen = f"{len(rows):,} sequences for {file}, which needs {least:,}"
+            raise BadText(what, seen=seen, hint="more text, or a smaller context")
         np.save(folder / file, rows)
         log_line(f"{file}: {len(rows):,} sequences of {context:,} tokens")
 
@@ -155,18 +145,12 @@ def train_tokenizer(
         show_progress=sys.stderr.isatty(),
     )
     bpe.train_from_iterator((piece for text in texts for piece in pieces(text)), trainer)
-    bpe.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A",
-        pair=f"{BOS} $A {BOS} $B",
-        special_tokens=[(BOS, bpe.token_to_id(BOS))],
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
-        bos_token=BOS,
-        eos_token=EOS,
-        model_max_length=context,
-        clean_up_tokenization_spaces=False,
-    )
+    begins = {"single": f"{BOS} $A", "pair": f"{BOS} $A {BOS} $B"}
+    special = [(BOS, bpe.token_to_id(BOS))]
+    bpe.post_processor = processors.TemplateProcessing(**begins, special_tokens=special)
+    names = {"bos_token": BOS, "eos_token": EOS, "model_max_length": context}
+    names["clean_up_tokenization_spaces"] = False
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, **names)
 
 
 def sequences_of(
@@ -177,12 +161,11 @@ def sequences_of(
     All documents, with a line end and EOS after each, form one stream. Each sequence is BOS and
     `context - 1` tokens of the stream. An incomplete last sequence is dropped.
     """
-    bpe, eos = tokenizer.backend_tokenizer, tokenizer.eos_token_id
-    parts = [np.empty(0, np.uint16)]
+    bpe, parts = tokenizer.backend_tokenizer, [np.empty(0, np.uint16)]
     for text in texts:
-        for piece in pieces(f"{text}\n"):
-            parts.append(np.array(bpe.encode(piece, add_special_tokens=False).ids, np.uint16))
-        parts.append(np.array([eos], np.uint16))
+        encoded = [bpe.encode(part, add_special_tokens=False) for part in pieces(f"{text}\n")]
+        ids = [*(id for part in encoded for id in part.ids), tokenizer.eos_token_id]
+        parts.append(np.array(ids, np.uint16))
     stream = np.concatenate(parts)
     count = len(stream) // (context - 1)
     rows = np.full((count, context), tokenizer.bos_token_id, np.uint16)
@@ -198,20 +181,20 @@ def copy_tokenizer(data: Path, folder: Path) -> None:
 def training_stages(data: Path, *, batch: int, context: int) -> list[np.ndarray]:
     """The training sequences of each stage, uint16 [sequence, position].
 
-    Text has one stage. Prepared tokens can have several; the length of their sequences must
-    divide `context`. A stage is cut to complete steps of `batch` x `context` tokens. Raises
-    `BadArgument` if a stage has no complete step.
+    Text has one stage, and prepared tokens can have several. A stage is cut to complete steps
+    of `batch` x `context` tokens, and the length of its sequences must divide `context`.
     """
     stages = []
     for name in read_json(data / DATA)["stages"]:
         rows = np.load(data / name, mmap_mode="r")
         in_step = batch * context // rows.shape[1]
         if context % rows.shape[1] or len(rows) < in_step:
-            raise BadArgument(
-                f"{data} has a stage that does not fit steps of {batch} x {context:,} tokens.",
-                seen=f"{len(rows):,} sequences of {rows.shape[1]:,} tokens",
-                hint="a context that is a multiple of their length, or more tokens",
+            what = (
+                f"{data} has a stage that does not fit steps of {batch} x {context:,} tokens."
             )
+            seen = f"{len(rows):,} sequences of {rows.shape[1]:,} tokens"
+            hint = "a context that is a multiple of their length, or more tokens"
+            raise BadArgument(what, seen=seen, hint=hint)
         stages.append(rows[: len(rows) // in_step * in_step])
     return stages
 

@@ -29,14 +29,10 @@ from ropelens.train.settings import Settings
 CHECKPOINT = "checkpoint.pt"  # the file from which a run is resumed
 CHECKPOINT_SECONDS = 60.0  # between two checkpoints
 
+# Steps done, rows of metrics.csv, and the sum of the losses since the last row with a loss
 TrainingState = tuple[int, list[dict[str, float]], Float[Tensor, ""]]
-"""Number of steps done, rows of metrics.csv, and the sum of the losses since the last row with
-a loss, in float32."""
-
 METRICS = ("step", "tokens", "train_loss", "valid_loss", "learning_rate", "tokens_per_second")
-LOG_EVERY, EVAL_EVERY = 10, 250
-"""Steps between rows of metrics.csv, and between validations. The last step has one as well."""
-
+LOG_EVERY, EVAL_EVERY = 10, 250  # steps between rows of metrics.csv, and between validations
 VALID_SEQUENCES = 128  # sequences in a validation: 65,000 tokens at context 512
 
 
@@ -47,10 +43,8 @@ class TrainingFailed(RopelensError):
 def require_finite(tensors: Iterable[Tensor], what: str, *, step: int) -> None:
     """Raise TrainingFailed if `what` is NaN or infinite after `step`."""
     if not all(tensor.isfinite().all() for tensor in tensors):
-        raise TrainingFailed(
-            f"training stopped at step {step}: {what} is not a finite number.",
-            hint="a lower learning rate, in a new run folder",
-        )
+        fault = f"training stopped at step {step}: {what} is not a finite number."
+        raise TrainingFailed(fault, hint="a lower learning rate, in a new run folder")
 
 
 def fit_model(model: PreTrainedModel, settings: Settings, *, out: Path, data: Path) -> None:
@@ -147,10 +141,7 @@ def learning_rate(settings: Settings, step: int) -> float:
 def batches(
     stages: Sequence[np.ndarray], settings: Settings, *, after: int
 ) -> Iterator[Int64[Tensor, "sequence position"]]:
-    """Tokens of each step, from the step `after` (counted from 0).
-
-    The last stage is repeated. Each epoch has another random order of its sequences.
-    """
+    """Tokens of each step from `after` (counted from 0); the last stage is repeated."""
     start = 0
     for epoch, rows in enumerate(chain(stages, repeat(stages[-1]))):
         steps = rows.size // settings.tokens_per_step
@@ -172,10 +163,7 @@ def learn(
     rate: float,
     step: int,
 ) -> Float[Tensor, " part"]:
-    """Take one step on `batch`; return the part of each pass in the loss per predicted token.
-
-    If the loss is NaN or infinite, raises `TrainingFailed` before any weight changes.
-    """
+    """Take one step on `batch`; return the part of each pass in the loss per token."""
     losses = []
     for tokens in passes_of(batch, settings):
         loss = loss_of(model, tokens, settings, predicted=batch[:, 1:].numel())
@@ -208,10 +196,9 @@ def loss_of(
     # On a CPU, the backward pass of flash attention takes 40 % of a bf16 step at 64 tokens.
     is_short = tokens.device.type == "cpu" and tokens.shape[1] <= 128
     model.set_attn_implementation("eager" if is_short else "sdpa")
+    options = {"num_items_in_batch": predicted, "use_cache": False}
     with torch.autocast(tokens.device.type, torch.bfloat16, enabled=settings.bf16):
-        return model(
-            input_ids=tokens, labels=tokens, num_items_in_batch=predicted, use_cache=False
-        ).loss
+        return model(input_ids=tokens, labels=tokens, **options).loss
 
 
 @torch.no_grad()

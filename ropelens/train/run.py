@@ -1,7 +1,6 @@
 """Training runs, and studies of several variants of RoPE, sizes and seeds.
 
-Runs of a study with the same seed have the same initial weights and read the same tokens in the
-same order, so that variants can be compared in pairs.
+Runs of one seed have the same initial weights and read the same tokens in the same order.
 """
 
 import itertools
@@ -67,12 +66,8 @@ def train(
     texts = read_texts(text, valid, data=data)  # before any folder is created
     if before := read_settings(out, RECORD, key="settings"):
         require_same(before["settings"], settings.facts(), what=f"the run in {out}")
-    memory_errors = explain_full_memory(
-        "The training",
-        seen=f"{settings.size}, context {settings.context:,}",
-        hint="a smaller size or context, in a new run folder",
-    )
-    with memory_errors, lock_run(out):
+    shape, hint = f"{settings.size}, context {settings.context:,}", "a smaller size or context"
+    with explain_full_memory("The training", seen=shape, hint=hint), lock_run(out):
         facts = prepare_data(data, texts, settings) | settings.facts()
         record = read_settings(out, RECORD, key="settings") or {
             "kind": "training",
@@ -104,10 +99,7 @@ def train(
 def model_config(
     settings: Settings, tokenizer: PreTrainedTokenizerFast | None = None
 ) -> LlamaConfig:
-    """Configuration of the model; raises `BadArgument` for an unknown variant or size.
-
-    Embeddings are tied, so that most parameters of a small model are in its layers.
-    """
+    """Configuration of the model; raises `BadArgument` for an unknown variant or size."""
     shape = settings.shape
     config = LlamaConfig(
         vocab_size=len(tokenizer) if tokenizer else settings.vocabulary,
@@ -119,7 +111,7 @@ def model_config(
         head_dim=shape.head_dim,
         max_position_embeddings=settings.context,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        tie_word_embeddings=True,
+        tie_word_embeddings=True,  # most parameters of a small model are in its layers
         bos_token_id=tokenizer.bos_token_id if tokenizer else 0,
         eos_token_id=tokenizer.eos_token_id if tokenizer else 1,
     )
@@ -131,10 +123,8 @@ def read_settings(out: Path, name: str, *, key: str) -> dict[str, Any]:
     record = read_json(out / name) if (out / name).exists() else {}
     others = (RECORD, STUDY, CHECKPOINT, "config.json", "tokenizer.json", "history")
     if key not in record and any((out / other).exists() for other in others):
-        raise BadArgument(
-            f"{out} holds a model, a run, a study or other results, and files would mix.",
-            hint="another --out",
-        )
+        what = f"{out} holds a model, a run, a study or other results, and files would mix."
+        raise BadArgument(what, hint="another --out")
     return record
 
 
@@ -147,19 +137,14 @@ def lock_run(out: Path) -> AcquireReturnProxy:
 
 
 def runs_of(study: Mapping[str, Any]) -> dict[Path, Settings]:
-    """The runs of a study, by the name of their folder, such as tiny/p-rope-0.75/seed-0.
-
-    All variants of a seed come before the next seed, so a stopped study has complete pairs.
-    """
-    shared = dict(study)
+    """The runs of a study, by folder, with all variants of a seed before the next seed."""
+    shared, runs = dict(study), {}
     variants, seeds = shared.pop("variants"), shared.pop("seeds", [0])
     sizes = shared.pop("sizes", ["tiny"])
-    return {
-        Path(size, file_name(variant), f"seed-{seed}"): Settings(
-            variant=variant, seed=seed, size=size, **shared
-        )
-        for seed, size, variant in itertools.product(seeds, sizes, variants)
-    }
+    for seed, size, variant in itertools.product(seeds, sizes, variants):
+        folder = Path(size, file_name(variant), f"seed-{seed}")
+        runs[folder] = Settings(variant=variant, seed=seed, size=size, **shared)
+    return runs
 
 
 def read_study(path: Path) -> dict[str, Any]:
@@ -218,9 +203,7 @@ def run_study(
     if busy:
         log_line(f"another process works on {', '.join(busy)}")
     if diverged:
-        raise TrainingFailed(
-            f"{len(diverged)} of {len(runs)} runs of the study diverged.",
-            seen=", ".join(diverged),
-            hint="a lower learning_rate in the study file, in a new folder",
-        )
+        what = f"{len(diverged)} of {len(runs)} runs of the study diverged."
+        hint = "a lower learning_rate in the study file, in a new folder"
+        raise TrainingFailed(what, seen=", ".join(diverged), hint=hint)
     return out

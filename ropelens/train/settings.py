@@ -12,20 +12,16 @@ from ropelens.errors import BadArgument
 
 @dataclass(frozen=True)
 class Size:
-    """The shape of a LLaMA-style decoder, its batch and its peak learning rate.
-
-    `width` is the size of the residual stream, `mlp` the inner size of SwiGLU, `batch` the
-    number of sequences in an optimizer step, and `micro_batch` the number in one pass.
-    """
+    """The shape of a LLaMA-style decoder, its batch and its peak learning rate."""
 
     layers: int
-    width: int
+    width: int  # of the residual stream
     heads: int
     kv_heads: int
     head_dim: int
-    mlp: int
-    batch: int
-    micro_batch: int
+    mlp: int  # inner size of SwiGLU
+    batch: int  # sequences in an optimizer step
+    micro_batch: int  # sequences in one pass
     learning_rate: float
 
 
@@ -44,24 +40,22 @@ SIZES = {
                  batch=128, micro_batch=16, learning_rate=6e-4),
 }
 # fmt: on
+SIZE_WORDS = (
+    "mini, tiny, small, base, or layers x width x heads x key-value heads as in 8x384x6x2"
+)
 
 
 def get_size(name: str) -> Size:
-    """The size called `name` in `SIZES`, or the size that "8x384x6x2" describes.
+    """The size called `name`, or the size that "8x384x6x2" describes (see `SIZE_WORDS`).
 
-    The four numbers are layers, width, heads and key-value heads. The MLP then has 8/3 of the
-    width, rounded up to a multiple of 64.
+    The MLP then has 8/3 of the width, rounded up to a multiple of 64.
     """
     if name in SIZES:
         return SIZES[name]
     spelled = re.fullmatch(r"\d{1,5}(x\d{1,5}){3}", name, re.ASCII)
     layers, width, heads, kv_heads = map(int, name.split("x")) if spelled else (0, 0, 0, 0)
     if 0 in (layers, width, heads, kv_heads) or width % (2 * heads) or heads % kv_heads:
-        raise BadArgument(
-            f"No model has the size {name!r}.",
-            hint=f"{', '.join(SIZES)}, or layers x width x heads x key-value heads as in "
-            "8x384x6x2",
-        )
+        raise BadArgument(f"No model has the size {name!r}.", hint=SIZE_WORDS)
     return Size(
         *(layers, width, heads, kv_heads),
         head_dim=width // heads,
@@ -86,12 +80,7 @@ class Settings(Checked):
     """
 
     variant: str = setting("rope", "NAME[:VALUE]", "RoPE variant: p-rope:0.75, ...")
-    size: str = setting(
-        "tiny",
-        "NAME",
-        "Size of the model: mini, tiny, small, base, or layers x width x heads x "
-        "key-value heads as in 8x384x6x2.",
-    )
+    size: str = setting("tiny", "NAME", f"Size of the model: {SIZE_WORDS}.")
     context: int = setting(512, "N", "Tokens in a sequence.", min=3)
     vocabulary: int = setting(
         2048, "N", "Number of tokens in the BPE tokenizer.", min=258, max=1 << 16

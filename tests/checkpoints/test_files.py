@@ -115,7 +115,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         lambda f: edit_config(f, rope_parameters={"rope_type": "yeti", "rope_theta": 1e4}),
         ["does not know 'yeti'; a rope_type is default, linear"]),
     "layers without end": (lambda f: edit_config(f, num_hidden_layers=10**9),
-        ["is impossible", "num_hidden_layers 1,000,000,000, more than 4,096"]),
+        ["is impossible", "num_hidden_layers 1,000,000,000, not 1 to 4,096"]),
+    "no layers": (lambda f: edit_config(f, num_hidden_layers=0),
+        ["is impossible", "num_hidden_layers 0, not 1"]),
     "experts without end": (lambda f: edit_config(f, text_config={"num_experts": 10**9}),
         ["is impossible", "num_experts 1,000,000,000"]),
     "truncated": (lambda f: truncate(f, 30_000),
@@ -202,7 +204,7 @@ def test_an_adapter_is_added_to_its_model(folder: Path):
     edit_weights(copies, lambda weights: weights.pop("model.norm.weight"))
     with pytest.raises(BadCheckpoint, match="lacks weights of LlamaForCausalLM"):
         load(copies)  # transformers does not report it
-    names = [("acme/none", "called acme/none, the model of"), (None, "does not name the model")]
+    names = [(x, f"called {x}, the model of") for x in ("acme/none", None)]
     (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
     for model_name, words in [(str(folder), "cannot load the adapter"), *names]:
         edit_config(adapter, "adapter_config.json", base_model_name_or_path=model_name)

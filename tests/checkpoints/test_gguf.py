@@ -2,7 +2,6 @@
 
 import copy
 import json
-import re
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -27,8 +26,6 @@ from ropelens.config_facts import depends_on_length
 from ropelens.errors import BadCheckpoint
 from ropelens.model.as_live_model import as_live_model
 from ropelens.rotation.row_order import check_row_order
-
-FILE = Path(__file__).parents[2] / "models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def as_pairs(x: torch.Tensor, heads: int) -> torch.Tensor:
@@ -123,20 +120,6 @@ def test_a_quantized_file_is_the_model_except_for_rounding(kind, error, tmp_path
     difference = float((logits - expected).norm() / expected.norm())
     assert error / 10 < difference < error
     assert not check_row_order(as_live_model(model, tokenizer))[0]
-
-
-@pytest.mark.slow  # the files of the bundled model are smaller
-@pytest.mark.skipif(not FILE.is_file(), reason="make smollm2 was not run")
-def test_a_quantized_file_knows_what_its_model_knows():
-    model, tokenizer = rl.load(FILE)
-    tokens = tokenizer("The capital of France is Paris, on the Seine.", return_tensors="pt")
-    with torch.no_grad():
-        logits = model(tokens.input_ids).logits
-    assert tokenizer.decode(logits[0, 4].argmax()) == " Paris"
-    wrong, words = check_row_order(as_live_model(model, tokenizer))
-    as_is, other = map(float, re.findall(r"\d\.\d\d", words))
-    assert not wrong
-    assert as_is < 2.5 < 3 < other
 
 
 @pytest.mark.parametrize("permutations", [0, 2])

@@ -174,7 +174,6 @@ def test_windows_are_read_at_every_length(name: str, length: int):
     """Only long sequences have a mask, but the window is the same."""
     row = torch.arange(length)
     windowed = (row - WINDOW + 1).clamp_min(0)
-    starts = {}
     for implementation in ("eager",) if name in NO_SDPA else ("eager", "sdpa"):
         model = tiny(name)
         model.set_attn_implementation(implementation)
@@ -183,8 +182,6 @@ def test_windows_are_read_at_every_length(name: str, length: int):
         for call, kind in zip(calls, kinds, strict=True):
             expected = windowed if kind == "sliding_attention" else torch.zeros_like(row)
             assert torch.equal(call.visibility.first[0], expected), (implementation, kind)
-        starts[implementation] = [call.visibility.first.tolist() for call in calls]
-    assert len({str(start) for start in starts.values()}) == 1
 
 
 def windowed_attention(module, query, key, value, attention_mask, **kwargs):

@@ -94,17 +94,6 @@ def masked(hidden: slice) -> tuple[torch.Tensor, torch.Tensor]:
     return mask, (mask.cumsum(1) - 1).clamp(min=0)
 
 
-@torch.no_grad()
-def test_a_cropped_cache_of_keys_with_another_rotation_is_refused():
-    """Dynamic RoPE forgets the 24 tokens, but the cached keys keep their rotation."""
-    model, cache = tiny("llama_dynamic", max_position_embeddings=16), DynamicCache()
-    with rl.edit_rope(model, EDIT), rl.observe(model, lambda call, planes: None):
-        model(TOKENS, past_key_values=cache)
-        cache.crop(-16)
-        with pytest.raises(UnsupportedModel, match="rotation of the keys in this cache"):
-            model(TOKENS[:, 8:9], past_key_values=cache)
-
-
 def test_tokens_count_from_the_start_of_their_sequence():
     one_token_first = torch.tensor([[0, 0, 1, 2, 0, 1]])
     assert torch.equal(places_in_sequence(one_token_first), one_token_first)
@@ -259,24 +248,17 @@ class SinkLayer(DynamicLayer):
         return result
 
 
-@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(
+    ("inside", "sinks"), [(False, True), (True, False), (True, True)], ids=str
+)
+@pytest.mark.parametrize("block", ["edit", "observe"])
 @torch.no_grad()
-def test_caches_that_drop_keys_are_refused(llama: Any, inside: bool):
-    cache = Cache(layer_class_to_replicate=SinkLayer)
-    edit = rl.edit_rope(llama, EDIT)
-    with edit if inside else nullcontext():
+def test_caches_that_drop_keys_are_refused(llama: Any, block: str, inside: bool, sinks: bool):
+    cache = Cache(layer_class_to_replicate=SinkLayer) if sinks else DynamicCache()
+    opened = rl.edit_rope(llama, EDIT) if block == "edit" else rl.observe(llama, print)
+    with opened if inside else nullcontext():
         llama(TOKENS[:, :20], past_key_values=cache)
-        with nullcontext() if inside else edit, UNKNOWN:
-            llama(TOKENS[:, 20:21], past_key_values=cache)
-
-
-@pytest.mark.parametrize("by_itself", [False, True])
-@torch.no_grad()
-def test_an_observer_refuses_a_cache_that_dropped_keys(llama, by_itself: bool):
-    cache = Cache(layer_class_to_replicate=SinkLayer) if by_itself else DynamicCache()
-    with rl.observe(llama, lambda call, planes: None):
-        llama(TOKENS[:, :20], past_key_values=cache)
-        if not by_itself:
+        if not sinks:
             keep(cache, range(4, 20))
-        with UNKNOWN:
-            llama(TOKENS[:, 20:], past_key_values=cache)
+        with nullcontext() if inside else opened, UNKNOWN:
+            llama(TOKENS[:, 20:21], past_key_values=cache)

@@ -73,14 +73,6 @@ def test_every_dtype(name: str, dtype: torch.dtype):
     check_layers(tiny(name).to(dtype), name, rtol=4 * rounding)
 
 
-@not_as_configured
-@pytest.mark.parametrize("name", ["llama_gqa", "nanochat"])
-def test_the_fastest_planes_may_be_stopped(name: str):
-    model = tiny(name)
-    model.model.rotary_emb.inv_freq[:4] = 0
-    check_layers(model, name, rtol=1e-6)
-
-
 @pytest.mark.parametrize("name", ["llama_gqa", *ANY_DTYPE])
 def test_the_dataset_contains_the_measured_rotation(name: str):
     model = tiny(name)
@@ -238,14 +230,11 @@ def test_a_model_that_states_nothing_is_measured():
 
 
 OTHER_STATEMENTS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
-    "faster": ("llama_gqa", lambda w: w * 1.00001),
     "slowest faster": ("llama_gqa", lambda w: torch.cat([w[:-1], w[-1:] * 1.001])),
     "reversed": ("llama_gqa", lambda w: w.flip(0)),
     "one more": ("llama_gqa", lambda w: torch.cat([w, w[-1:] / 3])),
     "one less": ("llama_gqa", lambda w: w[:-1]),
-    "slowest stopped": ("llama_gqa", lambda w: w * torch.tensor([1.0] * 7 + [0.0])),
     "partial and one more": ("phi", lambda w: torch.cat([w, w[-1:] / 3])),
-    "partial and one less": ("phi", lambda w: w[:-1]),
 }
 
 

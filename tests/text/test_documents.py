@@ -21,7 +21,7 @@ from ropelens.errors import BadArgument, BadText
 from ropelens.rotation.load import load
 from ropelens.text.documents import read_documents
 from ropelens.text.text import Text
-from ropelens.text.tokenize import encode, pieces, tokenize, warn_beyond
+from ropelens.text.tokenize import encode, pieces, tokenize
 
 
 def letters(*, bos: bool = True) -> PreTrainedTokenizerFast:
@@ -67,13 +67,6 @@ def test_line_ends_and_marks_are_read_as_python_does(tmp_path: Path):
     lines = tmp_path / "a.jsonl"
     lines.write_text(json.dumps({"text": "a\u2028b\u0085c\r\nd"}, ensure_ascii=False) + "\n")
     assert read_documents([path, lines]) == ["é\ntwo\nthree\u2028", "a\u2028b\u0085c\r\nd"]
-
-
-def test_empty_documents_among_others_are_passed_over(tmp_path: Path):
-    (tmp_path / "a.txt").write_text("\n")
-    (tmp_path / "b.txt").write_text("text")
-    (tmp_path / "c.jsonl").write_text('{"text": ""}\n{"text": "more"}\n')
-    assert read_documents([tmp_path]) == ["text", "more"]
 
 
 def write(name: str, data: bytes) -> Callable[[Path], Path]:
@@ -221,13 +214,6 @@ def test_a_bad_cut_is_refused(documents, context, kind, words):
         tokenize(["abc"], None, context=2)
 
 
-def test_a_context_beyond_the_model_is_a_warning():
-    with pytest.warns(UserWarning, match="context 600 is beyond the 512 tokens"):
-        warn_beyond(600, 512)
-    warn_beyond(512, 512)
-    warn_beyond(512, None)
-
-
 def test_a_long_line_is_tokenized_in_pieces_with_the_tokens_of_the_whole():
     tokenizer = load("bundled")[1]
     text = "Once upon  a time, there   was a well-known fox;\n\n it ran.  " * 40
@@ -238,15 +224,6 @@ def test_a_long_line_is_tokenized_in_pieces_with_the_tokens_of_the_whole():
         assert max(map(len, parts)) <= longest
         assert [i for part in parts for i in encode(part, tokenizer)[1]] == whole
     assert list(pieces("a" * 25, longest=10)) == ["a" * 10, "a" * 10, "a" * 5]
-
-
-def test_no_more_than_a_million_characters_are_tokenized_at_once():
-    tokenizer = mock.Mock(bos_token_id=None, added_tokens_decoder={})
-    tokenizer.return_value = {"input_ids": [0] * 10}
-    _, ids = encode("ab " * 1_000_000, tokenizer)
-    lengths = [len(call.args[0]) for call in tokenizer.call_args_list]
-    assert (sum(lengths), len(ids)) == (3_000_000, 10 * len(lengths))
-    assert max(lengths) <= 1_000_000
 
 
 def test_a_model_without_a_tokenizer_is_analyzed_on_tokens(tmp_path: Path):

@@ -13,7 +13,7 @@ from trained import NANO, OPTIONS, metrics, train
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, set_seed
 from transformers.optimization import get_wsd_schedule
 
-from ropelens.train.data import held_out_sequences, spread, training_stages
+from ropelens.train.data import held_out_sequences, training_stages
 from ropelens.train.loop import batches, learning_rate
 from ropelens.train.run import model_config
 from ropelens.train.settings import SIZES, Settings
@@ -140,14 +140,6 @@ def test_stages_follow_each_other_and_the_last_is_repeated(after: int):
     first, second = inputs[3] + inputs[4], inputs[5] + inputs[6]
     assert sorted(first) == sorted(second) == list(range(1000, 1000 + 2 * batch))
     assert first != second
-
-
-def test_spread_is_from_the_first_to_the_last():
-    rows = np.arange(2850)
-    selected = spread(rows, 512)
-    assert (selected[0], selected[-1], len(selected)) == (0, 2849, 512)
-    assert set(np.diff(selected)) <= {5, 6}
-    np.testing.assert_array_equal(spread(rows, 10**6), rows)
 
 
 @pytest.mark.slow

@@ -106,13 +106,6 @@ def test_a_changed_study_is_refused(study: Path, tmp_path: Path, story: Path):
     assert caught.value.parts["seen"] == "steps: 2, now 4"
 
 
-def test_a_study_is_not_written_into_a_run(study: Path):
-    run = study / "nano/rope/seed-0"
-    with pytest.raises(BadArgument, match="holds a model, a run, a study or other results"):
-        run_study(study.parent / "study.toml", out=run)
-    assert not (run / "study.json").exists()
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
