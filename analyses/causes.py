@@ -229,8 +229,10 @@ def one_answer(
     ]
     if "rank_correlation" in causes.attrs:
         sentences.append(
-            f"Over {CHECKED} random planes, the rank correlation of the attribution of a plane "
-            f"with the effect of dropping it is {causes.attrs['rank_correlation']:+.2f}. The "
+            f"Over the {CHECKED} planes with the largest attribution, the rank correlation of "
+            f"the attribution of a plane with the effect of dropping it is "
+            f"{causes.attrs['rank_correlation']:+.2f}, and {causes.attrs['wrong_signs']} have "
+            "the wrong sign. The "
             f"largest error over all dropped planes is {causes.attrs['worst']:.2f} nats."
         )
     return causes, [sentence.replace("-", "−") for sentence in sentences]

@@ -15,10 +15,13 @@ from .rotation.measure import measure_rope as measure_rope
 from .rotation.compare import compare_rope as compare_rope
 from .profiles.capture import capture as capture
 from .interventions.attribute import attribute_planes as attribute_planes
+from .interventions.top_planes import top_planes as top_planes
+from .interventions.patch_each import patch_each as patch_each
 from .rotation.measure import observe as observe
 from .attention.call import AttentionCall as AttentionCall
 from .rope.planes import Planes as Planes
 from .profiles.profile import profile as profile
+from .analysis.prompt import explain_prompt as explain_prompt
 from .attention.variables import Statistic as Statistic
 from .profiles.token_sets import attention_on as attention_on
 from .claims.tables import classify_heads as classify_heads
@@ -26,6 +29,7 @@ from .claims.claim_runs import test_claims as test_claims
 from .interventions.reach import reach as reach
 from .interventions.evaluate import evaluate as evaluate
 from .interventions.truncate import truncate as truncate
+from .interventions.truncation_table import position_losses as position_losses
 
 # edit
 from .interventions.edit import edit_rope as edit_rope
@@ -50,7 +54,10 @@ from .figures.heads import plot_claim as plot_claim
 from .figures.heads import plot_follow as plot_follow
 from .figures.heads import plot_head_map as plot_head_map
 from .figures.head import plot_kernel as plot_kernel
+from .figures.effects import plot_effects as plot_effects
 from .figures.planes import plot_norms as plot_norms
+from .figures.effects import plot_position_losses as plot_position_losses
+from .figures.effects import plot_top_planes as plot_top_planes
 from .figures.head import plot_selectivity as plot_selectivity
 from .figures.edits import plot_truncation as plot_truncation
 

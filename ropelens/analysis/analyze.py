@@ -31,7 +31,7 @@ from ropelens.rotation.probe import RotationProbe
 from ropelens.rotation.row_order import warn_of_row_order
 from ropelens.runtime.devices import explain_full_memory
 from ropelens.runtime.processes import gather
-from ropelens.runtime.progress import ShowProgress, opening, silent
+from ropelens.runtime.progress import ProgressOption, ShowProgress, display_of, opening
 from ropelens.runtime.savepoint import UNFINISHED, savepoint
 from ropelens.text.text import Text
 
@@ -50,7 +50,7 @@ def analyze(
     *,
     tokenizer: Any = None,
     truncation: Mapping[str, Any] | None = None,
-    progress: ShowProgress | None = None,
+    progress: ProgressOption = None,
 ) -> Analysis:
     """Measure the profile of a model on text, and the labels of its heads.
 
@@ -61,12 +61,12 @@ def analyze(
     - `tokenizer`: for a model in memory, or a replacement for the tokenizer of a checkpoint.
     - `truncation`: requests a sweep on the same sequences and rows, with the same seed: the
       arguments heads, keep, ends, bands, controls and measures of `ropelens.truncate`.
-    - `progress`: shows the stages; see `show_progress`.
+    - `progress`: True shows the progress on stderr.
 
     Raises `BadText` and `BadCheckpoint` for files that cannot be read, and the errors of
     `ropelens.load`, `profile` and `truncate`.
     """
-    show = progress or silent
+    show = display_of(progress)
     with opening(show, "reading"):
         plan = plan_analysis(model, text, options, tokenizer=tokenizer, truncation=truncation)
     analysis = run_plan(plan, folder=None, progress=show)

@@ -16,7 +16,8 @@ class AttentionCall:
     `query` and `key` carry their rotation. A score is `scale` q . k, or with a `softcap`
     softcap tanh(scale q . k / softcap). `sink_logits` (gpt-oss) take part in the softmax
     without a key. `visibility` has the position of each row and the keys that the row sees;
-    `call.visibility.sees()` is the table [sequence or 1, row, key].
+    `call.visibility.sees()` is the table [sequence or 1, row, key]. `window` is the number of
+    keys that a row sees at most, if the model passes it to its attention function.
     """
 
     layer: int
@@ -28,6 +29,7 @@ class AttentionCall:
     softcap: float | None
     sink_logits: Float[Tensor, " head"] | None
     visibility: Visibility
+    window: int | None = None
 
     @property
     def past(self) -> int:

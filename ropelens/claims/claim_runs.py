@@ -33,7 +33,7 @@ from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.passes import collect
 from ropelens.profiles.token_sets import shares_of
 from ropelens.rope.select import ALL_HEADS, PlaneNumbers
-from ropelens.runtime.progress import ShowProgress, Stage, silent
+from ropelens.runtime.progress import ProgressOption, Stage, display_of
 from ropelens.text.rows import rows_for
 from ropelens.text.text import Text
 from ropelens.text.tokenize import TextInput
@@ -56,7 +56,7 @@ def test_claims(
     tokenizer: Any = None,  # noqa: PT028
     draws: Positive = 1000,  # noqa: PT028
     seed: Whole = 0,  # noqa: PT028
-    progress: ShowProgress | None = None,  # noqa: PT028
+    progress: ProgressOption = None,  # noqa: PT028
 ) -> pd.DataFrame:
     """Test published claims about RoPE on the model of a profile: one row for each claim.
 
@@ -103,13 +103,13 @@ def claim_runs(
     *,
     tokenizer: Any,
     seed: int,
-    progress: ShowProgress | None,
+    progress: ProgressOption,
 ) -> dict[str, dict[str, Any]]:
     """The argument `runs` of `ledger`, from further runs of the model."""
     measurement = Measurement.of(model, text, tokenizer=tokenizer, rows=ROWS_READ, seed=seed)
     few = measurement.text[:: -(-len(measurement.text) // MAX_SEQUENCES)]  # evenly spread
     part = replace(measurement, text=few, rows=rows_for("auto", few.context))
-    lead, why = _token_lead(measurement, tokenizer, progress or silent)
+    lead, why = _token_lead(measurement, tokenizer, display_of(progress))
     runs: dict[str, dict[str, Any]] = {"all": {"token_lead": lead, "why apostrophes": why}}
     for kind, layers in parts_by_kind(profile).items():
         arrays = _change_planes(layers, part, kind == "all", progress)
@@ -143,7 +143,7 @@ def why_no_effect(wavelength: Float[np.ndarray, "layer _"], length: int) -> str:
 
 
 def _change_planes(
-    profile: xr.Dataset, measurement: Measurement, every: bool, progress: ShowProgress | None
+    profile: xr.Dataset, measurement: Measurement, every: bool, progress: ProgressOption
 ) -> dict[str, Any]:
     """Arrays [document, set of planes] of claims about edits; set 0 is the set of the claim.
 

@@ -11,6 +11,7 @@ from ropelens.checkpoints.bundled import BUNDLED, bundled_facts
 from ropelens.checkpoints.load_options import option
 from ropelens.commands.analyze import analyze_command, truncate_command
 from ropelens.commands.claims import claims_command
+from ropelens.commands.prompt import prompt_command
 from ropelens.commands.rope import rope_command
 from ropelens.commands.terminal import finish, print_path, run_app
 from ropelens.runtime.progress import show_progress
@@ -194,6 +195,7 @@ for name, short_help, command in (
     ("analyze", "Measure a model on text, and make a page.", analyze_command),
     ("list", "List the checkpoints that come with ropelens.", list_bundled),
     ("rope", "Measure how each layer of a model rotates.", rope_command),
+    ("prompt", "Explain the next token of a prompt by heads and planes.", prompt_command),
     ("truncate", "Stop planes of a model, and measure the effects.", truncate_command),
     ("claims", "Test published claims about RoPE on a model.", claims_command),
     ("compare", "Compare trained runs, or analyzed models.", compare_command),

@@ -23,7 +23,7 @@ from ropelens.profiles.measures import open_profile
 from ropelens.runtime.devices import device_named
 from ropelens.runtime.folder import file_name
 from ropelens.runtime.processes import gather, place
-from ropelens.runtime.progress import Advance, ShowProgress, Stage, silent
+from ropelens.runtime.progress import Advance, ProgressOption, ShowProgress, Stage, display_of
 from ropelens.runtime.results import open_results, save
 from ropelens.train.data import DATA
 
@@ -36,7 +36,7 @@ def compare(
     sequences: Positive = 512,
     seed: Count = 0,
     device: str = "auto",
-    progress: ShowProgress | None = None,
+    progress: ProgressOption = None,
 ) -> xr.Dataset:
     """Compare trained runs, or analyzed models.
 
@@ -65,7 +65,7 @@ def compare(
     if entries[0].steps:
         how = {"sequences": sequences, "seed": seed}
         measured = partial(_measure_or_read, cache=Path(cache), how=how, device=device)
-        dataset = _measure_runs(entries, measured, progress or silent)
+        dataset = _measure_runs(entries, measured, display_of(progress))
         dataset.attrs["unfinished"] = ", ".join(unfinished)
     else:
         with explained("A profile lacks numbers.", "measure it again", error=BadArgument):

@@ -8,11 +8,11 @@ import xarray as xr
 from plotly.colors import get_colorscale
 from scipy.special import softmax
 
-from ropelens.errors import Count, public
+from ropelens.errors import BadArgument, Count, public
 from ropelens.figures import style
 from ropelens.figures.comparison import variant_looks
 from ropelens.figures.formats import plotly_text, short_count, visible_token
-from ropelens.figures.inputs import kv_heads
+from ropelens.figures.inputs import Head, Layer, head_of, kv_heads, place_of
 from ropelens.figures.planes import mark_context, set_wavelengths, wavelength_positions
 from ropelens.interventions.variables import OWN_ROTATION
 
@@ -35,17 +35,21 @@ LINES: dict[str, dict[str, Any]] = {
 
 
 @public
-def plot_selectivity(profile: xr.Dataset, *, layer: Count, head: Count) -> go.Figure:
+def plot_selectivity(profile: xr.Dataset, *, layer: Layer = None, head: Head) -> go.Figure:
     """Selectivity, norms and coherence of a head by wavelength, in three panels.
+
+    `profile` may be a capture, whose selectivity then includes sinks. The
+    head is "2.3", or layer=2, head=3.
 
     Selectivity is the push of a plane toward the keys that the head picks. Norms bound the
     push. Coherence is 1 if the plane has the same vector for all tokens, and at least 0. Trace
     `meta` names the variable of each axis; `customdata` is the wavelength in tokens.
     """
+    profile, layer, head, place = head_of(profile, layer, head)
     indices = {"layer": layer, "head": head, "kv_head": kv_heads(profile)[layer, head]}
     wavelength = profile["wavelength"].values
     places = wavelength_positions(wavelength)[layer]
-    title = f"Planes of layer {layer}, head {head}"
+    title = "Planes of layer {}, head {}".format(*place)
     figure = style.stacked(title, 3, height=460, row_heights=[0.4, 0.34, 0.26])
     for row, (unit, names) in enumerate(SELECTIVITY_PANELS.items(), start=1):
         for name, side in names.items():
@@ -68,14 +72,19 @@ def plot_selectivity(profile: xr.Dataset, *, layer: Count, head: Count) -> go.Fi
 
 
 @public
-def plot_kernel(profile: xr.Dataset, *, layer: Count, head: Count) -> go.Figure:
+def plot_kernel(profile: xr.Dataset, *, layer: Layer = None, head: Head) -> go.Figure:
     """Weight of each offset: fitted to the attention, and predicted from mean vectors.
 
     The fitted kernel explains the attention of the head best; sinks are left out. The predicted
     kernel is `predicted_kernel` as weights with the same sum: the attention if every query and
     key were equal to its mean. The log axis draws offsets at offset + 1, so that it can show 0.
-    Trace `meta` names the array that y shows.
+    Trace `meta` names the array that y shows. The head is "2.3", or layer=2, head=3. Raises
+    `BadArgument` for a profile without budget and for a capture, to which no kernel is fitted.
     """
+    layer, head = place_of(layer, head)
+    if "kernel" not in profile:
+        hint = "a profile with its budget, or plot_attention"
+        raise BadArgument("These results have no fitted kernel.", hint=hint)
     arrays = kernel_arrays(profile)
     start, last = profile["offset_start"].values, profile["offset_stop"].values - 1
     named = [f"{a}" if a == b else f"{a} to {b}" for a, b in zip(start, last, strict=True)]
@@ -115,13 +124,17 @@ def kernel_arrays(profile: xr.Dataset) -> dict[str, np.ndarray]:
 
 @public
 def plot_attention(
-    profile: xr.Dataset, *, layer: Count, head: Count, excerpt: Count = 0
+    profile: xr.Dataset, *, layer: Layer = None, head: Head, excerpt: Count = 0
 ) -> go.Figure:
     """Attention of each query token (row) to the keys (columns) that it sees, in an excerpt.
+
+    `profile` may be a capture, whose prompt number `excerpt` is shown. The head is "2.3", or
+    layer=2, head=3.
 
     The weights of a row, with a learned sink, sum to 1. The colour grows with the square root
     of the weight, so that small weights are visible.
     """
+    profile, layer, head, place = head_of(profile, layer, head)
     strings = excerpt_tokens(profile, excerpt)
     named = np.array([plotly_text(visible_token(token)) for token in strings], dtype=object)
     ticks = [plotly_text(visible_token(token, longest=12)) for token in strings]
@@ -129,7 +142,7 @@ def plot_attention(
     weights = one_head.transpose("excerpt_query", "excerpt_key").values
     weights = weights[: len(strings), : len(strings)]
     keys = np.arange(len(named))
-    title = f"Attention of layer {layer}, head {head} on an excerpt"
+    title = "Attention of layer {}, head {} on an excerpt".format(*place)
     figure = style.new_figure(title, height=640)
     # The colour bar is in the empty half above the diagonal.
     bar = {"x": 1, "xanchor": "right", "y": 1, "yanchor": "top", "orientation": "h"}
@@ -189,13 +202,15 @@ def excerpt_tokens(profile: xr.Dataset, excerpt: int) -> list[str]:
 
 @public
 def plot_reach(
-    reach: xr.Dataset, *, layer: Count | None = None, head: Count | None = None
+    reach: xr.Dataset, *, layer: Layer = None, head: Head | None = None
 ) -> go.Figure:
     """Share of copies that a head finds by distance, or the mean over measured heads.
 
     Circles show `found_share`, which is measured on copies at the distance. Dotted lines show
     `extrapolated_share`. Trace `meta` names the array of `reach_arrays` that y shows.
     """
+    if isinstance(head, str):
+        layer, head = place_of(layer, head)
     indices = {name: n for name, n in (("layer", layer), ("head", head)) if n is not None}
     averaged = [name for name in ("layer", "head") if name not in indices]
     where = ", ".join(f"{name} {number}" for name, number in indices.items())

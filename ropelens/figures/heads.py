@@ -72,10 +72,7 @@ def plot_head_map(
         down["title_text"] = "layer (index, kind)"
     figure.update_yaxes(**down)
     if selected is not None:
-        layer, head = selected
-        corners = {"x0": head - 0.5, "x1": head + 0.5, "y0": layer - 0.5, "y1": layer + 0.5}
-        fill = {"line_width": 3, "fillcolor": "rgba(0,0,0,0)"}
-        figure.add_shape(name="selected", type="rect", **corners, **fill)
+        figure.add_shape(inputs.frame_of(selected))
     return style.note_missing(figure, "no head has a number of bits", bits)
 
 

@@ -12,7 +12,72 @@ from ropelens.errors import BadArgument, Count
 from ropelens.figures.formats import number, short_count
 from ropelens.figures.style import LABEL_ORDER
 
-Selected = tuple[Count, Count] | None  # the head (layer, head) that a figure marks
+Selected = tuple[Count, Count] | str | None  # the head that a figure marks: (2, 3) or "2.3"
+
+Layer = Count | None
+Head = Count | str  # a head as "2.3", or the head=3 of layer=2
+
+
+def head_of(
+    profile: xr.Dataset, layer: Layer, head: Head
+) -> tuple[xr.Dataset, int, int, tuple[int, int]]:
+    """A profile, the indices of a head in it, and the layer and index of the head.
+
+    A capture becomes a profile of one head, whose selectivity includes sinks.
+    """
+    place = place_of(layer, head)
+    if profile.attrs.get("kind") != "capture":
+        return profile, *place, place
+    name = f"{place[0]}.{place[1]}"
+    if name not in profile["head"].values:
+        raise BadArgument(f"The capture does not have head {name}.", hint=f'heads="{name}"')
+    capture = profile.drop_vars(["layer", "head_of_layer"]).sel(head=name, drop=True)
+    capture = capture if "prompt" in capture.dims else capture.expand_dims("prompt")
+    one, tokens = capture.isel(prompt=0), capture["key_token"]
+    seen = one["score"].notnull()
+    shares = one["attention"].fillna(0) - seen / seen.sum("key")
+    push = (one["contribution"].fillna(0) * shares).sum("key")
+    push = push.isel(query=slice(1, None)).mean("query")  # row 0 has no choice
+    values = {"selectivity_keys": push, "selectivity_sink": push * np.nan}
+    for side, dim in (("q", "query"), ("k", "key")):
+        values[f"{side}_norm"] = norm = one[f"{side}_norm"].mean(dim)
+        length = (one[f"{side}_still"].mean(dim) ** 2).sum("part") ** 0.5
+        values[f"{side}_coherence"] = length / norm
+    values |= {"wavelength": one["wavelength"], "excerpt_attention": capture["attention"]}
+    tokens = tokens if "prompt" in tokens.dims else tokens.expand_dims("prompt")
+    axes: dict[str, list[str]] = {"excerpt_token": [], "excerpt_length": []}
+    axes |= {name: ["layer", "kv_head"] for name in ("k_norm", "k_coherence")}
+    axes["wavelength"] = ["layer"]
+    values |= {"excerpt_token": tokens, "excerpt_length": (tokens != "").sum("key")}
+    values = {
+        name: x.drop_vars([*x.coords]).expand_dims(axes.get(name, ["layer", "head"]))
+        for name, x in values.items()
+    }
+    dims = {"prompt": "excerpt", "query": "excerpt_query", "key": "excerpt_key"}
+    return xr.Dataset(values, attrs=profile.attrs).rename(dims), 0, 0, place
+
+
+def place_of(layer: Layer, head: Head | None) -> tuple[int, int]:
+    """Layer and index of a head, from two numbers or from "2.3" (layer.head)."""
+    numbers = str(head).split(".") if layer is None else [str(layer), str(head)]
+    if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
+        what = "A figure of one head needs its layer and its index."
+        seen = f"layer {layer}, head {head}"
+        raise BadArgument(what, seen=seen, hint='head="2.3", or layer=2, head=3')
+    return int(numbers[0]), int(numbers[1])
+
+
+def selected_place(selected: Selected) -> tuple[int, int] | None:
+    """Layer and index of the head that a figure marks, or None."""
+    return place_of(None, selected) if isinstance(selected, str) else selected
+
+
+def frame_of(selected: Selected) -> dict[str, Any]:
+    """The shape that frames the cell of a head in a map of layers and heads."""
+    layer, head = selected_place(selected) or (-9, -9)
+    corners = {"x0": head - 0.5, "x1": head + 0.5, "y0": layer - 0.5, "y1": layer + 0.5}
+    look = {"line": {"width": 3}, "fillcolor": "rgba(0,0,0,0)"}
+    return {"name": "selected", "type": "rect"} | corners | look
 
 
 def head_table(profile: xr.Dataset, heads: pd.DataFrame | None) -> pd.DataFrame:
@@ -36,9 +101,10 @@ def head_table(profile: xr.Dataset, heads: pd.DataFrame | None) -> pd.DataFrame:
     return heads
 
 
-def row_of(heads: pd.DataFrame, selected: tuple[int, int]) -> int:
-    """Row of the head `selected`, (layer, head). Raises `ValueError` if there is none."""
-    return [*zip(heads["layer"], heads["head"], strict=True)].index(selected)
+def row_of(heads: pd.DataFrame, selected: Selected) -> int:
+    """Row of the head `selected`. Raises `ValueError` if there is none."""
+    places = [*zip(heads["layer"], heads["head"], strict=True)]
+    return places.index(selected_place(selected) or (-1, -1))
 
 
 def numbers(heads: pd.DataFrame, name: str) -> np.ndarray:

@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.figures import style
+from ropelens.figures.inputs import Head, Layer, place_of
 from ropelens.interventions.truncation_table import sweeps_by_kind, swept_layers
 
 END_LOOKS = {  # words, colour and symbol
@@ -23,13 +24,16 @@ HEAD_PANELS = {
 }
 
 
-def plot_head_truncation(truncation: xr.Dataset, *, layer: int, head: int) -> go.Figure:
+def plot_head_truncation(
+    truncation: xr.Dataset, *, layer: Layer = None, head: Head
+) -> go.Figure:
     """Change of attention and induction of a head, by the share of planes that still rotate.
 
     Planes stop in all heads of all layers, or of the layers of the same kind. The grey line is
     the mean over equally many random planes. Trace `meta` names the array of `head_steps` that
     y shows.
     """
+    layer, head = place_of(layer, head)
     arrays = head_steps(truncation)
     panels = [name for name in HEAD_PANELS if name in truncation]
     title = f"Layer {layer}, head {head} while planes stop"

@@ -5,8 +5,8 @@ gradient of an answer with respect to the score. Softmax ignores a constant that
 scores of a row, so the gradient sums to 0 over the keys of a row.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,14 +20,20 @@ from torch import Tensor
 from ropelens.attention.variables import labelled, stack, table
 from ropelens.errors import Count, Positive, public
 from ropelens.interventions.edit import drop, stack_edits
-from ropelens.interventions.patch import PlanePatch, Source, position_pairs, read_source
+from ropelens.interventions.patch import Source, plan_patch
+from ropelens.interventions.patch_each import (
+    AnswerDefinition,
+    answer_number,
+    answer_to,
+    patched_answers,
+)
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles import gradients
-from ropelens.profiles.capture import Prompt, Token, one_sequence, token_id
+from ropelens.profiles.capture import Prompt, one_sequence
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, HeadMask, PlaneNumbers
-from ropelens.rotation.probe import RotationProbe, select_heads
+from ropelens.rotation.probe import select_heads
 from ropelens.text.text import Text
 
 ATTRIBUTION = table("""
@@ -40,9 +46,6 @@ pair_head (pair_head): layer.head
 inv_freq (layer, frequency) rad/token: angular frequency; negative: clockwise
 wavelength (layer, frequency) token: tokens per turn
 """)
-AnswerDefinition = Token | tuple[Token, Token] | gradients.OfLogits
-
-PlaneBlock = Callable[[PlaneNumbers, str], AbstractContextManager[None]]  # changes the plane
 
 
 @public
@@ -74,9 +77,11 @@ def attribute_planes(
       the heads in the list `pairs`. NaN if the query does not see the key.
     - `dropped` (layer, head, frequency), with `check=N`: change of the answer when only this
       plane is dropped (`drop`). The N planes with the largest attribution and N random other
-      planes are checked; the rest is NaN. `attrs["rank_correlation"]` compares `attribution`
-      with -`dropped` over the random planes; `attrs["worst"]` is the largest difference over
-      all planes. If `check` exceeds the number of planes, all planes of `heads` are scanned.
+      planes are checked; the rest is NaN. Over the N largest, `attrs["rank_correlation"]`
+      compares `attribution` with -`dropped`, and `attrs["wrong_signs"]` counts the planes with
+      opposite signs. `attrs["random_rank_correlation"]` is about the random planes, most of
+      which are near 0. `attrs["worst"]` is the largest difference over all checked planes. If
+      `check` exceeds the number of planes, all planes of `heads` are scanned.
     - `patched`, with `check` and another prompt as `source`: change of the answer when only
       this plane takes its queries and keys from `source` (see `patch_planes`). The same planes
       are checked. `attrs["source_answer"]` is the answer to `source`.
@@ -98,12 +103,12 @@ def attribute_planes(
     text, rotation = measurement.text, measurement.rotation
     chosen = select_heads(live, heads)
     pair_heads = select_heads(live, pairs).nonzero().tolist() if pairs else []
-    number = _number_of(answer, tokenizer, live.vocabulary)
+    number = answer_number(answer, tokenizer, live.vocabulary)
     planes = rotation.planes(text.context)
     total, by_pair = _integrate(live, text, number, chosen, pair_heads, planes, steps)
-    answer_now = partial(_answer, live, text, number)
+    answer_now = partial(answer_to, live, text, number)
     facts: dict[str, Any] = {"steps": steps, "answer": answer_now()}
-    values = {
+    values: dict[str, Any] = {
         "attribution": stack(total),
         "inv_freq": stack(torch.atleast_2d(layer.term_inv_freq)[0] for layer in planes),
         "wavelength": stack(torch.atleast_2d(layer.wavelength)[0] for layer in planes),
@@ -116,26 +121,26 @@ def attribute_planes(
             facts["answer_without"] = answer_now()
     if check:
         attribution = values["attribution"]
-        places, others = _checked_planes(planes, attribution, check)
-
-        def changes(block: PlaneBlock) -> Float[np.ndarray, "layer head frequency"]:
-            change = np.full(attribution.shape, np.nan)
-            for layer, head, plane in places:
-                with block(PlaneNumbers((int(plane),)), f"{layer}.{head}"):
-                    change[layer, head, plane] = answer_now() - facts["answer"]
-            return change
-
-        values["dropped"] = dropped = changes(
-            lambda plane, heads: live.edit(stack_edits(rotation, [drop(plane, heads=heads)]))
-        )
-        facts["worst"] = float(np.nanmax(np.abs(attribution + dropped)))
-        if len(others) > 2:
-            ranks = scipy.stats.spearmanr(attribution.flat[others], -dropped.flat[others])
-            facts["rank_correlation"] = float(ranks.statistic)
+        largest, others = _checked_planes(planes, attribution, check)
+        places = np.unravel_index(np.concatenate([largest, others]), attribution.shape)
+        names = ["dropped"] if source is None else ["dropped", "patched"]
+        values |= {name: np.full(attribution.shape, np.nan) for name in names}
+        for place in zip(*places, strict=True):
+            edit = drop(PlaneNumbers((int(place[2]),)), heads=f"{place[0]}.{place[1]}")
+            with live.edit(stack_edits(rotation, [edit])):
+                values["dropped"][place] = answer_now() - facts["answer"]
+        facts |= _compare_effects(attribution, -values["dropped"], largest, others)
         if source is not None:
             source_text = one_sequence(live, source, tokenizer).text
-            values["patched"] = changes(_patch_block(rotation, source_text, chosen))
-            facts["source_answer"] = _answer(live, source_text, number)
+            whole, patches = plan_patch(rotation, source_text, heads=heads), []
+            for place in zip(*places, strict=True):
+                of_head = torch.zeros_like(chosen)
+                of_head[place[:2]] = True
+                select = PlaneNumbers((int(place[2]),))
+                patches.append(replace(whole, chosen=of_head, select=select))
+            answers = np.array(patched_answers(live, text, number, patches))
+            values["patched"][places] = answers - facts["answer"]
+            facts["source_answer"] = answer_to(live, source_text, number)
     indices = {"layer": range(live.layers), "head": range(live.heads)}
     dataset = xr.Dataset(labelled(values, ATTRIBUTION), coords=indices)
     dataset.attrs = {"kind": "attribution"} | measurement.facts | facts
@@ -174,36 +179,29 @@ def _integrate(
     return total, by_pair
 
 
-def _patch_block(rotation: RotationProbe, source: Text, chosen: HeadMask) -> PlaneBlock:
-    """Blocks in which one plane of a head is patched from `source`, which runs only once."""
-    live, positions = rotation.live, position_pairs(None, source.context)
-    vectors = read_source(rotation, source, chosen, "both")
-    return lambda plane, heads: live.patch(
-        PlanePatch(rotation, select_heads(live, heads), plane, "both", positions, vectors)
-    )
-
-
-def _number_of(answer: AnswerDefinition, tokenizer: Any, vocabulary: int) -> gradients.Number:
-    if callable(answer):
-        return gradients.Number(answer)
-    pair = answer if isinstance(answer, tuple) else (answer,)
-    first, *second = [token_id(token, tokenizer, vocabulary) for token in pair]
-    return gradients.Number(lambda logits: logits[-1, first] - logits[-1, second].sum(), last=1)
-
-
-@torch.no_grad()
-def _answer(live: LiveModel, text: Text, number: gradients.Number) -> float:
-    return float(gradients.value_of(live, text, number))
+def _compare_effects(
+    attribution: Float[np.ndarray, "layer head frequency"],
+    effects: Float[np.ndarray, "layer head frequency"],
+    largest: Int[np.ndarray, " plane"],
+    others: Int[np.ndarray, " other"],
+) -> dict[str, float]:
+    """The attributes that compare attributions with the effects of dropping the planes."""
+    first, second = attribution.ravel(), effects.ravel()
+    facts = {"worst": float(np.nanmax(np.abs(first - second)))}
+    facts["wrong_signs"] = int((first[largest] * second[largest] < 0).sum())
+    for name, indices in (("rank_correlation", largest), ("random_rank_correlation", others)):
+        if len(indices) > 2:
+            ranks = scipy.stats.spearmanr(first[indices], second[indices])
+            facts[name] = float(ranks.statistic)
+    return facts
 
 
 def _checked_planes(
     planes: Sequence[Planes], attribution: Float[np.ndarray, "layer head frequency"], check: int
-) -> tuple[Int[np.ndarray, "place axis"], Int[np.ndarray, " other"]]:
-    """Indices of the planes to check, and flat indices of the random planes among them."""
+) -> tuple[Int[np.ndarray, " plane"], Int[np.ndarray, " other"]]:
+    """Flat indices of the planes with the largest attribution, and of random other planes."""
     counts = np.array([layer.inv_freq.shape[-1] for layer in planes])
     rotates = np.arange(attribution.shape[-1]) < counts[:, None, None]
     indices = np.flatnonzero(np.isfinite(attribution) & rotates)
     order = indices[np.argsort(-np.abs(attribution.flat[indices]), kind="stable")]
-    others = np.random.default_rng(0).permutation(order[check:])[:check]
-    checked = np.concatenate([order[:check], others])
-    return np.stack(np.unravel_index(checked, attribution.shape), axis=1), others
+    return order[:check], np.random.default_rng(0).permutation(order[check:])[:check]

@@ -31,7 +31,7 @@ from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, HeadMask
 from ropelens.rotation.probe import RotationProbe, select_heads
 from ropelens.runtime.processes import gather, shard
-from ropelens.runtime.progress import ShowProgress, Stage, silent
+from ropelens.runtime.progress import ProgressOption, Stage, display_of
 from ropelens.runtime.savepoint import begin_stage
 from ropelens.text.rows import Ids, generator_of
 from ropelens.text.text import Text
@@ -45,13 +45,17 @@ Edits = Mapping[str, Intervention | Sequence[Intervention]]
 
 @dataclass(frozen=True)
 class Entry:
-    """A model of an evaluation and its planes; controls of `control_of` change random heads."""
+    """A model of an evaluation and its planes; controls of `control_of` change random heads.
+
+    `silenced` are the heads whose outputs the `silences` replace.
+    """
 
     name: str
     planes: list[Planes]
     edit: ModelEdit | None = None
     silences: Sequence[HeadSilence] = ()
     control_of: str = ""
+    silenced: HeadMask | None = None
 
 
 def entries_of(
@@ -76,7 +80,9 @@ def entries_of(
             for silence in silences:
                 outputs.append(silence.outputs())
                 blocks.enter_context(live.silence(outputs[-1]))
-        return Entry(name, planes, edit if edit.edits else None, outputs, control_of)
+        masks = [select_heads(live, silence.heads) for silence in silences]
+        silenced = torch.stack(masks).any(0) if masks else None
+        return Entry(name, planes, edit if edit.edits else None, outputs, control_of, silenced)
 
     entries = [Entry(NONE, rotation.planes(context))]
     for name, changes in edits.items():
@@ -196,7 +202,7 @@ def run_entries(
     measures: Collection[str],
     tasks: Mapping[str, Task],
     split: TokenSplit,
-    progress: ShowProgress | None,
+    progress: ProgressOption,
 ) -> tuple[list[dict[int, LayerFit]], list[EntrySums], list[Answers]]:
     """The fits, the sums over the text and the answers to the tasks, for each entry."""
     live, text = measurement.live, measurement.text
@@ -218,7 +224,7 @@ def run_entries(
     tokens += sum(tasks[name].tokens for _, name in runs)
     layers = len(unfitted) * len(shard(len(live.attending)))
     stages = Stage("trying edits", tokens), Stage("fitting budgets", layers, "layers")
-    with (progress or silent)(*stages) as step:
+    with display_of(progress)(*stages) as step:
         for entry in unfitted:
             options: dict[str, Any] = {"surrogates": 0, "progress": partial(step, stage=1)}
             with live.changed(entry.edit, entry.silences):

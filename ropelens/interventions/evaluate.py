@@ -31,7 +31,7 @@ from ropelens.profiles.summary import (
     summarize,
 )
 from ropelens.rope.planes import Planes
-from ropelens.runtime.progress import ShowProgress
+from ropelens.runtime.progress import ProgressOption
 from ropelens.text.rows import HowMany
 from ropelens.text.text import Text
 from ropelens.text.tokenize import TextInput
@@ -54,7 +54,7 @@ def evaluate(
     distances: Sequence[Whole] | None = None,
     seed: Whole = 0,
     batch_size: Positive | None = None,
-    progress: ShowProgress | None = None,
+    progress: ProgressOption = None,
 ) -> xr.Dataset:
     """Measure `model` without edits and under each of `edits`, on the same text.
 
@@ -76,7 +76,8 @@ def evaluate(
       groups of sequences in the coordinate `group`.
     - "induction": `induction` and `duplicate_token` (edit, layer, head), as in a profile;
       `trial_induction` (edit, trial, layer, head) for each sequence of random tokens; and the
-      loss of these tokens at first and when repeated (edit, trial).
+      loss of these tokens at first and when repeated (edit, trial). They show the attention of
+      silenced heads before it is replaced; `silenced` (edit, layer, head) is 1 for these heads.
     - "retrieval": `retrieval` (edit, retrieval_length, depth), the share of needles in the text
       that the model finds (chance is 1 in 8; no instruction tuning is needed).
       `prompt_lengths` are in tokens, by default a quarter, a half and all of the context, with
@@ -114,6 +115,10 @@ def evaluate(
     values = {"edit": np.array([entry.name for entry in entries], dtype=object)}
     if controls:
         values["control_of"] = np.array([entry.control_of for entry in entries], dtype=object)
+    if any(entry.silenced is not None for entry in entries):
+        none = torch.zeros(live.layers, live.heads, dtype=torch.bool)
+        masks = [none if entry.silenced is None else entry.silenced for entry in entries]
+        values["silenced"] = torch.stack(masks).double().numpy()
     if "loss" in selected:
         values |= _loss_values(text, split, sums)
     if "change" in selected:
@@ -135,7 +140,7 @@ def evaluate(
     dataset = xr.Dataset(labelled(values, EVALUATED), coordinates)
     names = {"control_of", "group", "position_start", "position_stop", "token_class"}
     dataset = number_dims(dataset.set_coords(names & values.keys()))
-    return dataset.assign_attrs(measurement.facts)
+    return dataset.assign_attrs({"kind": "evaluation"} | measurement.facts)
 
 
 def _loss_values(

@@ -24,7 +24,7 @@ from ropelens.text.tokenize import prompt_tokens
 
 PatchedPart = Literal["query", "key", "both", "value", "output"]
 UNROTATED = ("value", "output")
-Source = Text | str | Integer[Tensor, "*sequence position"] | Mapping[str, Any]
+Source = Text | str | Integer[Tensor, "*source place"] | Mapping[str, Any]
 
 
 @public
@@ -66,14 +66,6 @@ def patch_planes(
     share a key differ.
     """
     live = as_live_model(model, tokenizer)
-    rotation = RotationProbe(live)
-    if of not in UNROTATED:
-        _, chosen = place_edit(rotation, stop(planes or PlaneNumbers(()), heads=heads))
-    elif planes is not None:
-        what = f"The {of} of a head has no planes, because it does not rotate."
-        raise BadArgument(what, hint="no planes=")
-    else:
-        chosen = select_heads(live, heads)
     if isinstance(source, str):
         source = prompt_tokens(source, live.tokenizer)
     source = torch.atleast_2d(source) if isinstance(source, Tensor) else source
@@ -82,11 +74,33 @@ def patch_planes(
         seen = f"{len(text)} sequences" if len(text) > 1 else "a mask with a gap"
         what = "The source of a patch must be one sequence without hidden tokens."
         raise BadArgument(what, seen=seen)
-    vectors = read_source(rotation, text, chosen, of)
-    pairs = position_pairs(positions, text.context)
-    patch = PlanePatch(rotation, chosen, planes, of, pairs, vectors)
+    options: dict[str, Any] = {"heads": heads, "planes": planes, "positions": positions}
+    patch = plan_patch(RotationProbe(live), text, **options, of=of)
     with live.silence(patch.outputs), live.patch(patch):
         yield
+
+
+def plan_patch(
+    rotation: RotationProbe,
+    text: Text,
+    *,
+    planes: Selection | None = None,
+    heads: str = ALL_HEADS,
+    positions: Sequence[int] | Mapping[int, int] | None = None,
+    of: PatchedPart = "both",
+) -> "PlanePatch":
+    """Check the arguments of `patch_planes`, run the source `text`, and return the patch."""
+    live = rotation.live
+    if of not in UNROTATED:
+        _, chosen = place_edit(rotation, stop(planes or PlaneNumbers(()), heads=heads))
+    elif planes is not None:
+        what = f"The {of} of a head has no planes, because it does not rotate."
+        raise BadArgument(what, hint="no planes=")
+    else:
+        chosen = select_heads(live, heads)
+    vectors = read_source(rotation, text, chosen, of)
+    pairs = position_pairs(positions, text.context)
+    return PlanePatch(rotation, chosen, planes, of, pairs, vectors)
 
 
 SourceVectors = dict[tuple[int, str], Tensor]

@@ -25,7 +25,7 @@ from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS
 from ropelens.rotation.probe import select_heads
-from ropelens.runtime.progress import ShowProgress, Stage, silent
+from ropelens.runtime.progress import ProgressOption, Stage, display_of
 from ropelens.text.rows import generator_of
 from ropelens.text.text import Text
 from ropelens.text.tokenize import TextInput
@@ -62,7 +62,7 @@ def reach(
     distances: Sequence[Number] | np.ndarray = DISTANCES,
     draws: Positive = 4,
     seed: Whole = 0,
-    progress: ShowProgress | None = None,
+    progress: ProgressOption = None,
 ) -> xr.Dataset:
     """Measure how far back heads find a key, and extrapolate to larger distances.
 
@@ -80,7 +80,7 @@ def reach(
     - `foretold_share` (run_distance): the share that the run at the previous distance predicts,
       from its queries and keys with the right key turned to this distance (Su et al. 2021,
       arXiv 2104.09864, eq. 16). If it agrees with `found_share`, `extrapolated_share` is
-      credible.
+      credible. Both are NaN beyond the window of a layer.
     - `extrapolated_share` (distance): the prediction of the farthest run for the larger
       `distances`. The queries of a head may change with the distance, which only a run shows.
 
@@ -105,7 +105,7 @@ def reach(
     live.check_observation_is_exact(Text(longest))
     total = len(variants) * draws * sum(1 + distance + copied for distance in run_distances)
     runs, settings = [], (chosen, copied, run_distances, beyond, draws)
-    with (progress or silent)(Stage("running copies", total)) as step:
+    with display_of(progress)(Stage("running copies", total)) as step:
         for name in variants:
             edit = stack_edits(measurement.rotation, [] if name == OWN_ROTATION else [name])
             with nullcontext() if name == OWN_ROTATION else live.edit(edit):
@@ -151,6 +151,7 @@ def _run_copies(
                 share[*heads, index] = shares[:, 0]
                 predicted[heads] = shares[:, 1:]
             progress(tokens.numel())
+    foretold[np.isnan(share)] = np.nan  # the mask of the run hides the key
     mean, low, high = np.apply_along_axis(paired_interval, 0, share)
     ends = {"found_low": low.clip(0, 1), "found_high": high.clip(0, 1)}
     extended = {"foretold_share": foretold.mean(0), "extrapolated_share": extrapolated.mean(0)}
@@ -180,7 +181,7 @@ def share_found(
     """Share of rows of the second copy in which the right key has the highest score.
 
     The first column is for the key at its place, the others for the key turned to the `further`
-    distances. NaN if no row sees the right key.
+    distances. NaN if no row sees the right key, or if the distance is beyond the window.
     """
     length = call.query.shape[2]
     row = torch.arange(length - copied, length - 1)
@@ -195,4 +196,7 @@ def share_found(
     best = scores.masked_fill(~seen, -torch.inf).scatter(2, right_key, -torch.inf).amax(-1)
     turned = planes.moved_scores(planes.products(query, key[:, right]), further - distance)
     wins = torch.cat([scores.gather(2, right_key), turned], dim=-1) > best[..., None]
-    return wins[:, visible].double().mean(1).cpu()
+    shares = wins[:, visible].double().mean(1).cpu()
+    if call.window is not None:
+        shares[:, 1:].masked_fill_((further > call.window).cpu(), torch.nan)
+    return shares

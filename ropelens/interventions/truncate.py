@@ -32,7 +32,7 @@ from ropelens.rope.select import (
     rotating_planes,
 )
 from ropelens.rotation.probe import select_heads
-from ropelens.runtime.progress import ShowProgress, opening, silent
+from ropelens.runtime.progress import ProgressOption, display_of, opening
 from ropelens.text.rows import HowMany
 from ropelens.text.tokenize import TextInput
 
@@ -77,7 +77,7 @@ def truncate(
     rows: HowMany = "auto",
     seed: Whole = 0,
     batch_size: Positive | None = None,
-    progress: ShowProgress | None = None,
+    progress: ProgressOption = None,
 ) -> xr.Dataset:
     """Stop more and more planes of `model` and measure the effect, always on the same text.
 
@@ -119,7 +119,7 @@ def truncate(
     )
     live, context = measurement.live, measurement.text.context
     everywhere = layers is None and sweep.heads == ALL_HEADS
-    with opening(progress or silent, "probing"):
+    with opening(display_of(progress), "probing"):
         turning = [rotating_planes(layer) for layer in measurement.rotation.planes(alike=True)]
         rotating = [number for number, planes in enumerate(turning) if planes]
         chosen = live.attending_heads

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, public
 
 DEFAULT_MEASURES = ("loss", "induction", "retrieval", "change", "labels")
 ALL_MEASURES = (*DEFAULT_MEASURES, "copying")
@@ -69,6 +69,7 @@ def changes_of_edits(results: xr.Dataset) -> pd.DataFrame:
     Changes are differences from the entry "none", the unmodified model, on equal tokens.
     `_low` and `_high` are the ends of their 95 % intervals (`paired_interval`): over trials, or
     for losses of the text over the coordinate `group` of the sequences (else over sequences).
+    A silenced head counts with an induction score of 0.
 
     Columns such as `loss_beyond` are the change minus the mean change of the controls of the
     edit. Groups and draws each give an interval, and the squares of the half widths add up.
@@ -136,8 +137,10 @@ def _paired(
     farthest = truncation[repeated].isel(copy_distance=-1, missing_dims="ignore")
     trials = {name: farthest[name] for name in repeated}
     if "trial_induction" in truncation:
-        scores = truncation["trial_induction"]
-        trials["induction"] = best_head(scores, chosen_in=scores[0]).transpose("edit", "trial")
+        scores, unedited = truncation["trial_induction"], truncation["trial_induction"][0]
+        if "silenced" in truncation:  # what a silenced head attends to has no effect
+            scores = scores.where(truncation["silenced"] == 0, 0.0)
+        trials["induction"] = best_head(scores, chosen_in=unedited).transpose("edit", "trial")
     if "retrieval_hit" in truncation:
         # The lengths and depths of a trial may share tokens, so each trial has one mean.
         trials["retrieval"] = truncation["retrieval_hit"].mean(["retrieval_length", "depth"])
@@ -165,3 +168,21 @@ def best_head(trials: xr.DataArray, *, chosen_in: xr.DataArray | None = None) ->
     even, odd = slice(0, None, 2), slice(1, None, 2)
     best = scores.isel(trial=even).mean("trial").fillna(-1).argmax(("layer", "head"))
     return trials.isel(trial=odd).isel(best)
+
+
+@public
+def position_losses(results: xr.Dataset) -> pd.DataFrame:
+    """Table of the loss by position, from a result of `evaluate` or `truncate`.
+
+    A row is an edit and a bin of positions, from `position_start` up to `position_stop`. The
+    columns `loss` and `loss_se` (nats/token) are the mean loss and its standard error, and
+    `change` is the difference from the unmodified model. Raises `BadArgument` without "loss".
+    """
+    if "position_loss" not in results or "edit" not in results["position_loss"].dims:
+        hint = 'evaluate(model, text, measures="loss")'
+        raise BadArgument("These results have no loss by position.", hint=hint)
+    loss, error = results["position_loss"], results["position_loss_se"]
+    values = {"loss": loss, "loss_se": error, "change": loss - loss.isel(edit=0, drop=True)}
+    ends = {name: results[name] for name in ("position_start", "position_stop")}
+    table = xr.Dataset(ends | values).to_dataframe(["edit", "position_bin"]).reset_index()
+    return table[["edit", *ends, *values]]

@@ -10,6 +10,7 @@ EVALUATED = (
     *table("""
 edit (edit): name of the edit
 control_of (edit): the edit for which random heads are the control
+silenced (edit, layer, head) 1: 1 if the edit silences the head, else 0
 loss (edit, sequence) nat/token: mean loss of the sequence's predicted tokens
 seen_loss (edit, sequence) nat/token: mean loss of predicted tokens that the sequence had before
 class_loss (edit, sequence, token_class) nat/token: mean loss of tokens of a class

@@ -277,7 +277,7 @@ def _call_with_hooks(
     result = run(module, query, key, value, attention_mask, **options)
     real = real_rows(rows, attention_mask).to(query.device)
     if hooks.observers:
-        scale, sinks = options.get("scaling"), options.get("s_aux")
+        scale, sinks, window = map(options.get, ("scaling", "s_aux", "sliding_window"))
         call = AttentionCall(
             layer=layer,
             query=query.detach(),
@@ -287,7 +287,8 @@ def _call_with_hooks(
             scale=1 / math.sqrt(query.shape[-1]) if scale is None else float(scale),
             softcap=options.get("softcap"),
             sink_logits=None if sinks is None else sinks.detach(),
-            visibility=visible_keys(rows, attention_mask, options.get("sliding_window")),
+            visibility=visible_keys(rows, attention_mask, window),
+            window=window,
         )
         with torch.autocast(query.device.type, enabled=False):  # only the model uses autocast
             if hooks.output_check is not None and not options.get("dropout"):

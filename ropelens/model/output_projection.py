@@ -78,12 +78,17 @@ def logit_directions(
     """
     head_outputs: list[Tensor] = []
     norms: list[Any] = []
+    cause = "a norm or a factor on the path, or a final norm that is not linear"
 
     def record(module: nn.Module, x: Tensor, result: Any) -> Any:
+        nonlocal cause
         if module in projections.values():
             head_outputs.append(result.detach().requires_grad_())
             return head_outputs[-1]
         if "Norm" in type(module).__name__:
+            if head_outputs and x is head_outputs[-1]:
+                cause = f"a norm or a factor on the path: {type(module).__name__} follows "
+                cause += "the output projection"
             norms[:] = [module, x]
             return result.detach()  # every path that is not linear begins with a norm
         return None
@@ -92,7 +97,9 @@ def logit_directions(
         live.forward(tokens, hidden=hidden, last=1)
     norm, x = norms[0], norms[1]
     direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
-    gradients = torch.autograd.grad(x, head_outputs, direction, materialize_grads=True)
+    gradients: Sequence[Tensor] = [torch.zeros(())] * len(head_outputs)
+    if x.requires_grad:  # not if norms cut all paths and the weights are frozen
+        gradients = torch.autograd.grad(x, head_outputs, direction, materialize_grads=True)
     device, dtype = live.device.type, live.model.dtype
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
@@ -111,8 +118,7 @@ def logit_directions(
     scale = ((y - shift) * part).sum(-1, keepdim=True) / part.square().sum(-1, keepdim=True)
     if not (same and float((scale * part + shift - y).norm() / y.norm()) < close):
         what = f"The path from the heads of {live.class_name} to the logits is not linear."
-        seen = "a norm or a factor on the path, or a final norm that is not linear"
-        raise UnsupportedModel(what, seen=seen, hint="values=True without logits_of")
+        raise UnsupportedModel(what, seen=cause, hint="values=True without logits_of")
     head = weight_of(live.model.get_output_embeddings(), live.model.dtype)
     before = head[list(answers)][:, None].to(x) * (scale * gain)
     return before - centered * before.mean(-1, keepdim=True)

@@ -28,6 +28,7 @@ LONGEST_EXCERPT = 256
 CANDIDATES = 16  # pieces of the text from which excerpts are chosen, in one batch
 EXCERPTED = (CANDIDATES + COUNT) * LENGTH  # tokens that run to choose and to read them
 
+SHORT = 1_500_000  # queries and keys of all heads, in numbers, that a page has room for
 EXCERPT_WEIGHTS, EXCERPT_NUMBERS, NUMBERS_A_HEAD = 2**24, 180_000, 700
 """Largest number of attention weights and query numbers in a profile. A profile of many heads
 has more query numbers. With 24 heads of 270, of 64 coordinates, the page has 2.5 MB."""
@@ -208,10 +209,14 @@ def _longest(config: PreTrainedConfig) -> int:
 def excerpt_variables(
     excerpts: dict[str, np.ndarray], sharp: Float[np.ndarray, "layer head"]
 ) -> dict[str, xr.Variable]:
-    """Variables of excerpts. Queries are kept for the sharpest heads, as many as fit."""
+    """Variables of excerpts. Queries are kept for the sharpest heads, as many as fit.
+
+    A prompt of 64 tokens fits with all heads: 72 heads of 256, or 270 heads of 64 coordinates.
+    """
     query = excerpts["query_still"]
     order = np.argsort(-np.nan_to_num(sharp, nan=-np.inf), axis=None, kind="stable")
-    room = max(EXCERPT_NUMBERS, NUMBERS_A_HEAD * sharp.size)
+    short = query.size + excerpts["key_still"].size <= SHORT
+    room = query.size if short else max(EXCERPT_NUMBERS, NUMBERS_A_HEAD * sharp.size)
     layer, head = np.unravel_index(order[max(room // query[:, 0, 0].size, 1) :], sharp.shape)
     query[:, layer, head] = np.nan
     return labelled({f"excerpt_{name}": x for name, x in excerpts.items()}, AXES)

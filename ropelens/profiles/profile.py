@@ -21,7 +21,7 @@ from ropelens.profiles.measures import AXES, MEASURES, STATISTICS, find_statisti
 from ropelens.profiles.passes import collect, fit_layers
 from ropelens.profiles.summary import kind_coordinates, summarize
 from ropelens.runtime.processes import gather, place, shard
-from ropelens.runtime.progress import ShowProgress, Stage, silent
+from ropelens.runtime.progress import ProgressOption, Stage, display_of
 from ropelens.runtime.savepoint import begin_stage
 from ropelens.text.rows import HowMany
 from ropelens.text.tokenize import TextInput
@@ -41,7 +41,7 @@ def profile(
     rows: HowMany = "auto",
     seed: Whole = 0,
     batch_size: Positive | None = None,
-    progress: ShowProgress | None = None,
+    progress: ProgressOption = None,
 ) -> xr.Dataset:
     """Measure how `model` uses its rotary frequencies on `text`.
 
@@ -79,7 +79,7 @@ def profile(
     batch_size
         Sequences that run together; by default as many as the memory allows.
     progress
-        Shows the stages; see `show_progress`.
+        True shows the progress on stderr, as commands do.
 
     Returns
     -------
@@ -128,7 +128,7 @@ def profile(
         Stage("probing", EXCERPTED + repeated.tokens),
         Stage("fitting the budget", share, "layers"),
     )
-    with (progress or silent)(*stages) as step:
+    with display_of(progress)(*stages) as step:
         read = read_excerpts(measurement, excerpts, planes, tokenizer)
         step(EXCERPTED, stage=1)
         answers = repeated.measure(partial(step, stage=1))

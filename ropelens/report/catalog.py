@@ -30,6 +30,7 @@ class PageFigure:
     known: Callable[..., bool] = lambda *_, **__: True
     section: str = ""
     layout: dict[str, Any] = field(default_factory=dict)
+    words: str = ""  # name of its words, if it differs
 
 
 FIXED_AXES = ("xaxis3", "yaxis", "yaxis2", "yaxis3")
@@ -134,7 +135,7 @@ def draw_profile(
 def card(row: PageFigure, figure: go.Figure) -> dict[str, Any]:
     """Title and explanation of a figure."""
     words = {"name": row.name, "section": row.section, "title": figure.layout.title.text}
-    return words | page_words()["figures"][row.name]
+    return words | page_words()["figures"][row.words or row.name]
 
 
 def bare(figure: go.Figure, **layout: Any) -> dict[str, Any]:

@@ -58,21 +58,30 @@ def render_page(
     reach: xr.Dataset | None = None,
     beside: tuple[xr.Dataset, pd.DataFrame] | None = None,
     table: pd.DataFrame | None = None,
+    prompt: Mapping[str, Any] | None = None,
 ) -> str:
-    """Text of the page, `beside` another model's; `table` is the summary of `truncation`."""
+    """Text of the page, `beside` another model's; `table` is the summary of `truncation`.
+
+    `prompt` has the figures and sentences of a prompt, which replace the claims and labels.
+    """
     _check_results(truncation, "truncation", profile)
     _check_results(reach, "reach", profile)
-    selected = layer, head = first_head(heads)
-    figures = draw_profile(profile, heads, selected)
+    selected = layer, head = first_head(heads) if prompt is None else prompt["selected"]
+    figures = draw_profile(profile, heads, selected) if prompt is None else prompt["figures"]
     figures |= draw([catalog.HEAD_SWEEP_FIGURE], truncation, layer=layer, head=head)
     figures |= draw([catalog.REACH_FIGURE], reach)
     other = {} if beside is None else _beside(profile, *beside, figures)
     measured: dict[str, Any] = {"truncation": truncation, "reach": reach}
     payload = build_payload(profile, heads, figures, selected=selected, **measured)
     payload["beside"] = other.pop("payload", None)
+    payload["prompt"] = prompt is not None
     section = None if truncation is None else _sweep_section(truncation, table, payload)
-    columns, sentences = tables.head_columns(profile, heads), words.head_words(heads)
-    claims = ledger(profile).assign(model="")
+    columns, claims = tables.head_columns(profile, heads), pd.DataFrame()
+    if prompt is None:
+        sentences, claims = words.head_words(heads), ledger(profile).assign(model="")
+    else:
+        sentences = {"headline": prompt["headline"]}
+        sentences |= {str(number): note for number, note in enumerate(prompt["notes"])}
     claim, thresholds = (heads.attrs.get(name) for name in ("claim", "thresholds"))
     return render(
         "page.html",
@@ -84,25 +93,27 @@ def render_page(
         pinned=catalog.SIDE_BY_SIDE,
         colors=COLORS,
         glyphs=SIGNS,
-        claims=ledger_rows(claims),
-        claims_sentence=claims_sentences(claims)[0],
+        prompt=prompt,
+        claims=ledger_rows(claims) if len(claims) else [],
+        claims_sentence=claims_sentences(claims)[0] if len(claims) else "",
         claim_glyphs=GLYPHS,
         idle_layers=idle_layers(profile),
         idle=words.idle_words(profile),
         counts=words.label_counts(heads),
         beside=other,
-        cautions=words.cautions(profile, heads),
+        cautions=words.cautions(profile, heads) if prompt is None else [],
         headline=sentences.pop("headline"),
         notes=sentences.values(),
         claim_numbers=claim_title(claim),
         verdict=claim["verdict"] if claim else "",
         label_rules=write_sentence("profile", "label_rules", thresholds=thresholds),
         map_by={n: by for n, by in page_words()["map_by"].items() if not n or n in heads}
+        | ({} if prompt is None else {"": "attribution"})
         | {column.name: column.meaning for column in tables.searched_columns(profile, heads)},
         columns=columns,
         rows=tables.head_rows(heads, columns),
         sizes=profile.sizes,
-        **about(profile, heads),
+        **about(profile, heads) | ({} if prompt is None else {"scope": ""}),
     )
 
 

@@ -30,6 +30,8 @@ FOLLOWS = ("follows_position", "follows_content", "follows_chance")
 FINE_CELLS = 700_000  # a page with more attention weights stores whole percents
 LARGEST_MISS = 0.01  # largest accepted error of an attention weight that the script computes
 STEPS = 2**13 - 1  # steps from 0 to the largest coordinate: finer there than a half float
+FINE_NUMBERS = 400_000  # a page with more queries and keys rounds them more coarsely
+SCORE_NOISE = 0.008  # nats: standard deviation of a score of such a page, due to rounding
 
 
 def build_payload(
@@ -164,18 +166,50 @@ def same_text(shown: Sequence[list[str]], others: Sequence[list[str]]) -> list[i
     return [next((i for i, text in known if text & texts(tokens)), -1) for tokens in shown]
 
 
-def stepped(values: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+def stepped(
+    values: np.ndarray, known: np.ndarray, size: np.ndarray | None
+) -> tuple[np.ndarray, dict[str, Any]]:
     """Quantize queries or keys [layer, head, position, coordinate], and return JSON as well.
 
-    The JSON contains the heads in `known`: `place[layer][head]` is the index of a head in
-    `steps` [place, coordinate, position], and `step[place]` is the size of one step.
+    `size` [layer, head, coordinate] is the size of a step; by default the largest coordinate of
+    a head has `STEPS` steps. The JSON contains the heads in `known`: `place[layer][head]` is
+    the index of a head in `step` [place, coordinate] and `steps` [place, coordinate, position].
     """
-    values = np.nan_to_num(values)
-    step = np.maximum(np.abs(values).max((2, 3)) / STEPS, 1e-30)
-    steps = np.round(values / step[..., None, None]).astype(np.int16)
+    values, fine = np.nan_to_num(values), size is None
+    largest = np.abs(values).max(2)
+    if size is None:
+        size = np.maximum(largest.max(2, keepdims=True) / STEPS, 1e-30) + 0 * largest
+    else:
+        size = np.maximum(size, largest / 32767).clip(1e-30)
+        size = np.exp2(np.ceil(2 * np.log2(size)) / 2)  # few numbers, which pack well
+    steps = np.round(values / size[:, :, None]).astype(np.int16)
+    coded = steps if fine else (steps << 1) ^ (steps >> 15)  # 0, -1, 1, ...: small upper bytes
     place = np.where(known, known.cumsum().reshape(known.shape) - 1, -1)
-    sent = {"step": step[known].tolist(), "steps": packed(steps[known].swapaxes(1, 2))}
-    return steps * step[..., None, None], sent | {"place": place.tolist()}
+    sent = {"step": packed(size[known]), "steps": packed(coded[known].swapaxes(1, 2))}
+    return steps * size[:, :, None], sent | {"zigzag": not fine, "place": place.tolist()}
+
+
+def _step_sizes(
+    query: np.ndarray, key: np.ndarray, reads: np.ndarray, planes: np.ndarray, scale: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Steps of queries and keys [layer, head, coordinate] for `SCORE_NOISE` in each score.
+
+    The error of a coordinate is multiplied by the other vector, whose size sets the step.
+    """
+    sizes = []
+    for x in (query, key):
+        square = np.nan_to_num(x**2).mean(2)
+        for layer, count in enumerate(planes):  # a rotation mixes both coordinates of a plane
+            both = square[layer, :, : 2 * count].reshape(len(square[layer]), 2, count)
+            both[:] = both.mean(1, keepdims=True)
+        sizes.append(np.sqrt(square))
+    layers = np.arange(len(reads))[:, None]
+    of_key = np.zeros_like(sizes[1])
+    np.maximum.at(of_key, (layers, reads), sizes[0])
+    unit = SCORE_NOISE * np.sqrt(6 / query.shape[-1]) / np.maximum(scale, 1e-30)
+    return tuple(
+        unit[:, None, None] / np.maximum(x, 1e-6) for x in (sizes[1][layers, reads], of_key)
+    )
 
 
 def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
@@ -202,7 +236,12 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
         known = np.isfinite(queries).any((2, 3))
         read = np.zeros(keys.shape[:2], bool)
         read[known.nonzero()[0], reads[known]] = True
-        (queries, query), (keys, key) = stepped(queries, known), stepped(keys, read)
+        sizes: tuple[Any, Any] = (None, None)
+        if profile.sizes["excerpt"] * queries[known].size > FINE_NUMBERS:
+            sizes = _step_sizes(queries, keys, reads, planes, scale)
+        (queries, query), (keys, key) = (
+            stepped(*side) for side in ((queries, known, sizes[0]), (keys, read, sizes[1]))
+        )
         live &= known
         for layer, head in zip(*live.nonzero(), strict=True):
             turning = inv_freq[layer, : planes[layer]]

@@ -25,6 +25,7 @@ from ropelens.interventions.truncation_table import (
 from ropelens.interventions.variables import NEEDLES, OWN_ROTATION
 from ropelens.profiles.heads import FRACTIONS
 from ropelens.profiles.kinds import layers_by_kind
+from ropelens.report.effect_words import RECORDS
 from ropelens.report.render import write_sentence, write_sentences
 
 Record = dict[str, Any]  # the numbers of a sentence
@@ -40,7 +41,8 @@ CONTROL = {"slow": "random", "fast": "random", "band": "band control"}  # kinds 
 def describe(results: xr.Dataset | pd.DataFrame) -> list[str]:
     """Describe results in sentences with numbers. The most important sentence comes first.
 
-    `results` is a profile, a table of heads, or a result of `truncate`, `reach` or `compare`.
+    `results` is a profile, a table of heads, or a result of `truncate`, `reach`, `compare`,
+    `evaluate`, `capture`, `attribute_planes` or `patch_each`.
     """
     if isinstance(results, pd.DataFrame):
         return heads_sentences(results)
@@ -51,6 +53,8 @@ def describe(results: xr.Dataset | pd.DataFrame) -> list[str]:
             return reach_sentences(results)
         case "comparison":
             return comparison_sentences(results, summarize_comparison(results))
+        case "evaluation" | "attribution" | "patches" | "capture" as kind:
+            return [*write_sentences("results", RECORDS[kind](results)).values()]
     sentences = [*heads_sentences(classify_heads(results)), *attention_sentences(results)]
     return [*sentences, *filter(None, [kind_words(results), idle_words(results)])]
 
@@ -252,6 +256,7 @@ def reach_sentences(reach: xr.Dataset) -> list[str]:
         error = 100 * abs(best["foretold_share"] - best["found_share"]).max().item()
         numbers = {
             "variant": name,
+            "best": f"{layer}.{head}",
             "own": OWN_ROTATION,
             "copied": reach.attrs.get("copied", ""),
             "distances": reach["run_distance"].values.tolist(),

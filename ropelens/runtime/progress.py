@@ -20,6 +20,9 @@ Advance = Callable[..., Any]
 # Takes the `Stage`s of long work and shows their joint progress, as `show_progress` does
 ShowProgress = Callable[..., AbstractContextManager[Advance]]
 
+ProgressOption = ShowProgress | bool | None
+"""True shows the progress on stderr, as commands do; a `ShowProgress` shows it elsewhere."""
+
 
 @dataclass
 class Stage:
@@ -66,6 +69,11 @@ def opening(show: ShowProgress, what: str) -> AbstractContextManager[Advance]:
 def silent(*stages: Stage) -> AbstractContextManager[Advance]:
     """A `ShowProgress` that shows nothing."""
     return nullcontext(lambda amount, stage=0, note="": None)
+
+
+def display_of(progress: ProgressOption) -> ShowProgress:
+    """The function that shows the progress for the option `progress` of a public function."""
+    return show_progress if progress is True else progress or silent
 
 
 @contextmanager

@@ -21,6 +21,7 @@ KINDS = {  # of result folders, by the `kind` in run.json
     "comparison": "a comparison",
     "answer": "the answer of an analysis",
     "claims": "a ledger of claims",
+    "prompt": "the page of a prompt",
 }
 # Files of a folder with several models, whose results are in folders named after them.
 NAMES: tuple[str, ...] = (PAGE, RECORD, "heads.csv", "claims.csv", "claims.json")

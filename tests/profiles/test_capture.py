@@ -227,7 +227,7 @@ def test_heads_and_answers_that_cannot_be_captured_are_refused(llama: LlamaForCa
     with pytest.raises(IndexError, match="index 99 is out of bounds"):
         rl.capture(llama, tokens(), runner_up=99)
     llama.model.layers[1].self_attn.register_forward_hook(lambda m, x, y: (y[0] * 0.5, y[1]))
-    for model in (tiny("gemma2"), llama):
+    for model in (tiny("gemma2"), tiny("gemma3").requires_grad_(False), llama):
         with pytest.raises(UnsupportedModel, match="to the logits is not linear"):
             rl.capture(model, tokens(), logits_of=[7])
     peft = pytest.importorskip("peft")

@@ -2,18 +2,18 @@
 // `pin` is a head [layer, head] that stays next to the chosen head. `beside` is a head of the other
 // model, or "same" for the head with the layer and the index of the chosen head.
 const FIRST = { layer: page.selected[0], head: page.selected[1], view: $("all").querySelector("[role=tab]").dataset.tab,
-  tab: $("one-tab-selectivity").dataset.tab, excerpt: 0, query: page.excerpts[0].tokens.length - 1, key: null,
+  tab: page.prompt ? "attention" : $("one-tab-selectivity").dataset.tab, excerpt: 0, query: page.excerpts[0].tokens.length - 1, key: null, auto: true,
   against: null, distance: null, band: null, mode: "stop", by: "", pin: null, beside: page.beside ? "same" : null };
 const state = { ...FIRST };
 
 // ---- the address
 
 function address() {
-  const { layer, head, view, by, tab, excerpt, query, key, band, pin, beside } = state;
+  const { layer, head, view, by, tab, excerpt, query, key, auto, band, pin, beside } = state;
   const named = (place) => Array.isArray(place) ? `L${place[0]}H${place[1]}` : place;
   const end = page.excerpts[excerpt].tokens.length - 1;
   const parts = [`L${layer}H${head}`, view !== FIRST.view && `view=${view}`, by && `by=${by}`, tab !== FIRST.tab && `tab=${tab}`,
-    excerpt > 0 && `text=${excerpt + 1}`, key !== null ? `pair=${query}-${key}` : query !== end && `query=${query}`,
+    excerpt > 0 && `text=${excerpt + 1}`, key !== null ? `pair=${query}-${key}` : !auto && query !== end && `query=${query}`,
     band && `${band.mode}=${band.from}-${band.to}`, pin && `pin=${named(pin)}`, beside && `beside=${named(beside)}`];
   return `#${parts.filter(Boolean).join("&")}`;
 }
@@ -45,7 +45,7 @@ function recall() {
     view: $(`all-tab-${given.view}`) ? given.view : complete ? FIRST.view : state.view,
     by: [...$("map-by").options].some(({ value }) => value === given.by) ? given.by : "",
     tab: $(`one-tab-${given.tab}`) ? given.tab : complete ? FIRST.tab : state.tab,
-    query: query < length ? query : length - 1, key: key !== null && key <= query && query < length ? key : null,
+    auto: given.query === undefined && key === null, query: query < length ? query : length - 1, key: key !== null && key <= query && query < length ? key : null,
     band: band && band[0] <= band[1] && band[1] < page.planes[place[0]] ? { from: band[0], to: band[1], mode } : null,
     pin, beside: !pin && (beside === "same" || exists(beside, page.beside)) ? beside : null });
   $("head").classList.add("open");
@@ -69,6 +69,7 @@ function choose(layer, head) {
 let frames = 0;
 /** Shows words at once, and figures once per frame, so that a held arrow key does not queue them. */
 function show() {
+  if (state.auto) state.query = firstQuery();
   describe(rowOf(state.layer, state.head));
   describeSecond();
   markRow(rowOf(state.layer, state.head));
@@ -139,16 +140,20 @@ function followWords(row, model = page) {
   return ` When keys exchange contents, ${of} of its attention on them stays at the same positions and ${with_} moves with the contents (chance ${by}).`;
 }
 
+/** The attribution of a head, on the page of a prompt. */
+const effectWords = (row) => `Attribution ${nats(number("attribution", row), (size) => size.toFixed(3))}. `
+  + `Attention on the previous token ${Math.round(100 * number("previous_token", row))}%, on sinks ${Math.round(100 * number("sink_mass", row))}%.`;
+
 function describe(row) {
   const { layer, head } = state;
   const { cells } = rowAt(row);
   $("pick-layer").value = layer;
   $("pick-head").value = head;
   const glyph = cells[1].querySelector(".glyph").cloneNode(true);
-  $("head-title").replaceChildren(`Layer ${layer}, head ${head}: `, glyph, labelWords(row));
+  $("head-title").replaceChildren(...(page.prompt ? [`Layer ${layer}, head ${head}`] : [`Layer ${layer}, head ${head}: `, glyph, labelWords(row)]));
   const parts = shares(row);
   $("budget").querySelectorAll("span").forEach((bar, i) => { bar.style.flexGrow = parts[i] || 0; bar.hidden = !(parts[i] >= 0.005); });
-  $("now").textContent = `${bitsWords(row)}.${followWords(row)}`;
+  $("now").textContent = page.prompt ? effectWords(row) : `${bitsWords(row)}.${followWords(row)}`;
   document.querySelectorAll("#head .plot").forEach((element) => {
     element.setAttribute("aria-label", `${element.dataset.words ??= element.getAttribute("aria-label")}: layer ${layer}, head ${head}`);
   });

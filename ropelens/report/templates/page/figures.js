@@ -164,7 +164,8 @@ const CLICKS = {
     if (named) choose(Number(named[1]), Number(named[2]));
   }),
   map: onClick((point) => choose(point.y, point.x)),
-  follow: chooseHead,
+  follow: chooseHead, top: chooseHead,
+  patched_head: onClick((point) => choose(point.y, point.x)),
   claim: chooseHead,
   norms: onClick((point) => choose(point.y, state.head)),
   selectivity: (element) => element.on("plotly_selected", (event) => {

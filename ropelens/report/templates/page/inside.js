@@ -25,7 +25,11 @@ function vectors(side, layer, head) {
   const place = side.place[layer][head];
   const [, size, count] = side.steps.shape;
   const steps = decode(side.steps).subarray(place * count * size, (place + 1) * count * size);
-  return { step: side.step[place], size, at: (position) => Int16Array.from({ length: size }, (_, i) => steps[i * count + position]) };
+  const step = decode(side.step).subarray(place * size, (place + 1) * size);
+  return { size, at: (position) => Float64Array.from({ length: size }, (_, i) => {
+    const coded = steps[i * count + position];  // with zigzag: 0, -1, 1, -2, ...
+    return step[i] * (side.zigzag ? ((coded & 0xffff) >>> 1) ^ -(coded & 1) : coded);
+  }) };
 }
 
 /** Frequency of each plane in rad/token: 0 if it stops rotating, null if it is removed. */
@@ -39,7 +43,7 @@ function products(excerpt, layer, head, query, key, model) {
   const one = model.excerpts[excerpt];
   const q = vectors(one.query, layer, head), k = vectors(one.key, layer, model.kvHeads[layer][head]);
   const [a, b] = [q.at(query), k.at(key)], count = model.planes[layer];
-  const scale = model.scale[layer] * q.step * k.step;
+  const scale = model.scale[layer];
   let rest = 0;
   for (let i = 2 * count; i < q.size; i++) rest += a[i] * b[i];
   const real = [], imaginary = [];
@@ -61,7 +65,7 @@ function terms({ real, imaginary, rest }, frequencies, distance) {
 function attend(excerpt, layer, head, band, model = page) {
   const one = model.excerpts[excerpt], count = model.planes[layer], length = one.tokens.length;
   const q = vectors(one.query, layer, head), k = vectors(one.key, layer, model.kvHeads[layer][head]);
-  const scale = model.scale[layer] * q.step * k.step;
+  const scale = model.scale[layer];
   const turned = turning(layer, band, model);
   const kept = turned.map((frequency) => frequency !== null);
   /** Every vector, rotated to its position, so that a score is one product. */

@@ -6,7 +6,8 @@ const roughly = (size) => Number(size.toPrecision(2));
 
 function chooseExcerpt(excerpt) {
   const length = page.excerpts[excerpt].tokens.length;
-  Object.assign(state, { excerpt, query: length - 1, key: null, against: null, distance: null });
+  Object.assign(state, { excerpt, query: length - 1, key: null, against: null, distance: null, auto: true });
+  state.query = firstQuery();
   listTokens();
   showTabs();
   remember(false);
@@ -17,18 +18,36 @@ function chooseExcerpt(excerpt) {
 function choosePair(query, key, tab = state.tab) {
   if (key > query) return;
   const step = tab !== state.tab;
-  Object.assign(state, { query, key, against: state.against < query ? state.against : null, distance: null, tab });
+  Object.assign(state, { query, key, against: state.against < query ? state.against : null, distance: null, tab, auto: false });
   remember(step);
   showTabs();
   refresh();
 }
 
-/** The chosen key, or the key with most attention except position 0. */
+/** For an induction head, the keys after earlier copies of the query's token. */
+const INDUCTION = 0.3;  // smallest score of an induction head
+function keysAfterCopies(query, names = tokensOf()) {
+  if (!page.columns.induction || !(number("induction", rowOf(state.layer, state.head)) >= INDUCTION)) return [];
+  return names.slice(0, Math.max(0, query - 1)).flatMap((name, key) => key > 0 && name === names[query] ? [key + 1] : []);
+}
+
+/** The query of the pair that is shown first: the last one, or for an induction head the one that attends
+    most to a key after a copy. */
+function firstQuery() {
+  const weights = shownWeights(state.layer, state.head);
+  let [best, most] = [tokensOf().length - 1, 0];
+  tokensOf().forEach((_, query) => keysAfterCopies(query).forEach((key) => {
+    if (weights[query][key] > most) [best, most] = [query, weights[query][key]];
+  }));
+  return best;
+}
+
+/** The chosen key, or the key with most attention except position 0, after a copy if the head copies. */
 function keyOf(query) {
   if (state.key !== null && state.key <= query) return state.key;
-  const row = shownWeights(state.layer, state.head)[query];
-  let best = Math.min(1, query);
-  for (let key = best; key <= query; key++) if (row[key] > row[best]) best = key;
+  const row = shownWeights(state.layer, state.head)[query], copies = keysAfterCopies(query);
+  let best = copies[0] ?? Math.min(1, query);
+  for (let key = best; key <= query; key++) if (row[key] > row[best] && (!copies.length || copies.includes(key))) best = key;
   return best;
 }
 

@@ -1,0 +1,171 @@
+"""Patches of every head, layer or position, one at a time, in batches of runs."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from ropelens.errors import public
+from ropelens.interventions.patch import (
+    PatchedPart,
+    PlanePatch,
+    Source,
+    plan_patch,
+    position_pairs,
+)
+from ropelens.model.as_live_model import Model, as_live_model
+from ropelens.model.attention_hooks import AttentionInput
+from ropelens.model.live_model import LiveModel
+from ropelens.profiles import gradients
+from ropelens.profiles.capture import Prompt, Token, one_sequence, token_id, token_names
+from ropelens.profiles.measurement import TOKENS_PER_BATCH
+from ropelens.rope.select import ALL_HEADS, Selection
+from ropelens.runtime.progress import ProgressOption, Stage, display_of
+from ropelens.text.text import Text
+
+AnswerDefinition = Token | tuple[Token, Token] | gradients.OfLogits
+MOST_LOGITS = 2**26  # logits of a batch, if an answer needs the logits of all positions
+
+
+@public
+def patch_each(
+    model: Model,
+    text_or_tokens: Prompt,
+    source: Source,
+    answer: AnswerDefinition,
+    *,
+    over: Literal["head", "layer", "position"] = "head",
+    heads: str = ALL_HEADS,
+    planes: Selection | None = None,
+    of: PatchedPart = "both",
+    tokenizer: Any = None,
+    progress: ProgressOption = None,
+) -> xr.Dataset:
+    """Patch every head, layer or position from another prompt, and measure the answer.
+
+    Each run patches one head, all heads of one layer, or all heads of one layer at one
+    position. `text_or_tokens` and `answer` are as for `attribute_planes`, and `source`,
+    `planes`, `of` and `heads` as for `patch_planes`; only `heads` are patched. The runs are
+    batched. Returns a dataset:
+
+    - `change` (layer, head), (layer) or (layer, position), in units of the answer: answer of
+      the patched run minus `attrs["answer"]`. NaN if nothing is patched.
+      `attrs["source_answer"]` is the answer to the source.
+    - coordinate `token` (position): tokens of the prompt.
+
+    `results.to_dataframe()` is a table, and `plot_effects(results)` a heat map. Raises the
+    errors of `attribute_planes` and `patch_planes`.
+    """
+    live = as_live_model(model, tokenizer)
+    tokenizer = tokenizer or live.tokenizer
+    measurement = one_sequence(live, text_or_tokens, tokenizer)
+    text, other = measurement.text, one_sequence(live, source, tokenizer).text
+    number = answer_number(answer, tokenizer, live.vocabulary)
+    whole = plan_patch(measurement.rotation, other, planes=planes, heads=heads, of=of)
+    shared = range(min(text.context, other.context))
+    layers = whole.chosen.any(1).nonzero()[:, 0].tolist()
+    places = {
+        "head": whole.chosen.nonzero().tolist(),
+        "layer": [[layer] for layer in layers],
+        "position": [[layer, position] for layer in layers for position in shared],
+    }[over]
+    patches = []
+    for place in places:
+        chosen = torch.zeros_like(whole.chosen)
+        chosen[tuple(place) if over == "head" else place[0]] = True
+        pairs = position_pairs(place[1:] if over == "position" else shared, other.context)
+        patches.append(replace(whole, chosen=chosen & whole.chosen, pairs=pairs))
+    with display_of(progress)(Stage("patching", len(patches) * text.context)) as step:
+        answers = patched_answers(live, text, number, patches, step)
+    facts = {"answer": answer_to(live, text, number), "over": over, "of": of}
+    facts["source_answer"] = answer_to(live, other, number)
+    dims = ["layer"] + [over] * (over != "layer")
+    sizes = {"layer": live.layers, "head": live.heads, "position": text.context}
+    change = np.full([sizes[dim] for dim in dims], np.nan)
+    change[tuple(np.array(places).T)] = np.array(answers) - facts["answer"]
+    words = {"long_name": f"change of the answer if one {over} is patched", "units": "1"}
+    dataset = xr.Dataset({"change": (dims, change, words)}, {d: range(sizes[d]) for d in dims})
+    if over == "position":
+        names = np.array(token_names(text.ids[0], tokenizer), dtype=object)
+        dataset = dataset.assign_coords(token=("position", names))
+    return dataset.assign_attrs({"kind": "patches"} | measurement.facts | facts)
+
+
+def answer_number(
+    answer: AnswerDefinition, tokenizer: Any, vocabulary: int
+) -> gradients.Number:
+    if callable(answer):
+        return gradients.Number(answer)
+    pair = answer if isinstance(answer, tuple) else (answer,)
+    first, *second = [token_id(token, tokenizer, vocabulary) for token in pair]
+    return gradients.Number(lambda logits: logits[-1, first] - logits[-1, second].sum(), last=1)
+
+
+@torch.no_grad()
+def answer_to(live: LiveModel, text: Text, number: gradients.Number) -> float:
+    return float(gradients.value_of(live, text, number))
+
+
+@torch.no_grad()
+def patched_answers(
+    live: LiveModel,
+    text: Text,
+    number: gradients.Number,
+    patches: Sequence[PlanePatch],
+    progress: Callable[[int], Any] = lambda _: None,
+) -> list[float]:
+    """The answer of one sequence under each of the patches, several of them in a batch."""
+    size = TOKENS_PER_BATCH[live.device.type] // text.context
+    if not number.last:
+        size = min(size, MOST_LOGITS // (live.vocabulary * text.context))
+    answers: list[float] = []
+    for start in range(0, len(patches), max(size, 1)):
+        rows = RowPatches(patches[start : start + max(size, 1)])
+        ids, hidden = text.ids.expand(len(rows.patches), -1), text.hidden
+        hidden = None if hidden is None else hidden.expand(ids.shape)
+        with live.silence(rows.outputs), live.patch(rows):
+            logits = live.forward(ids, hidden=hidden, last=number.last)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        answers += [float(number.of(of_row)) for of_row in logits]
+        progress(ids.numel())
+    return answers
+
+
+@dataclass(frozen=True)
+class RowPatches:
+    """Hooks that apply one patch to each sequence of a batch."""
+
+    patches: Sequence[PlanePatch]
+
+    def __call__(
+        self, layer: int, side: AttentionInput, x: Tensor, tokens: Tensor, positions: Tensor
+    ) -> Tensor:
+        if not any(patch.chosen[layer].any() for patch in self.patches):
+            return x
+        rows = [
+            patch(layer, side, *of_row) if patch.chosen[layer].any() else of_row[0]
+            for patch, *of_row in zip(
+                self.patches, *self._rows(x, tokens, positions), strict=True
+            )
+        ]
+        heads = max(row.shape[1] for row in rows)  # one for each query head if heads differ
+        return torch.cat([row.repeat_interleave(heads // row.shape[1], dim=1) for row in rows])
+
+    def outputs(
+        self, layer: int, output: Tensor, real: Tensor, tokens: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """The hook that replaces outputs of the chosen heads; see `HeadSilence`."""
+        rows = []
+        for patch, *of_row in zip(self.patches, *self._rows(output, real, tokens), strict=True):
+            heads, patched = patch.outputs(layer, *of_row) or (None, of_row[0])
+            chosen = heads is not None and heads.to(patched.device)[:, None]
+            rows.append(patched if heads is None else patched.where(chosen, of_row[0]))
+        return torch.ones(output.shape[2], dtype=torch.bool), torch.cat(rows)
+
+    def _rows(self, *tables: Tensor) -> Iterable[Sequence[Tensor]]:
+        """The rows of tables that have one row, or a row for each sequence."""
+        return [x.expand(len(self.patches), *x.shape[1:]).split(1) for x in tables]

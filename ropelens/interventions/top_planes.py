@@ -1,0 +1,25 @@
+"""The table of the planes with the largest attribution."""
+
+import pandas as pd
+import xarray as xr
+
+from ropelens.errors import Positive, public
+
+
+@public
+def top_planes(attribution: xr.Dataset, count: Positive = 12) -> pd.DataFrame:
+    """Table of the planes with the largest absolute attribution, the largest first.
+
+    Columns are `head` ("2.3"), `plane` (0 rotates fastest; the last one is the part that RoPE
+    does not rotate), `wavelength` (tokens), and the variables `attribution`, and `dropped` and
+    `patched` if they were measured, of the result of `attribute_planes`.
+    """
+    measured = ("wavelength", "attribution", "dropped", "patched")
+    names = [name for name in measured if name in attribution.variables]
+    columns = attribution.reset_coords()[names].to_dataframe(["layer", "head", "frequency"])
+    columns = columns[names].dropna(subset="attribution")
+    order = columns["attribution"].abs().sort_values(ascending=False, kind="stable").index
+    table = columns.loc[order[:count]].reset_index()
+    heads = table["layer"].astype(str) + "." + table["head"].astype(str)
+    table = table.drop(columns="layer").assign(head=heads)
+    return table.rename(columns={"frequency": "plane"})

@@ -1,0 +1,127 @@
+"""The page of a prompt, figures of captures, and sentences about results of a prompt."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from in_browser import Opened, idle, values
+from oracles.tiny import random_tokens, tiny
+
+import ropelens as rl
+from ropelens.errors import BadArgument
+from ropelens.report import describe
+from ropelens.report.payload import excerpt_payload
+
+HOSTILE = "The <script>alert(1)</script> man & the old <b> man"
+
+
+@pytest.fixture(scope="module")
+def results():
+    model, tokenizer = rl.load("bundled")
+    return rl.explain_prompt(
+        model, HOSTILE, "Two men and a dog went to the sea", tokenizer=tokenizer
+    )
+
+
+def test_all_heads_of_the_page_can_stop_their_planes(browser, results, tmp_path, monkeypatch):
+    """Also if the page stores coarser numbers, as for many heads."""
+    monkeypatch.setattr("ropelens.report.payload.FINE_NUMBERS", 0)
+    path = results.save(tmp_path / "out")
+    assert {"attribution.nc", "planes.csv", "patched_head.nc", "patched_position.nc"} < {
+        file.name for file in path.parent.iterdir()
+    }
+    assert "<script>alert" not in path.read_text()
+    assert np.all(excerpt_payload(results.profile)["live"])
+    with Opened(browser, path) as opened:
+        page = opened.at("#L1H2&tab=attention")
+        weights = results.profile["excerpt_attention"][0, 1, 2]
+        shown = np.nan_to_num(values(page, "plot-attention", "z"))
+        np.testing.assert_allclose(shown, weights, atol=0.01)
+        page = opened.at("#L1H2&tab=attention&drop=0-3")
+        idle(page)
+        assert "removed in this head" in page.inner_text("#live-words")
+        page = opened.at("#L1H2&view=top")
+        shown = page.evaluate("[...document.getElementById('plot-top')._fullData[0].x]")
+        np.testing.assert_allclose(shown, rl.top_planes(results.attribution)["attribution"])
+        assert page.locator("#all-top tbody tr").count() == 12
+
+
+def test_the_answer_is_the_logit_difference_of_tokens_that_the_prompts_favour(results):
+    model, tokenizer = rl.load("bundled")
+    pair = [results.facts[name].replace("␣", " ") for name in ("first", "second")]
+    first, *more = describe(results.attribution)
+    assert first.startswith(f"The answer is {results.attribution.attrs['answer']:+.3f}")
+    assert "wrong sign" in more[0]
+    assert "budget" not in " ".join([first, *more])
+    assert results.facts["answer"] > results.facts["source_answer"]
+    token = rl.explain_prompt(model, HOSTILE, pair[1], tokenizer=tokenizer)
+    assert not token.patches
+    assert token.facts["second"] == results.facts["second"]
+    with pytest.raises(BadArgument, match="prompts are the same"):
+        rl.explain_prompt(model, HOSTILE, HOSTILE, tokenizer=tokenizer)
+
+
+def test_64_tokens_of_72_heads_of_256_are_live():
+    """Coarser numbers of a page with many heads stay within one percent of the attention."""
+    changes = {"num_hidden_layers": 18, "head_dim": 256, "num_key_value_heads": 1}
+    model = tiny("qwen3", **changes)
+    ids = random_tokens(sequences=1, length=64)
+    profile = rl.profile(model, ids, excerpts=[ids[0]], budget=False)
+    assert np.all(excerpt_payload(profile)["live"])
+
+
+def test_figures_of_a_head_accept_a_capture_and_its_name():
+    model, ids = tiny("llama_gqa"), random_tokens(sequences=1, length=12)
+    seen = rl.capture(model, ids, heads="1.*")
+    figure = rl.plot_attention(seen, head="1.2")
+    np.testing.assert_allclose(
+        np.nan_to_num(figure.data[0].z), seen["attention"].sel(head="1.2")
+    )
+    several = rl.capture(model, [ids[0], ids[0, :8]], heads="1.*")
+    assert rl.plot_attention(several, layer=1, head=2, excerpt=1).data[0].z.shape == (8, 8)
+    planes = rl.plot_selectivity(seen, head="1.2").data
+    np.testing.assert_allclose(planes[2].y, seen["q_norm"].sel(head="1.2").mean("query"))
+    profile = rl.profile(model, ids, budget=False)
+    np.testing.assert_allclose(planes[0].y, profile["selectivity"][1, 2], rtol=1e-4, atol=1e-5)
+    for call in (
+        lambda: rl.plot_kernel(seen, head="1.2"),
+        lambda: rl.plot_attention(seen, head=2),
+        lambda: rl.plot_attention(seen, head="0.1"),
+    ):
+        with pytest.raises(
+            BadArgument, match=r"no fitted kernel|needs its layer|does not have head"
+        ):
+            call()
+    assert "the sharpest heads are 1." in describe(seen)[0]
+
+
+def test_no_share_is_foretold_beyond_the_window_of_a_layer():
+    model = tiny("gemma3")  # layer 0 sees 12 tokens
+    text = random_tokens(sequences=2, length=40)
+    reach = rl.reach(model, text, copied=6, copies=(6, 9, 18), draws=2, distances=[40])
+    shares = reach["foretold_share"][0, 0].values
+    assert np.isfinite(shares[:, 1]).all()
+    assert np.isnan(shares[:, 2]).all()
+    assert np.isfinite(reach["foretold_share"][0, 1, :, 1:]).all()
+    short = rl.reach(model, text, copied=6, copies=(6,), draws=2, distances=[9, 40])
+    assert np.isnan(short["extrapolated_share"][0, 0, :, 1]).all()
+    assert np.isfinite(short["extrapolated_share"][0, 0, :, 0]).all()
+    best = np.unravel_index(np.nanargmax(short["found_share"][0, ..., 0]), (2, 4))
+    words = describe(short)[0]
+    assert "The best head, {}.{}, finds".format(*best) in words or "none of" in words
+
+
+def test_an_induction_head_first_shows_a_key_after_a_copy(browser, tmp_path: Path):
+    model, tokenizer = rl.load("bundled")
+    text = torch.randint(5, 90, (6, 60), generator=torch.manual_seed(0))
+    ids = torch.cat([text[0, :20], text[0, :20]])
+    profile = rl.profile(model, text, excerpts=[ids], tokenizer=tokenizer, surrogates=0)
+    heads = profile["induction"]
+    layer, head = (int(place) for place in np.unravel_index(heads.values.argmax(), heads.shape))
+    path = rl.write_report(profile, tmp_path / "page.html")
+    with Opened(browser, path) as opened:
+        page = opened.at(f"#L{layer}H{head}&tab=pair")
+        query, key = (int(page.input_value(f"#pair-{side}")) for side in ("query", "key"))
+        assert ids[key - 1] == ids[query]
+        assert key <= query
