@@ -33,7 +33,7 @@ from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.passes import collect
 from ropelens.profiles.token_sets import shares_of
 from ropelens.rope.select import ALL_HEADS, PlaneNumbers
-from ropelens.runtime.progress import ProgressOption, Stage, display_of
+from ropelens.runtime.progress import ProgressOption, ShowProgress, Stage, display_of
 from ropelens.text.rows import rows_for
 from ropelens.text.text import Text
 from ropelens.text.tokenize import TextInput
@@ -225,7 +225,7 @@ def _edits(
 
 
 def _token_lead(
-    measurement: Measurement, tokenizer: TokenNames | None, progress: ShowProgress = silent
+    measurement: Measurement, tokenizer: TokenNames | None, progress: ShowProgress
 ) -> tuple[Float[np.ndarray, "layer head set"], str]:
     """Attention minus attention on controls, for apostrophes (set 0) and for random words.
 
