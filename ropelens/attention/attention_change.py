@@ -19,9 +19,7 @@ def attention_change(
 ) -> Float[Tensor, "set head"]:
     """Weighted sum over the rows of each set of KL(A_i || A'_i), in nats.
 
-    A' is the attention after a change of the model. A learned sink counts as one more key. The
-    divergence is exactly 0 if both calls have the same queries and keys, and NaN if their rows
-    see different keys.
+    A learned sink counts as one more key. NaN if rows of the two calls see different keys.
     """
     still = Planes(torch.zeros(0), after.query.shape[-1], "none")
     total = torch.zeros(sets.shape[1], after.query.shape[1], dtype=torch.float64)

@@ -1,8 +1,6 @@
-"""A block of rows of an attention call, with scores, attention, and sums over keys.
+"""A block of rows of an attention call: L, A, A K and U K of docs/measures.md.
 
-A `Block` has the quantities of docs/measures.md that formulas.py combines: L, A, A K, U K. Each
-is computed when it is first read. At most one block of rows is in memory, and only the lower
-triangle is computed.
+At most one block of rows is in memory, and only the lower triangle is computed.
 """
 
 import math
@@ -26,11 +24,10 @@ ByRow = Float[Tensor, "batch kv_head group row"]
 def blocks_of(
     sampled: SampledCall, heads: slice | None = None, *, share: float = 1.0
 ) -> Iterator["Block"]:
-    """All rows of a call, in blocks of about `BLOCK_ELEMENTS` scores but at least 16 rows.
+    """All rows of a call, in blocks of about `share` `BLOCK_ELEMENTS` scores, 16 rows or more.
 
-    A block has some key-value heads. If `heads` are given, it has these heads and half of the
-    scores, because models of heads need the rest of the memory. `share` is the size of a block
-    compared with `BLOCK_ELEMENTS`.
+    A block has some key-value heads, or all `heads` and half of the scores, because models of
+    heads need the rest of the memory.
     """
     batch, kv_heads, group = sampled.row_q.shape[:3]
     device, count = sampled.k.device.type, sampled.position.shape[1]
@@ -59,11 +56,10 @@ def blocks_of(
 class Block:
     """Some rows of an attention call and all keys that they see, for some key-value heads.
 
-    Scores are in nats. `visibility` has the positions of the rows and keys. `weight`
-    [batch, row] are the weights of the rows. `q` [batch, kv_head, group, row, coordinate] and
-    `k` [batch, kv_head, key, coordinate] carry their rotation. `tokens`
-    [batch, key] are the ids of the keys. Blocks of one call share memory: the matrices of a
-    block are overwritten by the next block.
+    Scores are in nats. `visibility` has the positions of the rows and keys. `weight` is
+    [batch, row]. `q` [batch, kv_head, group, row, coordinate] and `k` [batch, kv_head, key,
+    coordinate] carry their rotation. `tokens` [batch, key] are the ids of the keys. The next
+    block of a call overwrites the matrices of a block.
     """
 
     def __init__(self, sampled: SampledCall, rows: slice, heads: slice) -> None:
@@ -195,18 +191,12 @@ class Block:
     def from_offsets(
         self, x: Float[Tensor, "fold kv_head group column"], *, out: ByKey
     ) -> ByKey:
-        """The value of each key, from values for the farthest offset, ..., 1, 0, -1, ...
-
-        The sequences belong to the folds in turn.
-        """
+        """The value of each key, from values for the farthest offset, ..., 1, 0, -1, ..."""
         begin = _begin_in_folds(self._begins[0], len(out), len(x), x[0].numel())
         return fast_products.windows(x, begin, out=out)
 
     def by_offset(self, values: ByKey) -> Float[Tensor, "batch kv_head group row offset"]:
-        """The value of the key at each offset, from the farthest offset of the block to 0.
-
-        It is 0 if there is no such key. Values of hidden keys must be 0.
-        """
+        """The value of the key at each offset, from the farthest to 0; hidden keys have 0."""
         # A window ends with the row's own key. It begins with hidden keys of the row above if
         # the row has too few keys; only first rows have no row above that sees fewer keys.
         begin, beyond = self._begins[1:]

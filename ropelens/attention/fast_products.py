@@ -40,10 +40,7 @@ def products(
 def softmax(
     scores: Float[Tensor, "*batch key"], *, out: Float[Tensor, "*batch key"] | None = None
 ) -> tuple[Float[Tensor, "*batch key"], Float[Tensor, "*batch"]]:
-    """Softmax of each row, and log sum_j exp(score_j). Overwrites `out`, or the scores.
-
-    The largest weight of a row is at least 1 / keys, so its logarithm is exact.
-    """
+    """Softmax of each row, and log sum_j exp(score_j). Overwrites `out`, or the scores."""
     largest = scores.amax(-1)
     weights = torch.softmax(scores, -1, out=scores if out is None else out)
     return weights, largest - weights.amax(-1).log()
@@ -88,10 +85,9 @@ def sum_diagonals(
 ) -> Float[Tensor, "batch kv_head group offset"]:
     """Weighted sum of contiguous `values` at each offset, for rows that are consecutive.
 
-    Row i of r rows has its own key in column S - r + i. If the stride of a row is one element
-    larger, a diagonal becomes a column, and one vector-matrix product sums all columns without
-    a copy. Such a column also reads the end of the row above, which has only zeros after its
-    own key. The first row has no row above and is added separately.
+    If the stride of a row is one element larger, a diagonal becomes a column, and one product
+    sums all columns without a copy. Such a column also reads the end of the row above, which
+    has only zeros after its own key. The first row is added separately.
     """
     heads, (rows, keys) = values.shape[:3], values.shape[3:]
     by_head = row_weight[:, None, None].expand(*heads, rows).reshape(-1, 1, rows)

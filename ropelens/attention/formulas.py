@@ -1,9 +1,8 @@
 """The formulas of docs/measures.md for the numbers of a profile, in the order of that page.
 
-The formula of a statistic reads a `SampledCall` (all tokens) or a `Block` (some rows and their
-attention). A formula for the means over a text reads the `LayerMeans` of a layer. The rows of
-profiles/measures.py name the formula of each variable. Figures import that table and do without
-torch, so formulas call methods of their arrays only.
+A formula reads a `SampledCall` (all tokens), a `Block` (some rows and their attention) or
+`LayerMeans` (means over a text). The rows of profiles/measures.py name the formula of each
+variable. Figures import that table and do without torch, so formulas only call methods.
 """
 
 from __future__ import annotations
@@ -88,11 +87,7 @@ def sink_mass(block: Block) -> Float[Tensor, "batch kv_head group row"]:
 
 
 def selectivity_keys(block: Block) -> Float[Tensor, "batch kv_head group row coordinate"]:
-    """(1 - A0) (E_a c - E_u c) by coordinate.
-
-    E_a and E_u are means over the keys that are not sinks, under A and evenly. (1 - A0) E_a k
-    is A K without the sinks.
-    """
+    """(1 - A0) (E_a c - E_u c): means over keys that are not sinks, under A and evenly."""
     sink_keys = block.k[:, :, block.sinks]
     on_sinks = (block.sink_attention.flatten(2, 3) @ sink_keys).view_as(block.q)
     evenly = (1 - sink_mass(block))[..., None] * mean_other_key(block)
@@ -126,9 +121,8 @@ def attention_budget(
     """Bits in a head's choice of keys by their source, from the `GAINS` of its models.
 
     "sink", "position", "content" and "interaction" are not negative and sum to "total".
-    "shared" is the part of "content" that position by itself explains as well. On text to which
-    it was not fitted, a model may gain less than a model that it contains. The larger gain then
-    counts for both.
+    "shared" is the part of "content" that position by itself explains as well. If a model gains
+    less than a model that it contains (on other text), the larger gain counts for both.
     """
     total, sink_gain, position_gain, content_gain, both_gain = gains
     sink = np.maximum(sink_gain, 0)
@@ -148,10 +142,9 @@ def attention_budget(
 def describe_kernel(
     kappa: Float[Tensor, "*head offset"], seen_by: Float[Tensor, " offset"]
 ) -> dict[str, Shaped[Tensor, "*head_and_offset"]]:
-    """The kernel exp(kappa) of each head over offsets, its peak, and its middle half.
+    """The kernel exp(kappa) of each head over offsets, its peak, and its middle half (tokens).
 
-    The kernel sums to one and leaves out offsets that less than 5 % of the rows see; `seen_by`
-    is this share. `offset_low` to `offset_high` (tokens, both included) holds the middle half.
+    It sums to one and leaves out offsets that less than `SEEN_BY` of the rows see.
     """
     kernel = kappa.masked_fill(seen_by < SEEN_BY, -math.inf).softmax(-1)
     weight, offset = kernel.max(-1)
@@ -167,9 +160,8 @@ def describe_wavelengths(
 ) -> dict[str, Shaped[np.ndarray, "*head"]]:
     """The wavelengths (tokens) through which a head picks keys, by the columns of heads.csv.
 
-    The weight of a plane is the positive part of `selectivity_keys`, because a negative part
-    pushes attention away from the keys that are picked. A head without a positive part has 0
-    planes and NaN.
+    The weight of a plane is the positive part of `selectivity_keys`. A negative part pushes
+    attention away from the picked keys. A head without a positive part has 0 planes and NaN.
     """
     push = np.nan_to_num(selectivity_keys).clip(min=0)
     wavelength = np.broadcast_to(wavelength, push.shape)
@@ -237,9 +229,8 @@ def contrasts(
 ) -> Float[Tensor, "term query key"]:
     """c_ijf - sum_(k != j) A_ik c_ikf / sum_(k != j) A_ik; c_ijf - c_irf for a `runner_up` r.
 
-    A contrast is the push of a term toward a key, compared with all other keys of the row. Like
-    softmax, it ignores a number that is added to all keys of a row. Against a runner-up,
-    contrasts sum to the log-odds of both keys. NaN if no other key of the row has attention.
+    A contrast is the push of a term toward a key, compared with all other keys of the row.
+    Against a runner-up, contrasts sum to log-odds. NaN if no other key has attention.
     """
     if runner_up is not None:
         return contribution - contribution[..., runner_up, None]

@@ -108,9 +108,9 @@ def _sum_over_rows(
 class LayerSums:
     """Sums of one layer by the names of the statistics, in their units.
 
-    `scale` is the scale of the scores, and `farthest` the farthest offset that any row sees.
-    `offset_weight[0]` is the weight of the rows that see each offset. `offset_weight[1]` is the
-    same weight for keys other than position 0. Sums by offset are by bin; `maxima` over rows.
+    `farthest` is the farthest offset that any row sees. `offset_weight[0]` is the weight of the
+    rows that see each offset, and `offset_weight[1]` the same for keys other than position 0.
+    Sums by offset are by bin; `maxima` over rows.
     """
 
     scale: float
@@ -145,10 +145,9 @@ class LayerSums:
 class Sums:
     """The sums from which a profile is computed. The sums of two texts can be added.
 
-    `row_weight[g, i]` is the weight of the rows at position i in the sequences of group g,
-    which all layers share. `tokens` is the number of tokens without padding. `group_loss`
-    (nats) is the summed loss of the `group_predicted` tokens of each group. `scores` are the
-    scores of the budget's models by layer.
+    `row_weight[g, i]` is the weight of the rows at position i in the sequences of group g.
+    `tokens` are counted without padding. `group_loss` (nats) is the summed loss of the
+    `group_predicted` tokens. `scores` are the scores of the budget's models by layer.
     """
 
     row_weight: Float[Tensor, "group position"] = ZERO[:, None][:, :0]
@@ -169,10 +168,7 @@ class Sums:
 
 
 class LayerMeans:
-    """Means of a layer by the names of its statistics: `layer["entropy"]`.
-
-    `total` has the rows, tokens and losses by group, which all layers share.
-    """
+    """Means of a layer by the names of its statistics: `layer["entropy"]`."""
 
     def __init__(
         self, sums: LayerSums, total: Sums, planes: Planes, statistics: Sequence[Statistic]
@@ -199,10 +195,7 @@ class LayerMeans:
 def mean_loss(
     loss: Float[Tensor, " group"], predicted: Float[Tensor, " group"]
 ) -> tuple[float, float]:
-    """Loss per predicted token, and its standard error over groups that have such tokens.
-
-    `loss` (nats) is the sum over the `predicted` tokens of each group.
-    """
+    """Loss per predicted token, and its standard error over groups that have such tokens."""
     not_empty = predicted > 0
     weight = predicted[not_empty].numpy()
     mean, error, _ = mean_and_error(loss[not_empty].numpy() / weight, weight)

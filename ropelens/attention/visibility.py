@@ -21,10 +21,9 @@ class Visibility:
     """The keys that each row of an attention call or block sees.
 
     `position` has the positions of the rows in ascending order, and `keys` the positions of the
-    keys. Each row sees the keys from `first` to its own position: 0 to i under full causal
-    attention, i - window + 1 to i under a sliding window. If some row sees other keys (a mask
-    with gaps, a prefix, the top k keys), `mask` states the keys of all rows. Each table has one
-    entry for all sequences, or one for each sequence.
+    keys. Each row sees the keys from `first` to its own position. If some row sees other keys
+    (a mask with gaps, a prefix, the top k keys), `mask` states the keys of all rows. Each table
+    has one entry for all sequences, or one for each sequence.
     """
 
     position: Int[Tensor, "_ row"]
@@ -93,11 +92,7 @@ class Visibility:
 
     @kept()
     def block(self, begin: int, end: int, keys: range | None = None) -> "Visibility":
-        """Some consecutive rows, and the `keys` that they see; by default these are found.
-
-        Start one key before the first key that any row sees, if there is one. This extra key
-        has weight 0 in every row.
-        """
+        """Some consecutive rows, and the `keys` that they see (default: and one key before)."""
         block = self._map(lambda table: table[:, begin:end])
         if self.mask is None and keys is None:
             first, last = int(block.first.min()), int(block.position.max())
@@ -105,10 +100,7 @@ class Visibility:
         return replace(block, keys=keys or self.keys)
 
     def append(self, later: "Visibility") -> "Visibility":
-        """These rows, followed by rows of the next chunk of the same sequences.
-
-        Raises `UnsupportedModel` for masks, which have another number of keys in each chunk.
-        """
+        """These rows, followed by rows of the next chunk; raises `UnsupportedModel` for masks."""
         if self.mask is not None or later.mask is not None:
             raise UnsupportedModel(
                 "Sequences that run in chunks need rows that see all keys up to their own.",
@@ -177,7 +169,7 @@ class Visibility:
 
     @kept()
     def penalties(self, first: int, last: int) -> list[tuple[slice, Tensor]]:
-        """Numbers that hide keys from rows if they are added to the scores in some columns.
+        """Numbers that hide keys from rows if added to the scores in some columns.
 
         All rows see the keys from position `first` to before `last`.
         """
@@ -238,8 +230,7 @@ def _causal(rows: range, window: int | None, inference: bool) -> Visibility:
 def offset_edges(context: int) -> Int[Tensor, " edge"]:
     """Edges of the offset bins, in tokens. Bin b holds offsets edges[b] to edges[b + 1] - 1.
 
-    Below 64 each bin has one offset; an octave above has 8 bins. A longer context only appends
-    edges, so results of different contexts can be added.
+    Below 64 each bin has one offset; an octave above has 8 bins. A longer context appends edges.
     """
     edges = list(range(EXACT_OFFSETS + 1))
     step = EXACT_OFFSETS // BINS_PER_OCTAVE

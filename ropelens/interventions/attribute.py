@@ -66,8 +66,7 @@ def attribute_planes(
     `answer` is a token, whose logit at the last position is the answer; two tokens, whose
     difference in logits is the answer; or a function of the logits [position, token] that
     returns one number. Tokens are ids or texts of one token. `text_or_tokens` is as for
-    `capture`: special tokens in a string are read as special tokens. The model runs under the
-    edits, silences and patches that are open. Returns:
+    `capture`. The model runs under the edits, silences and patches that are open. Returns:
 
     - `attribution` (layer, head, frequency), in units of the answer: gradient of the answer
       times the contribution of the plane to the scores, summed over all pairs of tokens. To
@@ -76,12 +75,11 @@ def attribute_planes(
     - `pair_attribution` (pair_head, frequency, query, key): the same for each pair of tokens of
       the heads in the list `pairs`. NaN if the query does not see the key.
     - `dropped` (layer, head, frequency), with `check=N`: change of the answer when only this
-      plane is dropped (`drop`). The N planes with the largest attribution and N random other
-      planes are checked; the rest is NaN. Over the N largest, `attrs["rank_correlation"]`
+      plane is dropped (`drop`), for the N planes with the largest attribution and N random
+      other planes (or all planes); else NaN. Over the N largest, `attrs["rank_correlation"]`
       compares `attribution` with -`dropped`, and `attrs["wrong_signs"]` counts the planes with
       opposite signs. `attrs["random_rank_correlation"]` is about the random planes, most of
-      which are near 0. `attrs["worst"]` is the largest difference over all checked planes. If
-      `check` exceeds the number of planes, all planes of `heads` are scanned.
+      which are near 0. `attrs["worst"]` is the largest difference over all checked planes.
     - `patched`, with `check` and another prompt as `source`: change of the answer when only
       this plane takes its queries and keys from `source` (see `patch_planes`). The same planes
       are checked. `attrs["source_answer"]` is the answer to `source`.
@@ -189,10 +187,9 @@ def _compare_effects(
     first, second = attribution.ravel(), effects.ravel()
     facts = {"worst": float(np.nanmax(np.abs(first - second)))}
     facts["wrong_signs"] = int((first[largest] * second[largest] < 0).sum())
-    for name, indices in (("rank_correlation", largest), ("random_rank_correlation", others)):
-        if len(indices) > 2:
-            ranks = scipy.stats.spearmanr(first[indices], second[indices])
-            facts[name] = float(ranks.statistic)
+    for name, planes in (("rank_correlation", largest), ("random_rank_correlation", others)):
+        if len(planes) > 2:
+            facts[name] = float(scipy.stats.spearmanr(first[planes], second[planes]).statistic)
     return facts
 
 
@@ -200,8 +197,8 @@ def _checked_planes(
     planes: Sequence[Planes], attribution: Float[np.ndarray, "layer head frequency"], check: int
 ) -> tuple[Int[np.ndarray, " plane"], Int[np.ndarray, " other"]]:
     """Flat indices of the planes with the largest attribution, and of random other planes."""
-    counts = np.array([layer.inv_freq.shape[-1] for layer in planes])
-    rotates = np.arange(attribution.shape[-1]) < counts[:, None, None]
+    counts = np.array([layer.inv_freq.shape[-1] for layer in planes])[:, None, None]
+    rotates = np.arange(attribution.shape[-1]) < counts
     indices = np.flatnonzero(np.isfinite(attribution) & rotates)
     order = indices[np.argsort(-np.abs(attribution.flat[indices]), kind="stable")]
     return order[:check], np.random.default_rng(0).permutation(order[check:])[:check]

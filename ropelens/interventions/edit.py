@@ -46,9 +46,8 @@ class PlaneChange(NamedTuple):
 class Edit:
     """A change (`action`) of chosen planes (`select`) of some heads, such as "3.5,4.*".
 
-    Planes are chosen by their frequencies without edits, whatever other edits do. `action` gets
-    the unedited planes, the number of the layer and the length of the sequence. All scores are
-    multiplied by `scale`.
+    Planes are chosen by their frequencies without edits. `action` gets the unedited planes, the
+    number of the layer and the length of the sequence. Scores are multiplied by `scale`.
     """
 
     select: Selection
@@ -77,9 +76,8 @@ def stop(select: Selection, *, heads: str = ALL_HEADS, layers: str = "*") -> Edi
 def stop_slowest(fraction: Number, *, heads: str = ALL_HEADS, layers: str = "*") -> Edit:
     """Stop the slowest `fraction` of the planes: p-RoPE with p = 1 - fraction.
 
-    With all heads, a model of `rope_type` "default" then equals the model that transformers
-    loads from the same weights as "proportional" with p (Barbero et al. 2024, arXiv
-    2410.06205).
+    With all heads, a model of `rope_type` "default" then equals the same weights loaded as
+    `rope_type` "proportional" with p (Barbero et al. 2024, arXiv 2410.06205).
     """
     return stop(Slowest(fraction), heads=heads, layers=layers)
 
@@ -88,8 +86,7 @@ def stop_slowest(fraction: Number, *, heads: str = ALL_HEADS, layers: str = "*")
 def drop(select: Selection, *, heads: str = ALL_HEADS, layers: str = "*") -> Edit:
     """The planes add nothing to the scores, because their queries become 0.
 
-    A head without any plane attends evenly to all keys that it sees (except for coordinates
-    that never rotate), and outputs the mean of their values.
+    A head without any plane (and without coordinates that never rotate) attends evenly.
     """
     heads = heads_of_layers(layers, heads)
     return Edit(select, lambda *_: PlaneChange(query_gain=0.0), heads)
@@ -132,13 +129,13 @@ def edit_rope(model: Model, *edits: Edit | str) -> Iterator[None]:
     An edit may also be the name of a RoPE variant, such as "p-rope:0.75". Blocks nest, and
     their edits add up. Everything that runs the model uses the edited model: calls, generation
     with a cache, `profile`, `measure_rope`. Planes that no edit chooses keep every bit. The
-    model is restored on exit, also after an error. The block belongs to the thread or task that
-    opened it, and other threads and tasks cannot call the model.
+    model is restored on exit, also after an error. Other threads and tasks than the one that
+    opened the block cannot call the model.
 
     Raises `UnsupportedModel` for a model that does not rotate or hides its attention, and
     `BadArgument` for planes, heads or a variant that do not exist. When the model runs, a cache
-    that drops keys raises `UnsupportedModel`. A bridge also raises it if it runs with a
-    key-value cache, or if an edit makes query heads differ that share a key-value head.
+    that drops keys raises `UnsupportedModel`, as does a bridge with a key-value cache, or with
+    edits that make query heads differ that share a key-value head.
     """
     live = as_live_model(model)
     with live.edit(stack_edits(RotationProbe(live), edits)):
@@ -174,10 +171,7 @@ def place_edit(rotation: RotationProbe, edit: Edit | str) -> PlacedEdit:
 
 
 def _as_edit(variant: Variant, rotation: RotationProbe) -> Edit:
-    """Edit that makes a live model rotate as `variant` in every layer that rotates.
-
-    A variant that moves planes starts from the base and the trained context of the model.
-    """
+    """Edit that makes a live model rotate as `variant`, from its own base and context."""
     if variant.stops is not None:
         return stop(variant.stops(variant.value))
     live, model_factor = rotation.live, rotation.attention_factor

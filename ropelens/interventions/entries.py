@@ -45,10 +45,7 @@ Edits = Mapping[str, Intervention | Sequence[Intervention]]
 
 @dataclass(frozen=True)
 class Entry:
-    """A model of an evaluation and its planes; controls of `control_of` change random heads.
-
-    `silenced` are the heads whose outputs the `silences` replace.
-    """
+    """A model of an evaluation; controls of `control_of` change random heads."""
 
     name: str
     planes: list[Planes]
@@ -106,10 +103,9 @@ def _random_heads(
     draws: int,
     seed: int,
 ) -> list[list[Intervention]]:
-    """`changes` with random other heads of the same layers, `draws` times.
+    """`changes` with random other heads for the `chosen` heads, `draws` times if so many exist.
 
-    `chosen` has the heads of the changes that name heads. All changes replace a given head by
-    the same random head. The list is shorter if fewer sets of heads exist.
+    All changes replace a given head by the same random head of its layer.
     """
     sets: dict[tuple[str, ...], list[Intervention]] = {}
     generator = generator_of(seed)
@@ -181,8 +177,8 @@ class TokenSplit:
 class EntrySums:
     """Sums of one entry over some sequences; `+` adds the sums over other sequences.
 
-    `losses` (nats) are summed over bins of positions, over repeated tokens, and over classes
-    of tokens. `change` (nats) is summed over `rows` rows: all, and the rows of each class.
+    `losses` (nats) are of bins of positions, repeated tokens, and classes of tokens. `change`
+    (nats) is summed over `rows` rows: all, and the rows of each class.
     """
 
     sums: Sums
@@ -256,10 +252,9 @@ def _sum_entry(
     unedited: dict[int, AttentionCall] | None,
     progress: Progress,
 ) -> EntrySums:
-    """Sums of an entry over a batch, from one forward pass; the `fits` give attention budgets.
+    """Sums of an entry over a batch, from one pass; the `fits` give attention budgets.
 
-    The entry "none" stores its attention calls in the dict `unedited`, and later entries are
-    compared with these calls.
+    The entry "none" stores its calls in `unedited`, with which later entries are compared.
     """
     text, sets = batch.text, split.sets(batch.text.ids)
     change = torch.zeros(sets.shape[1], live.layers, live.heads, dtype=torch.float64)

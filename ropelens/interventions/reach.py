@@ -180,8 +180,8 @@ def share_found(
 ) -> Float[Tensor, "head 1+further"]:
     """Share of rows of the second copy in which the right key has the highest score.
 
-    The first column is for the key at its place, the others for the key turned to the `further`
-    distances. NaN if no row sees the right key, or if the distance is beyond the window.
+    First for the key at its place, then for the key turned to the `further` distances. NaN if
+    no row sees the right key, or if the distance is beyond the window.
     """
     length = call.query.shape[2]
     row = torch.arange(length - copied, length - 1)

@@ -23,11 +23,7 @@ SHORTEST_PROMPT = 32  # tokens of the shortest prompt that hides needles
 
 
 def copies(measurement: Measurement, distances: Sequence[int] | None) -> Task:
-    """Task that measures `copy_loss`, the loss of repeated random tokens in nats/token.
-
-    The loss excludes the first repeated token, because nothing announces it. Each other token
-    follows the same token as before.
-    """
+    """Task: `copy_loss` (nats/token) of repeated random tokens, except the first one."""
     live, text = measurement.live, measurement.text
     options = {"vocabulary": live.vocabulary, "seed": measurement.seed}
     longest = max(2, (min(live.context, text.context) - 1) // 2)
@@ -115,9 +111,8 @@ def hide_needles(
 
     A prompt consists of `first_token`, a stretch of text with eight needles in it, and the key
     of one needle again, whose value comes first in the values. A needle is a key of two tokens
-    and a value of one token. They all differ, and are tokens of `text` outside the stretch. If
-    there are too few, they are other tokens of the vocabulary, and finally any tokens. Prompts
-    of a trial differ only in the depth. If `text` is too short, random tokens replace it.
+    and a value. They all differ, and are tokens of `text` outside the stretch, or other tokens
+    of the vocabulary, or any tokens. Prompts of a trial differ only in the depth.
     """
     size = NEEDLES * (KEY + 1)
     if length < SHORTEST_PROMPT or vocabulary < size:

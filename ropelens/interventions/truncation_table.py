@@ -72,9 +72,8 @@ def changes_of_edits(results: xr.Dataset) -> pd.DataFrame:
     A silenced head counts with an induction score of 0.
 
     Columns such as `loss_beyond` are the change minus the mean change of the controls of the
-    edit. Groups and draws each give an interval, and the squares of the half widths add up.
-    (The factors are crossed, and the sum is rather too wide: Owen 2007, "The pigeonhole
-    bootstrap".) docs/measures.md defines the other columns.
+    edit. The squares of the half widths of intervals over groups and draws add up, which is
+    rather too wide (Owen 2007, "The pigeonhole bootstrap"). docs/measures.md defines the rest.
     """
     # Imported here because it imports scipy, and an unknown measure is refused before that.
     from ropelens.intervals import paired_interval
@@ -104,10 +103,7 @@ def changes_of_edits(results: xr.Dataset) -> pd.DataFrame:
 
 
 def class_changes(truncation: xr.Dataset) -> pd.DataFrame:
-    """`changes_of_edits` for each `token_class`, one table below the other; may be empty.
-
-    It may also have `bits`, by which attention moved, and `labels_changed` (heads).
-    """
+    """`changes_of_edits` for each `token_class`, with `bits` and `labels_changed` if measured."""
     tables = []
     for name in truncation["token_class"].values if "class_loss" in truncation else []:
         part = truncation.sel(token_class=name)
@@ -159,9 +155,9 @@ def _relabelled(label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def best_head(trials: xr.DataArray, *, chosen_in: xr.DataArray | None = None) -> xr.DataArray:
     """Scores in odd trials of the head with the highest mean score over the even trials.
 
-    `trials` has the dims trial, layer, head, and possibly more, such as entries. Each entry
-    has its own best head, or the best head of `chosen_in`. The highest of many noisy scores is
-    too high, but trials that did not choose the head are right on average. NaN without scores.
+    `trials` has the dims trial, layer, head, and possibly entries, which have their own best
+    heads, or the best head of `chosen_in`. The highest of many noisy scores is too high, but
+    trials that did not choose the head are right on average. NaN without scores.
     """
     scores = (trials if chosen_in is None else chosen_in).reset_coords(drop=True)
     # Scores are at least 0, and missing heads have no score.

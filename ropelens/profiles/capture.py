@@ -208,9 +208,8 @@ def write_head(
 ) -> None:
     """Write the vectors of one query head by plane, and all terms of its scores, to `into`.
 
-    The call has one sequence. `into` has the arrays of the head, filled with NaN, by name. With
-    the output `projection`, also write the lengths of v, v W_O and A v W_O, and the component
-    of A v W_O in each direction of `toward`.
+    With the output `projection`, also write the lengths of v, v W_O and A v W_O, and the
+    component of A v W_O in each direction of `toward`.
     """
     call = call.of_heads(torch.tensor([head]))
     attention, terms = attention_map(call)[0, 0], planes.terms
@@ -295,12 +294,9 @@ def token_id(token: Token, tokenizer: TokenNames | None, vocabulary: int) -> int
 
 
 def token_names(tokens: Iterable[Tensor], tokenizer: TokenNames | None) -> list[str]:
-    """Text of each token inside a text, or its number without a tokenizer.
-
-    A token is decoded twice in a row, because many tokenizers drop the space at the beginning
-    of a single token.
-    """
+    """Text of each token inside a text, or its number without a tokenizer."""
     if tokenizer is None:
         return [f"#{int(token)}" for token in tokens]
+    # Many tokenizers drop the space at the beginning of a single token.
     pairs = [(tokenizer.decode([t]), tokenizer.decode([t, t])) for t in map(int, tokens)]
     return [str(twice)[len(once) :] or str(once) for once, twice in pairs]

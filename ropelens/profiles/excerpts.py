@@ -40,11 +40,10 @@ def read_excerpts(
     planes: Sequence[Planes],
     tokenizer: TokenNames | None,
 ) -> dict[str, np.ndarray]:
-    """Attention, queries and keys of all heads on the `given` or on chosen sequences.
+    """The excerpt variables of `AXES`, on the `given` or on chosen sequences.
 
-    The arrays are the excerpt variables of `AXES`; NaN fills the rest. Queries are NaN if an
-    excerpt rotates differently from the whole text (RoPE that changes with the length), or a
-    head differently from its layer (an edit).
+    Queries are NaN if an excerpt rotates differently from the whole text (RoPE that changes
+    with the length), or a head differently from its layer (an edit).
     """
     live = measurement.live
     pieces = check_excerpts(live.config, given) or chosen_excerpts(measurement)
@@ -103,9 +102,9 @@ def _rounded(x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
 def _next_tokens(
     live: LiveModel, batches: Sequence[Int[Tensor, "_ _"]], tokenizer: TokenNames | None
 ) -> dict[str, np.ndarray]:
-    """The two likeliest next tokens of each piece, the `lead` of the first, and its gradient.
+    """The two likeliest next tokens of each piece, the lead of the first, and its gradient.
 
-    The result is empty without a backward pass (some kernels, or weights that are offloaded).
+    Empty without a backward pass (some kernels, or offloaded weights).
     """
     if any(weight.is_meta for weight in live.model.parameters()):
         return {}
@@ -145,11 +144,10 @@ def _still(
 
 
 def chosen_excerpts(measurement: Measurement) -> list[Int[Tensor, " position"]]:
-    """Pieces of the text on which the heads choose their keys most sharply, sharpest first.
+    """Of `CANDIDATES` random pieces, those on which the heads choose their keys most sharply.
 
-    Each of `CANDIDATES` random pieces begins with the token that all sequences begin with. Bits
-    are the divergence of the attention from even attention, without the first key, summed over
-    heads and averaged over queries.
+    Bits are the divergence of the attention from even attention, without the first key, summed
+    over heads and averaged over queries.
     """
     config, text = measurement.live.config, measurement.text
     first = text.ids[:, 0]
@@ -185,7 +183,7 @@ def chosen_excerpts(measurement: Measurement) -> list[Int[Tensor, " position"]]:
 def check_excerpts(
     config: PreTrainedConfig, excerpts: Iterable[Tensor]
 ) -> list[Int[Tensor, " position"]]:
-    """Return sequences to look into. Raise `BadArgument` for unknown tokens and long texts."""
+    """Return the sequences; raise `BadArgument` for unknown tokens and for long texts."""
     config, checked = config.get_text_config(), []
     for tokens in excerpts:
         if not 3 <= len(tokens) <= _longest(config):
@@ -209,10 +207,7 @@ def _longest(config: PreTrainedConfig) -> int:
 def excerpt_variables(
     excerpts: dict[str, np.ndarray], sharp: Float[np.ndarray, "layer head"]
 ) -> dict[str, xr.Variable]:
-    """Variables of excerpts. Queries are kept for the sharpest heads, as many as fit.
-
-    A prompt of 64 tokens fits with all heads: 72 heads of 256, or 270 heads of 64 coordinates.
-    """
+    """Variables of excerpts. Queries are kept for the sharpest heads, as many as fit."""
     query = excerpts["query_still"]
     order = np.argsort(-np.nan_to_num(sharp, nan=-np.inf), axis=None, kind="stable")
     short = query.size + excerpts["key_still"].size <= SHORT

@@ -40,8 +40,8 @@ def differentiate(
 ) -> tuple[float, dict[int, tuple[AttentionCall, Tensor]]]:
     """The answer, and for each layer its call and the gradient with respect to its outputs.
 
-    The scores of the `chosen` heads are multiplied by `size`. Layers are `recomputed` in the
-    backward pass, except if their experts get other tokens then, because of rounding.
+    Scores of `chosen` heads are multiplied by `size`. Layers are `recomputed` in the backward
+    pass, except if their experts get other tokens then, because of rounding.
     """
     calls: dict[int, AttentionCall] = {}
     outputs: dict[int, Tensor] = {}

@@ -67,8 +67,8 @@ def resample_bits(
 ) -> dict[str, Float[np.ndarray, "resample layer head"]]:
     """Budgets of bootstrap resamples of the groups of sequences; shared bits are assigned.
 
-    A seed draws the same groups in all profiles with the same number of groups. `spread`
-    multiplies the difference between a resample and the whole text.
+    A seed draws the same groups in all profiles with as many groups. `spread` multiplies the
+    difference between a resample and the whole text.
     """
     rows, random = profile["group_scored"].values, np.random.default_rng(seed % 2**64)
     evenly = np.full(len(rows), 1 / len(rows))

@@ -35,8 +35,7 @@ def repeated_tokens(
 ) -> Int[Tensor, "trial position"]:
     """The token `first`, then `length` random tokens, then the same tokens again.
 
-    The random tokens of a sequence differ if the vocabulary is large enough, so that each
-    repeated token has one earlier occurrence (Olsson et al. 2022, arXiv 2209.11895).
+    The random tokens differ if the vocabulary allows it (Olsson et al. 2022, arXiv 2209.11895).
     """
     generator = generator_of(seed)
     draws = [torch.randperm(vocabulary, generator=generator) for _ in range(REPEATS)]

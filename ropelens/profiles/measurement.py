@@ -47,8 +47,8 @@ class Batch:
 class Measurement:
     """The live model reads the text; `rows` rows of each sequence are drawn with `seed`.
 
-    `batch_size` sequences run together; None means as many as memory allows. `across` is the
-    share that `attention_across` measured on packed rows.
+    `batch_size` None means as many sequences as memory allows. `across` is the share that
+    `attention_across` measured on packed rows.
     """
 
     live: LiveModel
@@ -71,11 +71,7 @@ class Measurement:
         seed: int = 0,
         batch_size: int | None = None,
     ) -> "Measurement":
-        """Read and check the arguments of a public function once.
-
-        A measurement is returned unchanged: its own text and options count. `sinks` are the ids
-        of tokens that are sinks. Raises the errors of `model_text`.
-        """
+        """Read and check the arguments of a public function; a measurement stays as it is."""
         if isinstance(model, Measurement):
             return model
         live = as_live_model(model, tokenizer)
@@ -188,11 +184,7 @@ def sequences_at_once(
 def model_text(
     live: LiveModel, text: TextInput, *, tokenizer: Any = None, sinks: Collection[int] = ()
 ) -> Text:
-    """Return `text` as a `Text` that the model can read; tokens in `sinks` are sinks.
-
-    Raises `BadArgument` for tokens outside the vocabulary, for lengths that count padding, and
-    if all tokens are hidden.
-    """
+    """Return `text` as a `Text` that the model can read; tokens in `sinks` are sinks."""
     tokenizer = live.tokenizer if tokenizer is None else tokenizer
     text = read_text(text, tokenizer=tokenizer, config=live.config, context=live.context)
     check_ids(text.ids, vocabulary=live.vocabulary)
@@ -217,8 +209,7 @@ def check_ids(ids: Ids, *, vocabulary: int) -> None:
 def padding_ids(model: PreTrainedModel) -> dict[int, int]:
     """Number of copies of each padding id at the start of a text that can only be padding.
 
-    Without a padding token, texts are padded with the end-of-text token. A text may begin with
-    one such token.
+    Texts without a padding token are padded with end-of-text, with which a text may begin once.
     """
     ids, config = [], model.config.get_text_config()
     generation = getattr(model, "generation_config", None) or config  # older classes have none
@@ -244,10 +235,9 @@ def check_padding(ids: Ids, lengths: Lengths, padding: Mapping[int, int]) -> Non
 
 
 def attention_across(live: LiveModel, row: PackedRow) -> float:
-    """Share of its attention that a packed row gives to other documents.
+    """Share of its attention that a packed row gives to other documents; warns if it is not 0.
 
-    The model reads the row unmodified, because it may keep the documents apart. The share is a
-    mean over heads, layers and up to 128 rows of attention. Warns if it is not 0.
+    It is a mean over heads, layers and up to 128 rows. The model may keep documents apart.
     """
     sequence, shares = row.sequence.to(live.device), []
     count = len(sequence) - 1

@@ -30,10 +30,10 @@ def summarize(
     *,
     extra: Sequence[Statistic] = (),
 ) -> xr.Dataset:
-    """The part of a profile that follows from `sums`, without another run of the model.
+    """The part of a profile that follows from `sums` and the `fits` of the budget.
 
-    Heads and planes that a layer does not have are NaN, and so are layers without attention.
-    `fits` are the models of the budget. `extra` are statistics in addition to `MEASURES`.
+    Heads, planes and attention that a layer does not have are NaN. `extra` are statistics in
+    addition to `MEASURES`.
     """
     rows = [row for row in (*MEASURES, *extra) if isinstance(row, Statistic | Derived)]
     statistics = [row for row in rows if isinstance(row, Statistic)]
@@ -84,8 +84,8 @@ def number_dims(dataset: xr.Dataset) -> xr.Dataset:
 def plane_coordinates(planes: Sequence[Planes], *, heads: int) -> dict[str, xr.Variable]:
     """`inv_freq` (rad/token) and `wavelength` (tokens) of each layer; NaN beyond its planes.
 
-    If an edit makes heads of a layer differ, these are the numbers of the head that rotates
-    fastest in the plane, and `head_wavelength` (layer, head, frequency) has all heads.
+    If heads of a layer differ, these are the numbers of the head that rotates fastest in the
+    plane, and `head_wavelength` (layer, head, frequency) has all heads.
     """
     fastest = [torch.atleast_2d(layer.term_inv_freq.abs()).amax(0) for layer in planes]
     wavelengths = (2 * math.pi / inv_freq.double() for inv_freq in fastest)

@@ -33,11 +33,8 @@ NEAR = 8  # tokens on either side among which a token of similar frequency is se
 
 @dataclass(frozen=True)
 class Share(Statistic):
-    """Share of attention on a set of tokens, from four sums over rows.
-
-    The sums are target mass, total mass, target count and reference count. The value is the
-    mass share (target mass / total mass) times target count / reference count.
-    """
+    """Share of attention on a set of tokens, from four sums over rows: (target mass / total
+    mass) times target count / reference count."""
 
     def value(self, layer: LayerMeans) -> Tensor:
         """The variable of one layer; NaN if no row counts."""
@@ -147,9 +144,8 @@ def controls(
 ) -> Float[Tensor, "sequence position"]:
     """Weight of each token as a control: 1/2 for every token in `on` that it is matched with.
 
-    A token in `on` is matched with one token on either side. Among the `NEAR` tokens of a side
-    it is the token with the smallest |log2 of the ratio of their counts| + distance / `NEAR`.
-    The first token of a sequence is never a control.
+    The match among the `NEAR` tokens on either side has the smallest |log2 of the ratio of their
+    counts| + distance / `NEAR`. The first token of a sequence is never a control.
     """
     weight, at = torch.zeros_like(log_count), torch.arange(on.shape[1], device=on.device)
     for side in (-1, 1):

@@ -32,9 +32,8 @@ class Planes:
     rotate, and negative for clockwise rotation (NanoChat). It has a row for each query head if
     an edit makes heads differ. The F planes fill the coordinates from `offset` to
     `offset + 2F`. The `pairing` "half" pairs f with f + F (Llama), and "interleaved" pairs 2f
-    with 2f + 1 (GPT-J). RoPE does not change the remaining coordinates, which together are one
-    term of every score. If a token has several positions (M-RoPE), plane f rotates with the
-    position on `axis[f]`.
+    with 2f + 1 (GPT-J). The other coordinates together are one term of every score. If a token
+    has several positions (M-RoPE), plane f rotates with the position on `axis[f]`.
     """
 
     inv_freq: Float[Tensor, "*head frequency"]
@@ -114,10 +113,9 @@ class Planes:
         return torch.cat([planes, rest], dim=-1)
 
     def norms(self, x: Float[Tensor, "*batch coordinate"]) -> Float[Tensor, "*batch term"]:
-        """Length of each term of `x`, in the units of `x`.
+        """Length of each term of `x`, in the units of `x` (with YaRN's attention factor).
 
-        A rotation keeps lengths. (They include YaRN's attention factor.) Source: the statistic
-        of the norm figures in Barbero et al. 2024 (arXiv 2410.06205).
+        Source: the norm figures of Barbero et al. 2024 (arXiv 2410.06205).
         """
         real, imaginary = x[..., self.first], x[..., self.second]
         squares = real.square().addcmul_(imaginary, imaginary)
@@ -146,8 +144,7 @@ class Planes:
     ) -> Float[Tensor, "*batch distance"]:
         """Re sum_f products_f exp(i w_f d) at every distance d, in the units of `products`.
 
-        For the products c_f = q~_f conj(k~_f), this is the score of a key d tokens back
-        (Barbero et al. 2024, arXiv 2410.06205).
+        For q~_f conj(k~_f) it is the score of a key d tokens back (arXiv 2410.06205).
         """
         angle = self.term_inv_freq.double()[..., None] * distance.double().cpu()
         waves = torch.cat([angle.cos(), -angle.sin()], dim=-2).to(products.real)
@@ -158,8 +155,8 @@ class Planes:
 def kept(most: int = 1000) -> Callable[[Function], Function]:
     """Let the first argument of a function keep its results, by the other arguments.
 
-    Only the `most` latest results are kept, and no longer than the first argument exists.
-    Tensors are compared by identity, so they must not change in place.
+    Only the `most` latest results are kept. Tensors are compared by identity, so they must not
+    change in place.
     """
 
     def decorate(function: Function) -> Function:
@@ -213,8 +210,7 @@ def unrotate(
 ) -> Vectors:
     """Remove the rotation of `x`: multiply each plane by exp(-i w p); the `sign` 1 rotates.
 
-    The angle is the float32 product that transformers' rotary modules compute, so that the
-    model's rounding cancels at far positions.
+    The angle is the float32 product of transformers, so that its rounding cancels far away.
     """
     cos, sin = _waves(positions, planes.inv_freq, x.dtype, x.device)
     real, imaginary = x[..., planes.first], x[..., planes.second]
@@ -232,9 +228,8 @@ class MeasuredRotation:
     """The rotation that a layer applies to a vector as its position grows.
 
     `residual` is the largest change of a plane's length, relative to the mean length: about
-    1e-7 for a rotation in float32, and above 0.1 for anything else. `noise` is the rounding
-    noise in the same unit. `resolution[f]` is the error of `planes.inv_freq[f]` that a sound
-    model may have, in rad/token.
+    1e-7 for a rotation in float32, and above 0.1 for anything else. `noise` is in the same
+    unit. `resolution[f]` (rad/token) is the error of `planes.inv_freq[f]` of a sound model.
     """
 
     planes: Planes
@@ -259,10 +254,9 @@ def read_rotation(
     """The rotation that maps `vectors[:, 0]` to `vectors[:, p]`, for every p.
 
     `vectors` are queries and keys of single tokens in one layer, at `positions` 0, 1, 2, 4, ...
-    `noise` is the rounding noise of each coordinate, in the units of the vectors, and `counts`
-    are the numbers of planes that the model states. The pairing is chosen so that lengths stay
-    constant. The frequency is computed from the phase relative to position 0, which is
-    unwrapped by doubling the distance.
+    `noise` is in the units of the vectors, and `counts` are the numbers of planes that the
+    model states. The pairing is chosen so that lengths stay constant. The phase relative to
+    position 0 is unwrapped by doubling the distance.
     """
     x = vectors.double()
     head_dim = x.shape[-1]
@@ -307,7 +301,7 @@ def _frequencies(
 ) -> tuple[Float[Tensor, " frequency"], Float[Tensor, " frequency"]]:
     """Angular frequency of each plane and its possible error, both in rad/token.
 
-    NaN for a plane in which queries and keys have no length, because its rotation is invisible.
+    NaN for a plane in which queries and keys have no length.
     """
     z = planes.complex(x)
     turned = (z * z[:, :1].conj()).sum(dim=0)  # [position, frequency]

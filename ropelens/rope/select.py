@@ -65,8 +65,7 @@ ALL_PLANES = Slowest(1)
 def kept_planes(p: float | int, rotary_dim: int) -> int:
     """Number of planes that p-RoPE keeps of D = `rotary_dim` coordinates: int(p D // 2).
 
-    This is the number for transformers' `rope_type` "proportional" (Barbero et al. 2024, arXiv
-    2410.06205). p is rounded to 12 digits, because 1 - 0.9 is slightly less than 0.1.
+    transformers' "proportional" keeps as many. 1 - 0.9 is less than 0.1, so p is rounded.
     """
     return int(round(p, 12) * rotary_dim // 2)
 
@@ -76,8 +75,7 @@ def heads_by_layer(
 ) -> HeadMask:
     """The heads in a list such as "3.5,4.*,full.*" that are `able` to attend or to rotate.
 
-    `kinds` are the kinds of the layers. Raises `BadArgument` if an item of the list matches no
-    head that is able to do so.
+    Raises `BadArgument` if an item of the list matches none. `kinds` are those of the layers.
     """
     (layers, count), among = able.shape, able.any(1).nonzero().flatten().tolist()
     chosen = torch.zeros_like(able)
@@ -102,10 +100,7 @@ def heads_by_layer(
 
 
 def heads_of_layers(layers: str, heads: str = ALL_HEADS) -> str:
-    """The list of all heads in `layers`, such as "full" or "0-3,7"; "*" returns `heads`.
-
-    Raises `BadArgument` if `heads` are given as well.
-    """
+    """The list of all heads in `layers`, such as "full" or "0-3,7"; "*" returns `heads`."""
     if layers == "*":
         return heads
     if heads != ALL_HEADS:
@@ -143,10 +138,7 @@ def rotating_planes(planes: Planes) -> Wavelengths:
 
 @dataclass(frozen=True)
 class Cut:
-    """One entry of a sweep: the planes that stop in each layer, and the reason (`kind`).
-
-    `layers` names the layers of the sweep; the `Wavelengths` of other layers are empty.
-    """
+    """One entry of a sweep: the planes that stop in each layer, and the reason (`kind`)."""
 
     kind: str
     stopped: Stopped
@@ -179,10 +171,7 @@ class Cut:
 
     @property
     def planes(self) -> str:
-        """The numbers of the stopped planes: "0,1,5".
-
-        If layers stop different planes, each set is listed with its layers: "0 2: 0,1; 3: 5".
-        """
+        """The numbers of the stopped planes: "0,1,5", or by layers "0 2: 0,1; 3: 5"."""
         sets = {n: ",".join(map(str, n)) for n in self.layers_of}
         if len(sets) == 1:
             return sets[self.stopped[0]]
@@ -245,7 +234,7 @@ def _random(
     """Draw random sets of `size[layer]` planes in each layer, for each of `sizes`.
 
     The larger sets of a draw contain its smaller sets, and layers with as many planes get the
-    same set. A draw with a set in `exclude` is repeated, and sets that stay equal are left out.
+    same set. Draws in `exclude` are repeated, or left out if they stay equal.
     """
     counts = [len(numbers) for numbers in layers]
     varied = [s for s in sizes if any(0 < n < m for n, m in zip(s, counts, strict=True))]
