@@ -27,15 +27,14 @@ def attention_change(
         return total + torch.nan
     calls = [SampledCall(call, rows, still) for call in (before, after)]
     blocks = (blocks_of(call, slice(0, call.k.shape[1])) for call in calls)
-    for pair in zip(*blocks, strict=True):
-        log_before, log_after = (_log_attention(block) for block in pair)
+    for block, changed in zip(*blocks, strict=True):
+        log_before = _log_attention(block)
         # If A is 0, so is the term: keys that are not seen have the same finite score twice.
-        ratio = log_before - log_after
+        ratio = log_before - _log_attention(changed)
         divergence = log_before.exp_().mul_(ratio).sum(-1)
-        position = pair[0].position[:, None].expand(*sets.shape[:2], -1).to(sets.device)
-        weight = sets.gather(2, position) * pair[0].weight[:, None].to(sets.device)
-        moved = torch.einsum("bsr,bhr->sh", weight.to(divergence), divergence)
-        total += moved.to("cpu", torch.float64)
+        position = block.position[:, None].expand(*sets.shape[:2], -1).to(sets.device)
+        weight = sets.gather(2, position) * block.weight[:, None].to(sets.device)
+        total += torch.einsum("bsr,bhr->sh", weight.to(divergence), divergence).double().cpu()
     return total
 
 

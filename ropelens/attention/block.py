@@ -74,13 +74,8 @@ class Block:
         self.q = sampled.row_q[:, heads, :, rows]
         self.k = sampled.k[:, heads, self.columns]
         self.tokens = sampled.tokens[:, self.columns]
-        group = self.q.shape[2]
-        self.query_heads = slice(heads.start * group, heads.stop * group)
-
-    @cached_property
-    def self_column(self) -> Int[Tensor, "shared row"]:
-        """The column of each row's own key."""
-        return self.device_visibility.position - self.keys.start
+        self.query_heads = slice(*(n * self.q.shape[2] for n in (heads.start, heads.stop)))
+        self.self_column = self.device_visibility.position - self.keys.start
 
     @cached_property
     def q_still(self) -> Float[Tensor, "batch kv_head group row coordinate"]:

@@ -25,10 +25,7 @@ SequenceSums = dict[str, Float[Tensor, "batch _ ..."]]
 
 
 def sum_attention(sampled: SampledCall, statistics: Sequence[Statistic]) -> SequenceSums:
-    """Sums, or maxima, of one attention call over its tokens and rows, without padding.
-
-    Raises `BadArgument` if a statistic does not have a value for every row of a block.
-    """
+    """Sums, or maxima, of one attention call over its tokens and rows, without padding."""
     over_rows = [row for row in statistics if row.over != "tokens"]
     # Sums of some heads side by side, by the slice of these heads, or () of all tokens; maxima.
     flat: dict[tuple[Any, ...], Tensor] = {}
@@ -46,15 +43,15 @@ def sum_attention(sampled: SampledCall, statistics: Sequence[Statistic]) -> Sequ
     over_tokens = (row for row in statistics if row.over == "tokens")
     add((), {row.name: _sum_over_tokens(row, sampled)[:, None] for row in over_tokens})
     for block in blocks_of(sampled) if over_rows else ():
+        parts: dict[str, Tensor] = {}
         # All functions run first, because sums by offset set the first key of values to 0.
-        values = [(row, _row_values(row, block)) for row in over_rows]
-        for row, x in values:
+        for row, x in [(row, _row_values(row, block)) for row in over_rows]:
             if row.pool == "max":
                 by_row = x.masked_fill(block.weight[:, None, None] == 0, -torch.inf).amax(-1)
                 of_heads = flat[row.name,][:, block.query_heads]
                 torch.maximum(of_heads, by_row.flatten(1, 2), out=of_heads)
-        summed = [(row, x) for row, x in values if row.pool != "max"]
-        parts = {row.name: _sum_over_rows(row, x, block) for row, x in summed}
+            else:
+                parts[row.name] = _sum_over_rows(row, x, block)
         add((block.query_heads.start, block.query_heads.stop), parts)
     if not flat:
         return {}
@@ -64,11 +61,11 @@ def sum_attention(sampled: SampledCall, statistics: Sequence[Statistic]) -> Sequ
     sums: SequenceSums = {}
     for (heads, name, shape), piece in zip(rows, pieces, strict=True):
         part = piece.view(shape).flatten(1, 2)
-        if len(heads) < 2:
+        if len(heads) == 2:
+            zeros = part.new_zeros(len(part), sampled.q.shape[1], *part.shape[2:])
+            sums.setdefault(name, zeros)[:, slice(*heads)] += part
+        else:
             sums[name] = part
-            continue
-        zeros = part.new_zeros(len(part), sampled.q.shape[1], *part.shape[2:])
-        sums.setdefault(name, zeros)[:, slice(*heads)] += part
     return sums
 
 

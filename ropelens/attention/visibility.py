@@ -52,12 +52,8 @@ class Visibility:
 
     def rows(self, index: Int[Tensor, "_ some"]) -> "Visibility":
         """The rows with these indices, which all sequences share or each sequence has."""
-
-        def take(table: Tensor) -> Tensor:
-            sequence = torch.arange(len(table), device=table.device)[:, None]
-            return table[sequence, index.to(table.device)]
-
-        return self._map(take)
+        sequence = torch.arange(max(len(self.first), len(self.position)))[:, None]
+        return self._map(lambda x: x[sequence[: len(x)].to(x.device), index.to(x.device)])
 
     def on(self, device: torch.device) -> "Visibility":
         """The same tables on a device."""
@@ -65,10 +61,10 @@ class Visibility:
 
     @kept()
     def _copy(self, device: torch.device) -> "Visibility":
-        position, first = on_device(self.position, device), self.first
-        if not first.any():  # without a copy to the device
-            first = torch.zeros(first.shape, dtype=torch.long, device=device)
-        return Visibility(position, on_device(first, device), self.keys, self.mask)
+        moved = replace(self, position=on_device(self.position, device))
+        if self.first.any():
+            return replace(moved, first=on_device(self.first, device))
+        return replace(moved, first=moved.position.new_zeros(self.first.shape))
 
     def index_of(self, position: Int[Tensor, "_ some"]) -> Int[Tensor, "_ some"]:
         """Indices of the rows at these positions."""
@@ -92,7 +88,7 @@ class Visibility:
 
     @kept()
     def block(self, begin: int, end: int, keys: range | None = None) -> "Visibility":
-        """Some consecutive rows, and the `keys` that they see (default: and one key before)."""
+        """Some consecutive rows, and the `keys` that they see; by default also one more."""
         block = self._map(lambda table: table[:, begin:end])
         if self.mask is None and keys is None:
             first, last = int(block.first.min()), int(block.position.max())
@@ -177,8 +173,7 @@ class Visibility:
         for begin, end in ((low, first), (last, self.keys.stop)):
             if begin < end:
                 key = torch.arange(begin, end, device=self.position.device)
-                hidden = self.sees(key).logical_not()
-                penalty = (hidden * fast_products.HIDDEN)[:, None, None]
+                penalty = ~self.sees(key)[:, None, None] * fast_products.HIDDEN
                 penalties.append((slice(begin - low, end - low), penalty))
         return penalties
 
@@ -230,7 +225,7 @@ def _causal(rows: range, window: int | None, inference: bool) -> Visibility:
 def offset_edges(context: int) -> Int[Tensor, " edge"]:
     """Edges of the offset bins, in tokens. Bin b holds offsets edges[b] to edges[b + 1] - 1.
 
-    Below 64 each bin has one offset; an octave above has 8 bins. A longer context appends edges.
+    Below 64 each bin has one offset; an octave above has 8 bins. Longer contexts append edges.
     """
     edges = list(range(EXACT_OFFSETS + 1))
     step = EXACT_OFFSETS // BINS_PER_OCTAVE

@@ -103,7 +103,7 @@ def changes_of_edits(results: xr.Dataset) -> pd.DataFrame:
 
 
 def class_changes(truncation: xr.Dataset) -> pd.DataFrame:
-    """`changes_of_edits` for each `token_class`, with `bits` and `labels_changed` if measured."""
+    """`changes_of_edits` by `token_class`, with `bits` and `labels_changed` if measured."""
     tables = []
     for name in truncation["token_class"].values if "class_loss" in truncation else []:
         part = truncation.sel(token_class=name)

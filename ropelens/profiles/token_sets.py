@@ -144,7 +144,7 @@ def controls(
 ) -> Float[Tensor, "sequence position"]:
     """Weight of each token as a control: 1/2 for every token in `on` that it is matched with.
 
-    The match among the `NEAR` tokens on either side has the smallest |log2 of the ratio of their
+    The match among the `NEAR` tokens on either side has the smallest |log2 of the ratio of
     counts| + distance / `NEAR`. The first token of a sequence is never a control.
     """
     weight, at = torch.zeros_like(log_count), torch.arange(on.shape[1], device=on.device)
