@@ -45,7 +45,7 @@ def synthetic_truncation(
     data = _losses(total, sequences, context, rng) | _tasks(total, (layers, heads), rng)
     data |= _heads(total, labels, rng)
     coordinates = {
-        "edit": [cut.name(turning) for cut in cuts],
+        "edit": [cut.edit for cut in cuts],
         "retrieval_length": list(LENGTHS),
         "depth": list(DEPTHS),
         "copy_distance": [63, 255],
@@ -55,7 +55,7 @@ def synthetic_truncation(
     dataset = xr.Dataset(data, coords=coordinates, attrs=_attributes(profile, context))
     for name, variable in dataset.variables.items():
         variable.attrs = {"long_name": str(name).replace("_", " "), "units": "1"}
-    return named_entries(dataset, cuts, {"all": turning})
+    return named_entries(dataset, cuts)
 
 
 @pytest.fixture(scope="session")

@@ -96,7 +96,7 @@ class Visibility:
         return replace(block, keys=keys or self.keys)
 
     def append(self, later: "Visibility") -> "Visibility":
-        """These rows, followed by rows of the next chunk; raises `UnsupportedModel` for masks."""
+        """These rows, followed by rows of the next chunk; or `UnsupportedModel` for masks."""
         if self.mask is not None or later.mask is not None:
             raise UnsupportedModel(
                 "Sequences that run in chunks need rows that see all keys up to their own.",

@@ -10,8 +10,7 @@ from ropelens.errors import BadArgument, Positive, public
 from ropelens.figures import style
 from ropelens.figures.formats import plotly_text, short_count, visible_token
 from ropelens.figures.inputs import Selected, frame_of
-from ropelens.interventions.top_planes import top_planes
-from ropelens.interventions.truncation_table import position_losses
+from ropelens.interventions.truncation_table import position_losses, top_planes
 
 TOWARD, AWAY = "#d9700f", "#2a8fe0"
 BOTH_SIGNS = [[0, AWAY], [0.5, "rgba(128,132,140,0.08)"], [1, TOWARD]]

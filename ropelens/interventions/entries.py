@@ -29,7 +29,7 @@ from ropelens.profiles.passes import Progress, fit_layers, sum_batch
 from ropelens.profiles.token_sets import CLASSES, ids_of
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, HeadMask
-from ropelens.rotation.probe import RotationProbe, select_heads
+from ropelens.rotation.probe import select_heads
 from ropelens.runtime.processes import gather, shard
 from ropelens.runtime.progress import ProgressOption, Stage, display_of
 from ropelens.runtime.savepoint import begin_stage
@@ -49,21 +49,20 @@ class Entry:
 
     name: str
     planes: list[Planes]
+    silenced: HeadMask
     edit: ModelEdit | None = None
     silences: Sequence[HeadSilence] = ()
     control_of: str = ""
-    silenced: HeadMask | None = None
 
 
-def entries_of(
-    rotation: RotationProbe, edits: Edits, *, context: int, controls: int, seed: int
-) -> list[Entry]:
+def entries_of(measurement: Measurement, edits: Edits, *, controls: int) -> list[Entry]:
     """Entries of the unmodified model and of every edit, and `controls` if it names heads."""
     check_count(controls, "controls")
     if NONE in edits:
         what = f'An edit cannot be called "{NONE}", the name of the unmodified model.'
         raise BadArgument(what)
-    live, layers = rotation.live, rotation.layers(context)
+    live, rotation, context = measurement.live, measurement.rotation, measurement.text.context
+    layers, no_head = rotation.layers(context), torch.zeros_like(live.attending_heads)
 
     def entry(name: str, changes: Sequence[Intervention], control_of: str = "") -> Entry:
         silences = [change for change in changes if isinstance(change, Silence)]
@@ -77,11 +76,11 @@ def entries_of(
             for silence in silences:
                 outputs.append(silence.outputs())
                 blocks.enter_context(live.silence(outputs[-1]))
-        masks = [select_heads(live, silence.heads) for silence in silences]
-        silenced = torch.stack(masks).any(0) if masks else None
-        return Entry(name, planes, edit if edit.edits else None, outputs, control_of, silenced)
+        masks = (select_heads(live, silence.heads) for silence in silences)
+        silenced = reduce(torch.logical_or, masks, no_head)
+        return Entry(name, planes, silenced, edit if edit.edits else None, outputs, control_of)
 
-    entries = [Entry(NONE, rotation.planes(context))]
+    entries = [Entry(NONE, rotation.planes(context), no_head)]
     for name, changes in edits.items():
         changes = [changes] if isinstance(changes, Edit | Silence | str) else changes
         entries.append(entry(name, changes))
@@ -90,7 +89,7 @@ def entries_of(
             for index, change in enumerate(changes)
             if not isinstance(change, str) and change.heads != ALL_HEADS
         }
-        sets = _random_heads(changes, chosen, live.attending_heads, controls, seed)
+        sets = _random_heads(changes, chosen, live.attending_heads, controls, measurement.seed)
         for number, drawn in enumerate(sets, start=1):
             entries.append(entry(f"{name}, random {number}", drawn, name))
     return entries
@@ -270,17 +269,10 @@ def _sum_entry(
             changes = attention_change(before, call, batch.rows, sets)
             change[:, call.layer, : changes.shape[1]] = changes
 
+    options: dict[str, Any] = {"fits": fits, "statistics": STATISTICS if fits else ()}
+    options |= {"progress": progress, "sets": sets, "also": compare}
     with live.changed(entry.edit, entry.silences):
-        sums, losses = sum_batch(
-            live,
-            batch,
-            entry.planes,
-            statistics=STATISTICS if fits else (),
-            fits=fits,
-            progress=progress,
-            sets=sets,
-            also=compare,
-        )
+        sums, losses = sum_batch(live, batch, entry.planes, **options)
     in_bins = losses[:, 1:].where(text.predicted[:, 1:], 0.0)
     by_bin = sum_bins(in_bins, split.edges - 1)
     by_split = losses[:, None].where(split.predicted(text), 0.0).sum(2)

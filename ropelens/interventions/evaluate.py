@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,18 +19,12 @@ from ropelens.interventions.entries import Edits, EntrySums, TokenSplit, entries
 from ropelens.interventions.tasks import TRIALS, copies, needles
 from ropelens.interventions.truncation_table import DEFAULT_MEASURES, wanted_measures
 from ropelens.interventions.variables import EVALUATED
+from ropelens.profiles import summary
 from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.heads import head_values, resample_labels
 from ropelens.profiles.induction import Task, repeats
 from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.measures import columns
-from ropelens.profiles.summary import (
-    bits_of,
-    kind_coordinates,
-    number_dims,
-    plane_coordinates,
-    summarize,
-)
 from ropelens.rope.planes import Planes
 from ropelens.runtime.progress import ProgressOption
 from ropelens.text.rows import HowMany
@@ -93,15 +88,11 @@ def evaluate(
 
     Raises `BadArgument` for unknown measures, and the errors of `profile` and `edit_rope`.
     """
-    measurement = Measurement.of(
-        model, text, tokenizer=tokenizer, rows=rows, seed=seed, batch_size=batch_size
-    )
-    text, live, seed, edits = measurement.text, measurement.live, measurement.seed, edits or {}
-    selected = wanted_measures(measures)
+    options: dict[str, Any] = {"rows": rows, "seed": seed, "batch_size": batch_size}
+    measurement = Measurement.of(model, text, tokenizer=tokenizer, **options)
+    text, live, selected = measurement.text, measurement.live, wanted_measures(measures)
     live.check_observation_is_exact(text)
-    entries = entries_of(
-        measurement.rotation, edits, context=text.context, controls=controls, seed=seed
-    )
+    entries = entries_of(measurement, edits or {}, controls=controls)
     planes = [entry.planes for entry in entries]
     tasks_of: dict[str, Callable[[], Task]] = {
         "induction": lambda: repeats(measurement, planes[0]),
@@ -115,10 +106,8 @@ def evaluate(
     values = {"edit": np.array([entry.name for entry in entries], dtype=object)}
     if controls:
         values["control_of"] = np.array([entry.control_of for entry in entries], dtype=object)
-    if any(entry.silenced is not None for entry in entries):
-        none = torch.zeros(live.layers, live.heads, dtype=torch.bool)
-        masks = [none if entry.silenced is None else entry.silenced for entry in entries]
-        values["silenced"] = torch.stack(masks).double().numpy()
+    if any(entry.silences for entry in entries):
+        values["silenced"] = torch.stack([x.silenced for x in entries]).double().numpy()
     if "loss" in selected:
         values |= _loss_values(text, split, sums)
     if "change" in selected:
@@ -135,11 +124,11 @@ def evaluate(
         for key in answers[0][name]:
             values[key] = np.stack([answer[name][key].numpy() for answer in answers])
         values |= task.coordinates
-    coordinates = plane_coordinates(planes[0], heads=live.heads)
-    coordinates |= kind_coordinates(measurement.rotation.kinds)
+    coordinates = summary.plane_coordinates(planes[0], heads=live.heads)
+    coordinates |= summary.kind_coordinates(measurement.rotation.kinds)
     dataset = xr.Dataset(labelled(values, EVALUATED), coordinates)
     names = {"control_of", "group", "position_start", "position_stop", "token_class"}
-    dataset = number_dims(dataset.set_coords(names & values.keys()))
+    dataset = summary.number_dims(dataset.set_coords(names & values.keys()))
     return dataset.assign_attrs({"kind": "evaluation"} | measurement.facts)
 
 
@@ -191,7 +180,7 @@ def _label_values(
 ) -> dict[str, np.ndarray]:
     """Budget and label of every head of every entry; resamples are the same in all entries."""
     parts = zip([entry.sums for entry in sums], planes, fits, strict=True)
-    profiles = [summarize(*part) for part in parts]
+    profiles = [summary.summarize(*part) for part in parts]
     names = (*columns("budget"), "positional_fraction", "label")
     heads = [head_values(profile) for profile in profiles]
     values = {name: np.stack([entry[name] for entry in heads]) for name in names}
@@ -211,6 +200,6 @@ def _class_labels(sums: Sequence[EntrySums], layers: int) -> np.ndarray:
         scores = by_layer(classes, layers).transpose(1, 2)
         rows = scores[..., SCORES.index("weight")].numpy()
         follow = follow_numbers(*(x.numpy() for x in follow_shares(scores).values()))
-        bits = assign_shared(bits_of(scores), follow["weight"])
+        bits = assign_shared(summary.bits_of(scores), follow["weight"])
         labels.append(label_heads(bits, rows=rows))
     return np.stack(labels)

@@ -6,10 +6,9 @@ number of random planes has a different cost.
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import xarray as xr
@@ -86,8 +85,8 @@ def truncate(
     kinds of layers that rotate (`layer_type` of a profile), in one kind after the other. They
     stop for each share of these layers' rotating planes in `keep` and each of `ends`:
 
-    - "slow" stops the slowest planes of every layer and keeps int(p D // 2) planes of D rotated
-      coordinates, as p-RoPE does (`rope_type` "proportional" of transformers).
+    - "slow" stops the slowest planes and keeps int(p D // 2) planes of D rotated coordinates,
+      as p-RoPE does (`rope_type` "proportional" of transformers).
     - "fast" stops the same number of the fastest planes.
     - `controls` random sets of the same size are stopped for each share (kind "random"). Draw n
       stops planes in one random order, and more of them for a smaller share.
@@ -105,26 +104,19 @@ def truncate(
     Raises `BadArgument` for shares outside [0, 1] and for heads that do not exist or do not
     rotate, `UnsupportedModel` for a model that does not rotate, and the errors of `evaluate`.
     """
-    sweep = PlaneSweep(
-        heads=heads_of_layers(layers or "*", ALL_HEADS if heads == "*" else heads),
-        layers=layers,
-        keep=keep,
-        ends=ends,
-        bands=bands,
-        controls=controls,
-        measures=measures,
-    )
-    measurement = Measurement.of(
-        model, text, tokenizer=tokenizer, rows=rows, seed=seed, batch_size=batch_size
-    )
+    heads = heads_of_layers(layers or "*", ALL_HEADS if heads == "*" else heads)
+    options: dict[str, Any] = {"keep": keep, "ends": ends, "bands": bands, "controls": controls}
+    sweep = PlaneSweep(heads=heads, layers=layers, measures=measures, **options)
+    options = {"rows": rows, "seed": seed, "batch_size": batch_size}
+    measurement = Measurement.of(model, text, tokenizer=tokenizer, **options)
     live, context = measurement.live, measurement.text.context
-    everywhere = layers is None and sweep.heads == ALL_HEADS
+    everywhere = layers is None and heads == ALL_HEADS
     with opening(display_of(progress), "probing"):
         turning = [rotating_planes(layer) for layer in measurement.rotation.planes(alike=True)]
         rotating = [number for number, planes in enumerate(turning) if planes]
         chosen = live.attending_heads
         if not everywhere:
-            chosen = select_heads(live, sweep.heads, rotating)
+            chosen = select_heads(live, heads, rotating)
         kinds = [kind.name for kind in measurement.rotation.kinds]
     swept = {layer: kinds[layer] for layer in rotating if chosen[layer].any()}
     if not everywhere or len({*swept.values()}) < 2:
@@ -138,42 +130,28 @@ def truncate(
     if not everywhere:
         heads_by_layer = [mask.nonzero().flatten().tolist() for mask in chosen]
     # Cuts that stop the same planes are measured once, under the name of the first cut.
-    names = {x.stopped: x.name(groups.get(x.layers, turning)) for x in reversed(cuts)}
+    names = {cut.stopped: cut.edit for cut in reversed(cuts)}
     farthest = (min(live.context, context) - 1) // 2
     evaluation = evaluate(
         measurement,
         measurement.text,
         edits={names[x.stopped]: edits_of(x, heads_by_layer) for x in cuts if x.kind != "none"},
-        measures=sweep.measures,
+        measures=measures,
         distances=tuple(max(2, farthest >> halvings) for halvings in (6, 4, 2, 0)),
         tokenizer=tokenizer,
         progress=progress,
     )
     entries = evaluation.sel(edit=[names[cut.stopped] for cut in cuts])
     numbers = {name: [n for n, x in enumerate(layers) if x] for name, layers in groups.items()}
-    facts = {"heads": sweep.heads, "layers": json.dumps(numbers)}
-    return named_entries(entries, cuts, groups).assign_attrs(facts)
+    facts = {"heads": heads, "layers": json.dumps(numbers)}
+    return named_entries(entries, cuts).assign_attrs(facts)
 
 
-def named_entries(
-    evaluation: xr.Dataset, cuts: Sequence[Cut], groups: Mapping[str, Sequence[Wavelengths]]
-) -> xr.Dataset:
+def named_entries(evaluation: xr.Dataset, cuts: Sequence[Cut]) -> xr.Dataset:
     """`evaluation`, whose entries are the `cuts`, with coordinates that describe the cuts."""
-    layers_of = [groups.get(cut.layers) or next(iter(groups.values())) for cut in cuts]
-    pairs = list(zip(cuts, layers_of, strict=True))
-    wavelengths = [cut.wavelengths(layers) for cut, layers in pairs]
-    values = {
-        "edit": np.array([cut.name(layers) for cut, layers in pairs], dtype=object),
-        "layers": np.array([cut.layers for cut in cuts], dtype=object),
-        "kind": np.array([cut.kind for cut in cuts], dtype=object),
-        "kept": np.array([cut.kept(layers) for cut, layers in pairs]),
-        "planes": np.array([cut.planes for cut in cuts], dtype=object),
-        "planes_stopped": np.array([max(map(len, cut.stopped)) for cut in cuts]),
-        "wavelength_low": np.array([min(tokens, default=math.nan) for tokens in wavelengths]),
-        "wavelength_high": np.array([max(tokens, default=math.nan) for tokens in wavelengths]),
-        "draw": np.array([cut.draw for cut in cuts]),
-        "band": np.array([cut.band for cut in cuts]),
-    }
+    columns = {row.name: [getattr(cut, row.name) for cut in cuts] for row in SWEEP}
+    texts = {name: object for name, column in columns.items() if isinstance(column[0], str)}
+    values = {name: np.array(column, dtype=texts.get(name)) for name, column in columns.items()}
     return evaluation.assign_coords(labelled(values, SWEEP)).assign_attrs(kind="truncation")
 
 

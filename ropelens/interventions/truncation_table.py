@@ -1,4 +1,4 @@
-"""The table of a sweep of edits: one row for each edit, with changes and their intervals."""
+"""Tables of results: changes under edits with intervals, losses by position, top planes."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from ropelens.errors import BadArgument, public
+from ropelens.errors import BadArgument, Positive, public
 
 DEFAULT_MEASURES = ("loss", "induction", "retrieval", "change", "labels")
 ALL_MEASURES = (*DEFAULT_MEASURES, "copying")
@@ -182,3 +182,22 @@ def position_losses(results: xr.Dataset) -> pd.DataFrame:
     ends = {name: results[name] for name in ("position_start", "position_stop")}
     table = xr.Dataset(ends | values).to_dataframe(["edit", "position_bin"]).reset_index()
     return table[["edit", *ends, *values]]
+
+
+@public
+def top_planes(attribution: xr.Dataset, count: Positive = 12) -> pd.DataFrame:
+    """Table of the planes with the largest absolute attribution, the largest first.
+
+    Columns are `head` ("2.3"), `plane` (0 rotates fastest; the last one is the part that RoPE
+    does not rotate), `wavelength` (tokens), and the variables `attribution`, and `dropped` and
+    `patched` if they were measured, of the result of `attribute_planes`.
+    """
+    measured = ("wavelength", "attribution", "dropped", "patched")
+    names = [name for name in measured if name in attribution.variables]
+    columns = attribution.reset_coords()[names].to_dataframe(["layer", "head", "frequency"])
+    columns = columns[names].dropna(subset="attribution")
+    order = columns["attribution"].abs().sort_values(ascending=False, kind="stable").index
+    table = columns.loc[order[:count]].reset_index()
+    heads = table["layer"].astype(str) + "." + table["head"].astype(str)
+    table = table.drop(columns="layer").assign(head=heads)
+    return table.rename(columns={"frequency": "plane"})

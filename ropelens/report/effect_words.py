@@ -6,8 +6,7 @@ import numpy as np
 import xarray as xr
 
 from ropelens.figures.formats import change_and_interval, visible_token
-from ropelens.interventions.top_planes import top_planes
-from ropelens.interventions.truncation_table import changes_of_edits
+from ropelens.interventions.truncation_table import changes_of_edits, top_planes
 
 
 def _evaluation_records(results: xr.Dataset) -> dict[str, dict[str, Any] | None]:

@@ -85,16 +85,13 @@ def heads_by_layer(
         in_layer = torch.tensor(of_kind) if any(of_kind) else _numbered(layer, layers)
         named = in_layer[:, None] & _numbered(head, count)
         if not (able & named).any():
-            exist = bool(named.any())
+            that = f" that {doing}s" * bool(named.any())
             able_layers = f" ({', '.join(map(str, among))} {doing})" * (len(among) < layers)
             seen = f"layers 0 to {layers - 1}{able_layers}, heads 0 to {count - 1}"
-            raise BadArgument(
-                f"The model has no head {part.strip()!r}{f' that {doing}s' * exist}.",
-                seen=f"{seen}; kinds of layers: {', '.join(dict.fromkeys(kinds))}"
-                if kinds
-                else seen,
-                hint='"1.0" for head 0 of layer 1, "1.*" for all of layer 1, "0-2.0,*.1"',
-            )
+            seen += f"; kinds of layers: {', '.join(dict.fromkeys(kinds))}" * bool(kinds)
+            hint = '"1.0" for head 0 of layer 1, "1.*" for all of layer 1, "0-2.0,*.1"'
+            what = f"The model has no head {part.strip()!r}{that}."
+            raise BadArgument(what, seen=seen, hint=hint)
         chosen |= able & named
     return chosen
 
@@ -138,24 +135,31 @@ def rotating_planes(planes: Planes) -> Wavelengths:
 
 @dataclass(frozen=True)
 class Cut:
-    """One entry of a sweep: the planes that stop in each layer, and the reason (`kind`)."""
+    """One entry of a sweep: the planes that stop in each layer, and the reason (`kind`).
+
+    `turning` are the planes of the swept layers, which `layers` names. The attributes are the
+    coordinates of a truncation.
+    """
 
     kind: str
     stopped: Stopped
+    turning: Sequence[Wavelengths]
     draw: int = -1
     band: int = -1
     layers: str = "all"
 
-    def kept(self, layers: Sequence[Wavelengths]) -> float:
-        """Share of the model's rotating planes that still rotate."""
-        total = sum(map(len, layers))
+    @property
+    def kept(self) -> float:
+        """Share of the rotating planes of the swept layers that still rotate."""
+        total = sum(map(len, self.turning))
         return (total - sum(map(len, self.stopped))) / total
 
-    def name(self, layers: Sequence[Wavelengths]) -> str:
-        """Name in the dimension `edit`: "slow 0.75", "full random 0.75 #1", "band 3"."""
+    @property
+    def edit(self) -> str:
+        """Name: "slow 0.75", "full random 0.75 #1", "band 3"."""
         if self.kind == "none":
             return "none"
-        place = f"{self.kept(layers):.4g}" if self.band < 0 else f"{self.band}"
+        place = f"{self.kept:.4g}" if self.band < 0 else f"{self.band}"
         kind, *control = self.kind.split()
         draw = [f"#{self.draw}"] if self.draw >= 0 else []
         named = [self.layers] if self.layers != "all" else []
@@ -178,9 +182,24 @@ class Cut:
         layers = {n: " ".join(map(str, layers)) for n, layers in self.layers_of.items() if n}
         return "; ".join(f"{layers[n]}: {sets[n]}" for n in layers)
 
-    def wavelengths(self, layers: Sequence[Wavelengths]) -> list[float]:
-        """Wavelengths (tokens) of the planes that stop."""
-        pairs = zip(layers, self.stopped, strict=True)
+    @property
+    def planes_stopped(self) -> int:
+        """Number of stopped planes of a layer, the largest of all layers."""
+        return max(map(len, self.stopped))
+
+    @property
+    def wavelength_low(self) -> float:
+        """Shortest wavelength (tokens) that stops; NaN if none stops."""
+        return min(self._wavelengths, default=math.nan)
+
+    @property
+    def wavelength_high(self) -> float:
+        """Longest wavelength (tokens) that stops."""
+        return max(self._wavelengths, default=math.nan)
+
+    @property
+    def _wavelengths(self) -> list[float]:
+        pairs = zip(self.turning, self.stopped, strict=True)
         return [layer[number] for layer, numbers in pairs for number in numbers]
 
 
@@ -206,15 +225,16 @@ def plan_cuts(
     fast = [list(layer) for layer in layers]
     orders = {"slow": [numbers[::-1] for numbers in fast], "fast": fast}
     at_ends = {(end, size): _first(orders[end], size) for size in steps for end in orders}
-    random = partial(_random, fast, draws=controls, seed=seed % 2**64)  # as numpy has seeds
+    random = partial(_random, layers, draws=controls, seed=seed % 2**64)  # as numpy has seeds
     controls_of = random(steps, set(at_ends.values()))
-    cuts = [Cut("none", tuple(() for _ in layers))]
+    cuts = [Cut("none", tuple(() for _ in layers), layers)]
     for size in steps:
-        cuts += [Cut(end, at_ends[end, size]) for end in orders if end in ends]
+        cuts += [Cut(end, at_ends[end, size], layers) for end in orders if end in ends]
         cuts += controls_of[size]
     for band, stopped in enumerate(_bands(layers, bands)):
         size = tuple(map(len, stopped))
-        cuts += [Cut("band", stopped, band=band), *random([size], {stopped}, band=band)[size]]
+        cuts.append(Cut("band", stopped, layers, band=band))
+        cuts += random([size], {stopped}, band=band)[size]
     return cuts
 
 
@@ -223,7 +243,7 @@ def _first(orders: Sequence[Sequence[int]], size: Numbers) -> Stopped:
 
 
 def _random(
-    layers: Sequence[Sequence[int]],
+    layers: Sequence[Wavelengths],
     sizes: Sequence[Numbers],
     exclude: Set[Stopped],
     *,
@@ -243,14 +263,15 @@ def _random(
         for attempt in range(100):
             key = (seed, 1 + band, draw, attempt)
             random = [np.random.default_rng([*key, count]) for count in counts]
-            orders = [r.permutation(x).tolist() for r, x in zip(random, layers, strict=True)]
+            pairs = zip(random, layers, strict=True)
+            orders = [generator.permutation(list(x)).tolist() for generator, x in pairs]
             sets = {size: _first(orders, size) for size in varied}
             if exclude.isdisjoint(sets.values()):
                 break
         kind = "random" if band < 0 else "band control"
         for size, stopped in sets.items():
             if stopped not in exclude:
-                cuts[size].append(Cut(kind, stopped, draw, band))
+                cuts[size].append(Cut(kind, stopped, layers, draw, band))
     return cuts
 
 
