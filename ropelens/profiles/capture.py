@@ -89,13 +89,13 @@ def capture(
     ----------
     model
         The model runs once, unmodified. Under `edit_rope` the capture shows the edited model,
-        even if heads that share a key rotate differently. Under `silence_heads` it shows the
-        heads before they are silenced.
+        even if heads that share a key rotate differently, and under `silence_heads` the heads
+        before they are silenced.
     text_or_tokens
         A string, token ids, a BatchEncoding or a `Text` of one sequence. A list of these adds a
         dimension `prompt`; shorter prompts end in NaN. The `tokenizer` reads special tokens in
-        a string, such as "<|im_start|>", as special tokens. It puts its BOS first, unless the
-        string begins with a special token, as strings of chat templates do.
+        a string, such as "<|im_start|>", as special tokens, and puts its BOS first, unless the
+        string begins with a special token.
     heads
         List of heads, such as "2.3,4.*" (layer.head). With grouped keys these are query heads.
     runner_up
@@ -105,8 +105,7 @@ def capture(
     logits_of
         Tokens, as ids or as texts of one token, whose logits are attributed to keys.
     max_bytes
-        Larger captures are refused with `BadArgument` before memory is allocated. 12 heads of
-        64 planes and 500 tokens take 1.6 GB.
+        Larger captures raise `BadArgument`. 12 heads of 64 planes and 500 tokens take 1.6 GB.
 
     Returns
     -------
@@ -118,7 +117,7 @@ def capture(
     - `q_still` (head, query, frequency, part), `k_still` (head, key, frequency, part), in model
       units: query and key without their rotation. NaN for coordinates that do not rotate.
     - `q_norm` (head, query, frequency), `k_norm` (head, key, frequency), in model units. Each
-      head has the keys that it reads, even if several heads read the same keys.
+      head has the keys that it reads.
     - `score` (head, query, key), in nats, before a soft-cap, and `contribution` (head,
       frequency, query, key), in nats: scale Re(q~ conj(k~) exp(i inv_freq (query - key))).
       Contributions sum over frequency to the score. NaN if the query does not see the key.
@@ -143,11 +142,10 @@ def capture(
     tokenizer = tokenizer or live.tokenizer
     if text_or_tokens == []:
         raise BadArgument("There is no prompt to capture.", hint="a list of one or more")
-    options: dict[str, Any]
+    options: dict[str, Any] = {"runner_up": runner_up}
     if isinstance(text_or_tokens, list):
-        options = {"heads": heads, "tokenizer": tokenizer, "values": values}
-        options |= {"runner_up": runner_up, "logits_of": logits_of}
-        options |= {"max_bytes": max_bytes // max(len(text_or_tokens), 1)}
+        options |= {"heads": heads, "tokenizer": tokenizer, "values": values}
+        options |= {"logits_of": logits_of, "max_bytes": max_bytes // len(text_or_tokens)}
         return _concatenate([capture(live, prompt, **options) for prompt in text_or_tokens])
     measurement = one_sequence(live, text_or_tokens, tokenizer)
     text, length = measurement.text, measurement.text.context
@@ -164,7 +162,6 @@ def capture(
     dtype = torch.promote_types(live.model.dtype, torch.float32)
     arrays = _allocate(rows, sizes, dtype, max_bytes=max_bytes)
     projections = output_projections(live) if "write_norm" in arrays else {}
-    options = {"runner_up": runner_up}
     if answers:
         options["toward"] = logit_directions(live, projections, text.ids, answers, text.hidden)
 
@@ -275,9 +272,8 @@ def _allocate(
     shapes = {row.name: [sizes[dim] for dim in row.dims] for row in rows}
     total = sum(int(np.prod(shape)) for shape in shapes.values()) * dtype.itemsize
     if total > max_bytes:
-        head, query, frequency = (sizes[name] for name in ("head", "query", "frequency"))
         what = f"This capture takes {total:,} bytes, more than the {max_bytes:,} allowed."
-        seen = f"{head} heads, {query:,} tokens, {frequency} frequencies"
+        seen = "{head} heads, {query:,} tokens, {frequency} frequencies".format(**sizes)
         hint = f"fewer heads, a shorter text, or max_bytes={total}"
         raise BadArgument(what, seen=seen, hint=hint)
     return {name: torch.full(shape, torch.nan, dtype=dtype) for name, shape in shapes.items()}

@@ -51,32 +51,29 @@ def read_excerpts(
     def read_call(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
         attention, turning = attention_map(call).float().cpu(), planes[call.layer]
         if not attention.isfinite().all():
-            raise UnsupportedModel(
-                f"{live.class_name} attends with numbers that are not finite.",
-                seen=f"layer {call.layer}: NaN or infinity in its scores",
-                hint="dtype=torch.float32, or another checkpoint",
-            )
+            what = f"{live.class_name} attends with numbers that are not finite."
+            hint = "dtype=torch.float32, or another checkpoint"
+            raise UnsupportedModel(what, seen=f"layer {call.layer}: NaN or infinity", hint=hint)
         scale[call.layer] = float(call.scale)
         return attention, _still(call.query, turning), _still(call.key, turning)
 
     scale = np.full(live.layers, np.nan)
-    batches = [
-        batch
-        for length, alike in groupby(pieces, key=len)
-        for batch in torch.stack([*alike]).split(max(1, CANDIDATES * LENGTH // length))
-    ]
+    batches: list[Tensor] = []
+    for length, alike in groupby(pieces, key=len):
+        batches += torch.stack([*alike]).split(max(1, CANDIDATES * LENGTH // length))
     recorded = [live.record_calls(batch, read_call) for batch in batches]
-    parts = [
-        [by_layer({n: x[part] for n, x in calls.items()}, live.layers) for calls in recorded]
-        for part in range(3)
-    ]
-    attention, query, key = (stack(x for y in part for x in y.unbind(1)) for part in parts)
+
+    def of_pieces(part: int) -> np.ndarray:
+        by_batch = ({n: x[part] for n, x in calls.items()} for calls in recorded)
+        return stack(x for calls in by_batch for x in by_layer(calls, live.layers).unbind(1))
+
+    attention, query, key = map(of_pieces, range(3))
     for length in {len(piece) for piece in pieces}:
         pairs = zip(measurement.rotation.planes(length), planes, strict=True)
         if not all(torch.equal(short.inv_freq, whole.inv_freq) for short, whole in pairs):
             query[:] = np.nan
-    speeds = [torch.atleast_2d(layer.inv_freq.nan_to_num().abs()) for layer in planes]
-    for layer, speed in enumerate(speeds):
+    for layer, turning in enumerate(planes):
+        speed = torch.atleast_2d(turning.inv_freq.nan_to_num().abs())
         slower = (speed < speed.amax(0)).any(-1).numpy()
         query[:, layer, : len(slower)][:, slower] = np.nan
     names = np.full((len(pieces), query.shape[3]), "", dtype=object)
@@ -187,12 +184,10 @@ def check_excerpts(
     config, checked = config.get_text_config(), []
     for tokens in excerpts:
         if not 3 <= len(tokens) <= _longest(config):
-            raise BadArgument(
-                f"A prompt to look into must have 3 to {_longest(config)} tokens.",
-                seen=f"{len(tokens):,} tokens",
-                means="a profile has the attention of every head",
-                hint="another prompt, or ropelens.capture for some of the heads",
-            )
+            what = f"A prompt to look into must have 3 to {_longest(config)} tokens."
+            means = "a profile has the attention of every head"
+            hint = "another prompt, or ropelens.capture for some of the heads"
+            raise BadArgument(what, seen=f"{len(tokens):,} tokens", means=means, hint=hint)
         text = Text(tokens[None])
         check_ids(text.ids, vocabulary=config.vocab_size)
         checked.append(text.ids[0])

@@ -78,25 +78,22 @@ class Measurement:
         text = model_text(live, text, tokenizer=tokenizer, sinks=sinks)
         across = 0.0 if text.packed is None else attention_across(live, text.packed)
         if different := count_length_mismatches(live.config, text.lengths):
-            counts = (
-                f"{different:,} of {len(text):,} sequences are measured with the RoPE of the "
-            )
-            longest = f"longest one ({text.context:,} tokens); by themselves they rotate "
-            warnings.warn(f"{counts}{longest}differently", stacklevel=3)
+            words = f"{different:,} of {len(text):,} sequences are measured with the RoPE of "
+            words += f"the longest one ({text.context:,} tokens); by themselves they rotate "
+            warnings.warn(f"{words}differently", stacklevel=3)
         rows = rows_for(rows, text.context)
         return cls(live, text, RotationProbe(live), rows, int(seed), batch_size, across)
 
     def batches(self, chosen: Sequence[int] | None = None) -> Iterator[Batch]:
         """Yield the `chosen` sequences (default: all) in batches."""
         live, text = self.live, self.text
-        size = self.batch_size or sequences_at_once(
-            live.model.config,
-            sequences=len(text),
-            context=text.ids.shape[1],
-            width=live.model.dtype.itemsize,
-            device=live.device.type,
-            free=min(map(free_bytes, devices_of(live.model))),
-        )
+        kind: Any = {"context": text.ids.shape[1], "width": live.model.dtype.itemsize}
+        kind |= {
+            "device": live.device.type,
+            "free": min(map(free_bytes, devices_of(live.model))),
+        }
+        config = live.model.config
+        size = self.batch_size or sequences_at_once(config, sequences=len(text), **kind)
         # RoPE that changes with the length needs the length at which planes were measured.
         width = text.context if live.depends_on_length else None
         chosen = range(len(text)) if chosen is None else chosen
@@ -115,9 +112,9 @@ class Measurement:
             rows = sample(count=self.rows)
         scored = sample(count=scored_rows(self.text)).zero_hidden(part.hidden)
         keys: Any = {"width": part.ids.shape[1], "seed": self.seed, "numbers": chosen}
-        scored = replace(scored, order=exchange_order(part.lengths, **keys))
-        rows = replace(rows.zero_hidden(part.hidden), order=scored.order)
-        return Batch(part, rows, scored, fitted)
+        order = exchange_order(part.lengths, **keys)
+        rows = replace(rows.zero_hidden(part.hidden), order=order)
+        return Batch(part, rows, replace(scored, order=order), fitted)
 
     @property
     def facts(self) -> dict[str, str | int | float]:

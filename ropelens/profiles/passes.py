@@ -228,13 +228,7 @@ def sum_batch(
     losses.masked_fill_(~text.predicted, torch.nan)
     progress(tokens - share * (calls - (chunk is None)))
     live.check_layers(set(layers))
-    sums = Sums(
-        row_weight=by_group(batch.rows.by_position(width), text.group),
-        tokens=tokens,
-        sequences=len(text),
-        group_loss=by_group(losses.nansum(1), text.group),
-        group_predicted=by_group(text.predicted.sum(1), text.group),
-        layers=layers,
-        scores=scores,
-    )
-    return sums, losses
+    values = batch.rows.by_position(width), losses.nansum(1), text.predicted.sum(1)
+    by_groups = (by_group(x, text.group) for x in values)
+    facts: Any = {"tokens": tokens, "sequences": len(text), "layers": layers, "scores": scores}
+    return Sums(*by_groups, **facts), losses

@@ -52,14 +52,13 @@ def profile(
     text
         A `Text`, token ids [sequence, position], a BatchEncoding, or a string (with
         `tokenizer`). If the `position_ids` of a BatchEncoding begin anew, its rows are split
-        there. The `attention_mask` states which tokens are padding, on either side. Tokens that
-        the mask hides inside a sequence are not used as keys, rows or predictions. Intervals
-        resample the documents of the text.
+        there. Tokens that the `attention_mask` hides inside a sequence, and not as padding on
+        either side, are no keys, rows or predictions. Intervals resample the documents.
     tokenizer
         Names the tokens of excerpts, and tokenizes a string.
     excerpts
-        Short sequences of token ids to look into. By default they are the three pieces of the
-        text on which the heads choose their keys most sharply.
+        Short sequences of token ids to look into; by default the three pieces of the text on
+        which the heads choose their keys most sharply.
     statistics
         Statistics that are added to the profile: your own, or by name "reversal",
         "uniform_reversal", "locality" and "position_sensitivity" (see docs/measures.md).
@@ -70,8 +69,7 @@ def profile(
         Whether to fit the attention budget and exchange the contents of keys, which labels and
         claims need. The fits take most of the time if the text is short.
     surrogates
-        Number of surrogates: models whose frequencies are in a random order. The claim about
-        wavelengths is compared with them.
+        Number of models with frequencies in a random order, for the claim about wavelengths.
     rows
         Rows of attention that are measured per sequence: "all", a number of rows drawn with
         `seed` (unbiased), or "auto", which means all rows of sequences of up to 2,048 tokens
@@ -84,19 +82,17 @@ def profile(
     Returns
     -------
     Dataset over layer, head, kv_head, frequency (0 rotates fastest), offset_bin, group (of
-    sequences, for the bootstrap) and draw (of surrogates; 0 is the model). Each variable has
-    `long_name` and `units`, and docs/measures.md defines it. Layers that do not attend (linear
-    attention, convolutions, experts) are NaN.
+    sequences, for the bootstrap) and draw (of surrogates; 0 is the model). docs/measures.md
+    defines the variables. Layers that do not attend (linear attention, convolutions) are NaN.
 
     `layer_type` (layer) is the kind of the layer, from its mask and its rotation as measured:
     "sliding", "full", "chunked", "none" (no rotation) or "recurrent" (no attention). Layers
     with the same mask and another rotation are of another kind ("full-2"). `base`, `scaling`
     and `reach` (tokens, the window or the trained context) describe the kind.
 
-    Under an edit that makes the heads of a layer rotate differently, each head is measured
-    with its own rotation. `head_wavelength` then gives the wavelengths of each head, and
-    `wavelength` is the wavelength of the fastest head. If heads that share a key rotate
-    differently, each query head of the layer has its own `kv_head`.
+    If an edit makes the heads of a layer rotate differently, `head_wavelength` gives the
+    wavelengths of each head, and `wavelength` those of the fastest head. If heads that share a
+    key differ, each query head of the layer has its own `kv_head`.
 
     Raises `UnsupportedModel` for a model without RoPE or with hidden attention.
     """

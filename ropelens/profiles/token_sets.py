@@ -53,13 +53,12 @@ def attention_on(
     text
         The text that will be measured; it decides the frequencies of tokens.
     what
-        A token by its text ("'"), a list of texts, or a class. A token has a text if
-        `tokenizer` decodes it to this text, apart from spaces around it. "*'*" means any token
-        that contains the text. Classes are "punctuation" (only the categories P of Unicode),
-        "newline", "digits", "capital" (an upper-case letter first) and "repeated" (tokens that
-        occurred earlier in their sequence; needs no tokenizer). "after:" in front means the
-        tokens that follow, as in "after:*'*". In a list every item is a text: ["punctuation"]
-        is that word.
+        A token by its text ("'"), a list of texts, or a class. A token has the text to which
+        `tokenizer` decodes it, apart from spaces around it. "*'*" means any token that contains
+        the text. Classes are "punctuation" (the categories P of Unicode), "newline", "digits",
+        "capital" (an upper-case letter first) and "repeated" (tokens that occurred earlier in
+        their sequence; needs no tokenizer). "after:" in front means the tokens that follow, as
+        in "after:*'*". In a list every item is a text: ["punctuation"] is that word.
     tokenizer
         Names the tokens.
 
