@@ -33,6 +33,8 @@ AT_ONCE = {"cpu": 1, "cuda": DRAWS}  # draws of a batch: a GPU has room, a CPU h
 SHARE = 1.5  # size of a block, compared with blocks of other statistics
 EARLY = 1 / 3  # share of a sequence whose rows have too few keys to exchange
 
+Pi = Int[Tensor, "2 sequence shared key"]
+
 
 def exchange_order(
     length: Int[Tensor, " batch"], *, width: int, seed: int, numbers: Sequence[int]
@@ -58,7 +60,7 @@ class Exchange:
     visibility: Visibility
     row_index: Int[Tensor, "_ row"]
     contents: Int[Tensor, "draw batch shared key"]
-    pi: Int[Tensor, "2 sequence shared key"]
+    pi: Pi
 
     def of_call(self, sampled: SampledCall) -> SampledCall:
         """The call of all draws, before and after its keys exchanged their contents."""
@@ -168,10 +170,7 @@ def follow_sums(
 
 
 def overlaps(
-    block: Block,
-    pi: Int[Tensor, "2 sequence shared key"],
-    *,
-    out: Float[Tensor, "4 sequence kv_head group row"],
+    block: Block, pi: Pi, *, out: Float[Tensor, "4 sequence kv_head group row"]
 ) -> None:
     """Write the mass, and the overlaps of position, chance and content, of each row."""
     learned, visible = block.call.sink_logits is not None, block.device_visibility
@@ -196,9 +195,7 @@ def overlaps(
         out *= 1 - learned_sink_mass(block)[: out.shape[1]]
 
 
-def _tables(
-    visible: Visibility, pi: Int[Tensor, "2 sequence shared key"], dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+def _tables(visible: Visibility, pi: Pi, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """V (keys whose contents stay visible) and W (the places where these are), [2, 1, sequence,
     shared, 1, row, key], and pi as indices of keys."""
     first, last = visible.keys.start, visible.keys.stop

@@ -20,15 +20,18 @@ FEWEST_ROWS = 16  # least number of rows of a block: products of fewer rows are 
 HIDDEN = -1e30  # score of a key that a row does not see: the weight is 0, products are finite
 STRETCH = 64  # positions that a running sum adds by one product
 
+ByPosition = Float[Tensor, "batch head position value"]
+Scores = Float[Tensor, "batch kv_head group row key"]
+
 
 def products(
     q: Float[Tensor, "batch kv_head group row coordinate"],
     k: Float[Tensor, "batch kv_head key coordinate"],
     *,
-    out: Float[Tensor, "batch kv_head group row key"],
+    out: Scores,
     add: bool = False,
     scale: float = 1.0,
-) -> Float[Tensor, "batch kv_head group row key"]:
+) -> Scores:
     """Query-key products of all query heads of a key-value head, or `out` plus the products."""
     batch, kv_heads, group, rows, _ = q.shape
     flat = out.view(batch * kv_heads, group * rows, -1)
@@ -56,9 +59,7 @@ def take_rows(
     return x.gather(2, index[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
 
 
-def running_sum(
-    x: Float[Tensor, "batch head position value"],
-) -> Float[Tensor, "batch head position value"]:
+def running_sum(x: ByPosition) -> ByPosition:
     """Sum up to each position, by products within stretches, which are faster than cumsum."""
     count = x.shape[2]
     parts = pad(x, (0, 0, 0, -count % STRETCH)).unflatten(2, (-1, STRETCH))
@@ -68,10 +69,7 @@ def running_sum(
 
 
 def windows(
-    x: Float[Tensor, "*shape"],
-    begin: Int[Tensor, " row"],
-    *,
-    out: Float[Tensor, "*rows key"],
+    x: Float[Tensor, "*shape"], begin: Int[Tensor, " row"], *, out: Float[Tensor, "*rows key"]
 ) -> Float[Tensor, "*rows key"]:
     """Consecutive elements of `x` in memory, for each row from its element `begin`."""
     count = out.shape[-1]
@@ -81,7 +79,7 @@ def windows(
 
 
 def sum_diagonals(
-    values: Float[Tensor, "batch kv_head group row key"], row_weight: Float[Tensor, "batch row"]
+    values: Scores, row_weight: Float[Tensor, "batch row"]
 ) -> Float[Tensor, "batch kv_head group offset"]:
     """Weighted sum of contiguous `values` at each offset, for rows that are consecutive.
 

@@ -36,6 +36,9 @@ from ropelens.rope.select import ALL_HEADS, HeadMask, PlaneNumbers
 from ropelens.rotation.probe import select_heads
 from ropelens.text.text import Text
 
+Attributions = Float[np.ndarray, "layer head frequency"]
+Indices = Int[np.ndarray, " _"]
+
 ATTRIBUTION = table("""
 attribution (layer, head, frequency) 1: gradient of the answer times the plane's contributions
 pair_attribution (pair_head, frequency, query, key) 1: the same, for each pair of tokens
@@ -178,10 +181,7 @@ def _integrate(
 
 
 def _compare_effects(
-    attribution: Float[np.ndarray, "layer head frequency"],
-    effects: Float[np.ndarray, "layer head frequency"],
-    largest: Int[np.ndarray, " plane"],
-    others: Int[np.ndarray, " other"],
+    attribution: Attributions, effects: Attributions, largest: Indices, others: Indices
 ) -> dict[str, float]:
     """The attributes that compare attributions with the effects of dropping the planes."""
     first, second = attribution.ravel(), effects.ravel()
@@ -194,8 +194,8 @@ def _compare_effects(
 
 
 def _checked_planes(
-    planes: Sequence[Planes], attribution: Float[np.ndarray, "layer head frequency"], check: int
-) -> tuple[Int[np.ndarray, " plane"], Int[np.ndarray, " other"]]:
+    planes: Sequence[Planes], attribution: Attributions, check: int
+) -> tuple[Indices, Indices]:
     """Flat indices of the planes with the largest attribution, and of random other planes."""
     counts = np.array([layer.inv_freq.shape[-1] for layer in planes])[:, None, None]
     rotates = np.arange(attribution.shape[-1]) < counts

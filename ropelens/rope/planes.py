@@ -22,6 +22,9 @@ Pairing = Literal["half", "interleaved", "none"]
 PAIRINGS: tuple[Pairing, Pairing] = ("half", "interleaved")
 
 Vectors = Float[Tensor, "*batch position coordinate"]
+ByCoordinate = Float[Tensor, "*batch coordinate"]
+ByTerm = Float[Tensor, "*batch term"]
+Frequencies = Float[Tensor, " frequency"]
 
 
 @dataclass(frozen=True)
@@ -83,9 +86,7 @@ class Planes:
         term[self.first] = term[self.second] = torch.arange(self.rotary_dim // 2)
         return term
 
-    def by_coordinate(
-        self, x: Float[Tensor, "*batch term"]
-    ) -> Float[Tensor, "*batch coordinate"]:
+    def by_coordinate(self, x: ByTerm) -> ByCoordinate:
         """`x` of the term of each coordinate."""
         count = self.rotary_dim // 2
         spread = x[..., -1:].repeat(*[1] * (x.ndim - 1), self.head_dim)
@@ -98,13 +99,8 @@ class Planes:
             return self
         return replace(self, inv_freq=self.inv_freq[:: len(self.inv_freq) // kv_heads])
 
-    def sum_coordinates(
-        self, x: Float[Tensor, "*batch coordinate"]
-    ) -> Float[Tensor, "*batch term"]:
-        """Sum of `x` over the coordinates of each term, in the units of `x`.
-
-        For a product q * k, this is the contribution Re(q_f conj(k_f)) of each term to q . k.
-        """
+    def sum_coordinates(self, x: ByCoordinate) -> ByTerm:
+        """Sum of `x` over the coordinates of each term; for q * k, Re(q_f conj(k_f))."""
         planes = x[..., self.first] + x[..., self.second]
         if self.rotary_dim == self.head_dim:
             return planes
@@ -112,7 +108,7 @@ class Planes:
         rest = before.sum(-1, keepdim=True) + after.sum(-1, keepdim=True)
         return torch.cat([planes, rest], dim=-1)
 
-    def norms(self, x: Float[Tensor, "*batch coordinate"]) -> Float[Tensor, "*batch term"]:
+    def norms(self, x: ByCoordinate) -> ByTerm:
         """Length of each term of `x`, in the units of `x` (with YaRN's attention factor).
 
         Source: the norm figures of Barbero et al. 2024 (arXiv 2410.06205).
@@ -124,7 +120,7 @@ class Planes:
             squares = torch.cat([squares, rest], dim=-1)
         return squares.sqrt_()
 
-    def complex(self, x: Float[Tensor, "*batch coordinate"]) -> Complex[Tensor, "*batch plane"]:
+    def complex(self, x: ByCoordinate) -> Complex[Tensor, "*batch plane"]:
         """Each plane of `x` as a complex number, in the units of `x`."""
         return torch.complex(x[..., self.first], x[..., self.second])
 
@@ -287,7 +283,7 @@ def read_rotation(
     # Planes of length 0 fit any count, so take the first shape, with most planes, that fits.
     fits = max(2 * min(residuals), 4 * relative)
     best = next(i for i, residual in enumerate(residuals) if not residual > fits)
-    inv_freq, resolution = _frequencies(x, positions, candidates[best], noise=noise)
+    inv_freq, resolution = _frequencies(x, positions, candidates[best], noise)
     planes = replace(candidates[best], inv_freq=inv_freq)
     return MeasuredRotation(planes, residuals[best], relative, resolution)
 
@@ -296,9 +292,8 @@ def _frequencies(
     x: Vectors,
     positions: Int[Tensor, " position"],
     planes: Planes,
-    *,
     noise: Float[Tensor, " coordinate"],
-) -> tuple[Float[Tensor, " frequency"], Float[Tensor, " frequency"]]:
+) -> tuple[Frequencies, Frequencies]:
     """Angular frequency of each plane and its possible error, both in rad/token.
 
     NaN for a plane in which queries and keys have no length.
