@@ -22,10 +22,10 @@ from ropelens.interventions.silence import Silence
 from ropelens.model.attention_hooks import HeadSilence
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles.capture import TokenNames
-from ropelens.profiles.induction import Task
 from ropelens.profiles.measurement import Batch, Measurement
 from ropelens.profiles.measures import STATISTICS
 from ropelens.profiles.passes import Progress, fit_layers, sum_batch
+from ropelens.profiles.tasks import Task
 from ropelens.profiles.token_sets import CLASSES, ids_of
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, HeadMask

@@ -16,15 +16,14 @@ from ropelens.budget.labels import assign_shared, follow_numbers, label_heads
 from ropelens.budget.logit import SCORES
 from ropelens.errors import Count, Positive, Whole, public
 from ropelens.interventions.entries import Edits, EntrySums, TokenSplit, entries_of, run_entries
-from ropelens.interventions.tasks import TRIALS, copies, needles
 from ropelens.interventions.truncation_table import DEFAULT_MEASURES, wanted_measures
 from ropelens.interventions.variables import EVALUATED
 from ropelens.profiles import summary
 from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.heads import head_values, resample_labels
-from ropelens.profiles.induction import Task, repeats
 from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.measures import columns
+from ropelens.profiles.tasks import TRIALS, Task, copies, needles, repeats
 from ropelens.rope.planes import Planes
 from ropelens.runtime.progress import ProgressOption
 from ropelens.text.rows import HowMany

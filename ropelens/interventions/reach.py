@@ -19,9 +19,9 @@ from ropelens.attention.variables import labelled, table
 from ropelens.errors import BadArgument, Number, Positive, Whole, public
 from ropelens.intervals import paired_interval
 from ropelens.interventions.edit import stack_edits
-from ropelens.interventions.tasks import doublings
 from ropelens.interventions.variables import OWN_ROTATION
 from ropelens.profiles.measurement import Measured, Measurement
+from ropelens.profiles.tasks import doublings
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS
 from ropelens.rotation.probe import select_heads

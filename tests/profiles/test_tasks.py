@@ -12,10 +12,9 @@ from transformers import PreTrainedModel
 
 import ropelens as rl
 from ropelens.errors import BadArgument
-from ropelens.interventions.tasks import TRIALS, found_needles, hide_needles
-from ropelens.interventions.tasks import needles as hidden_needles
-from ropelens.profiles.induction import repeated_tokens
 from ropelens.profiles.measurement import Measurement
+from ropelens.profiles.tasks import TRIALS, found_needles, hide_needles, repeated_tokens
+from ropelens.profiles.tasks import needles as hidden_needles
 
 TEXT = torch.from_numpy(np.random.default_rng(0).integers(1, 25, size=(4, 96)))
 TEXT[:, 0] = 0
