@@ -1,8 +1,7 @@
 """Attribution of an answer to the planes of heads, by the gradient of their scores.
 
 A score is a sum of contributions c_f of planes f. The attribution of a plane is c_f times the
-gradient of an answer with respect to the score. Softmax ignores a constant that is added to all
-scores of a row, so the gradient sums to 0 over the keys of a row.
+gradient of an answer with respect to the score, which sums to 0 over the keys of a row.
 """
 
 from collections.abc import Sequence

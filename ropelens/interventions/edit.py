@@ -1,8 +1,4 @@
-"""Edits of the rotation of a live model while a block runs.
-
-An edit gives a new frequency or a gain to chosen planes of chosen heads. The changes of several
-edits are combined first, and queries and keys are rotated once.
-"""
+"""Edits that give planes of heads of a live model a new frequency or a gain in a block."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +17,6 @@ from ropelens.rope.planes import Planes
 from ropelens.rope.select import (
     ALL_HEADS,
     ALL_PLANES,
-    HeadMask,
     PlaneNumbers,
     Selection,
     Slowest,
@@ -103,8 +98,7 @@ def rescale(
 ) -> Edit:
     """The planes rotate at `inv_freq` (rad/token, one frequency for every plane of a layer).
 
-    Queries and keys in these planes are multiplied by `attention_factor`, as in YaRN. Layers
-    that do not rotate stay as they are.
+    Queries and keys in these planes are multiplied by `attention_factor`, as in YaRN.
     """
     new = torch.as_tensor(inv_freq, dtype=torch.float32), float(attention_factor)
     heads = heads_of_layers(layers, heads)
@@ -149,9 +143,8 @@ def stack_edits(rotation: RotationProbe, edits: Sequence[Edit | str]) -> "ModelE
     if any(type(module).__name__.endswith("Indexer") for module in live.model.modules()):
         warnings.warn(f"{live.class_name}'s indexer picks keys without the edit", stacklevel=5)
     before = outer.edits if isinstance(outer, ModelEdit) else ()
-    return ModelEdit(
-        rotation, live.attending_heads, (*before, *(place_edit(rotation, x) for x in edits))
-    )
+    placed = [place_edit(rotation, edit) for edit in edits]
+    return ModelEdit(rotation, (*before, *placed))
 
 
 def place_edit(rotation: RotationProbe, edit: Edit | str) -> PlacedEdit:
@@ -190,7 +183,6 @@ class ModelEdit:
     """Edits of a model, applied in their order in its attention; see `AttentionEdit`."""
 
     rotation: RotationProbe
-    attending: HeadMask
     edits: tuple[PlacedEdit, ...]
 
     def __call__(
@@ -202,7 +194,7 @@ class ModelEdit:
         continued = bool(tokens[:, 0].any())
         length = int(positions[:, : tokens.shape[1]].max()) + 1
         planes = self.rotation.planes_now(layer, continued=continued)
-        of_query, of_key = _targets(self.edits, planes, layer, length, self.attending[layer])
+        of_query, of_key = self._targets(planes, layer, length)
         if name == "query":
             scales = [edit.scale for edit, _ in self.edits if edit.scale != 1]
             x = rotate_to(x, positions, planes, of_query)
@@ -214,28 +206,21 @@ class ModelEdit:
 
     def planes(self, layer: int, unedited: Planes, *, length: int) -> Planes:
         """Planes under the edits, with one row per head if heads differ."""
-        targets = _targets(self.edits, unedited, layer, length, self.attending[layer])
-        inv_freq = targets[0].inv_freq
+        inv_freq = self._targets(unedited, layer, length)[0].inv_freq
         if not len(inv_freq):  # a layer without attention
             return unedited
         alike = (inv_freq == inv_freq[:1]).all()
         return replace(unedited, inv_freq=inv_freq[0] if alike else inv_freq)
 
-
-def _targets(
-    edits: Sequence[PlacedEdit],
-    planes: Planes,
-    layer: int,
-    length: int,
-    heads: Bool[Tensor, " head"],
-) -> tuple[TargetRotation, TargetRotation]:
-    """The rotations that the queries and the keys of the `heads` of a layer should get."""
-    rates = planes.inv_freq.float().expand(int(heads.sum()), -1)
-    query = key = TargetRotation(rates, torch.ones(rates.shape))
-    for edit, chosen_heads in edits:
-        chosen = chosen_heads[layer][heads, None] & edit.select(planes)
-        if chosen.any():
-            inv_freq, query_gain, key_gain = edit.action(planes, layer, length)
-            query = query.with_changes(chosen, inv_freq, query_gain)
-            key = key.with_changes(chosen, inv_freq, key_gain)
-    return query, key
+    def _targets(self, planes: Planes, layer: int, length: int) -> list[TargetRotation]:
+        """The rotations that the queries and the keys of a layer should get."""
+        heads = self.rotation.live.attending_heads[layer]
+        rates = planes.inv_freq.float().expand(int(heads.sum()), -1)
+        query = key = TargetRotation(rates, torch.ones(rates.shape))
+        for edit, chosen_heads in self.edits:
+            chosen = chosen_heads[layer][heads, None] & edit.select(planes)
+            if chosen.any():
+                inv_freq, query_gain, key_gain = edit.action(planes, layer, length)
+                query = query.with_changes(chosen, inv_freq, query_gain)
+                key = key.with_changes(chosen, inv_freq, key_gain)
+        return [query, key]

@@ -54,10 +54,9 @@ def evaluate(
 
     `edits` maps names to an edit, a variant such as "p-rope:0.75", a block of `silence_heads`,
     or a list of these. All edits have the same sequences, rows and random tokens, so
-    differences are paired; `ropelens.paired_changes` returns a table of the differences. After
-    each edit that names heads, `controls` (8 or more are useful) have random other heads of the
-    same layers; the coordinate `control_of` names the edit. The other options are as for
-    `profile`. Sequences of more than 65,536 tokens run in chunks.
+    differences are paired (`ropelens.paired_changes`). After each edit that names heads,
+    `controls` (8 or more are useful) have random other heads of the same layers; the coordinate
+    `control_of` names the edit. The other options are as for `profile`.
 
     Returns a dataset over `edit`, which starts with "none": the model under only the blocks
     that are open around the call. `inv_freq` (rad/token) and `wavelength` (tokens) describe its
@@ -78,8 +77,8 @@ def evaluate(
       `prompts` per length and depth.
     - "copying" (only on request): `copy_loss` (edit, copy_distance, trial), the loss of random
       tokens that are repeated after `distances` tokens (by default 8, 16, 32, ..., as far as
-      both copies fit into the context; larger distances are allowed). It is 0 for a model that
-      copies, and ln(vocabulary) for a model that cannot copy.
+      both copies fit into the context). It is 0 for a model that copies, and ln(vocabulary) for
+      a model that cannot copy.
     - "change": `attention_change` (edit, layer, head) in bits, the mean over rows of KL(A
       without the edit || A under the edit).
     - "labels": the attention budget and `label` (edit, layer, head), and the number of changed

@@ -1,8 +1,6 @@
-"""Truncation sweeps: the cost of stopping more and more planes.
+"""Truncation sweeps: the cost of stopping more and more planes (arXiv 2410.06205).
 
-Barbero et al. 2024 (arXiv 2410.06205) truncate the low frequencies of RoPE (p-RoPE) and, for
-comparison, the high frequencies. It matters *which* planes stop only if stopping the same
-number of random planes has a different cost.
+It matters *which* planes stop only if as many random planes have a different cost.
 """
 
 import json
@@ -89,12 +87,12 @@ def truncate(
       as p-RoPE does (`rope_type` "proportional" of transformers).
     - "fast" stops the same number of the fastest planes.
     - `controls` random sets of the same size are stopped for each share (kind "random"). Draw n
-      stops planes in one random order, and more of them for a smaller share.
+      stops planes in one random order.
     - `bands` groups of neighbouring wavelengths, about equal in size, are stopped one by one
       (kind "band"), with `controls` random sets each ("band control"). keep=(): only bands.
 
-    Stopping planes may cost nothing in short text and much in long text, so sequences should be
-    as long as the trained context. Copies are measured up to half of the context.
+    Sequences should be as long as the trained context, because stopping planes may cost little
+    in short text. Copies are measured up to half of the context.
 
     Returns the dataset of `evaluate` for `measures`, with these coordinates over `edit`:
     `layers` ("all", or the kind of the layers whose planes stop), `kind`, `kept` (0 to 1),

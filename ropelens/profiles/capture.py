@@ -253,7 +253,7 @@ def _concatenate(captures: Sequence[xr.Dataset]) -> xr.Dataset:
 
 
 def one_sequence(live: LiveModel, given: Prompt, tokenizer: TokenNames | None) -> Measurement:
-    """Return a measurement of one sequence; raise `BadArgument` for several sequences."""
+    """Return a measurement of one sequence; raise `BadArgument` for several."""
     if isinstance(given, str):
         check_document(given)
         given = prompt_tokens(given, tokenizer)

@@ -41,10 +41,7 @@ class Task:
 def repeated_tokens(
     first: int, length: int, *, vocabulary: int, seed: int
 ) -> Int[Tensor, "trial position"]:
-    """The token `first`, then `length` random tokens, then the same tokens again.
-
-    The random tokens differ if the vocabulary allows it (Olsson et al. 2022, arXiv 2209.11895).
-    """
+    """The token `first`, then `length` random tokens, twice (as in arXiv 2209.11895)."""
     generator = generator_of(seed)
     draws = [torch.randperm(vocabulary, generator=generator) for _ in range(REPEATS)]
     once = torch.stack([draw[torch.arange(length) % len(draw)] for draw in draws])
@@ -54,9 +51,9 @@ def repeated_tokens(
 def repeats(measurement: Measurement, planes: Sequence[Planes]) -> Task:
     """Task: attention on repeated random tokens, mean over the repeated rows, and their losses.
 
-    `induction` is the prefix-matching score of Olsson et al. 2022. It is NaN if the mask hides
-    the earlier occurrence. `first_loss` and `repeat_loss` (nats/token) exclude the first token
-    of either copy, which cannot be predicted.
+    `induction`, the prefix-matching score of Olsson et al. 2022, is NaN if the mask hides the
+    earlier occurrence. `first_loss` and `repeat_loss` (nats/token) exclude the first token of
+    either copy.
     """
     live, text, seed = measurement.live, measurement.text, measurement.seed
     length = max(2, min(REPEATED_TOKENS, (live.context - 1) // 2))

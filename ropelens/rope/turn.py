@@ -1,8 +1,7 @@
 """Queries and keys under other rotations.
 
 A rotated vector has exp(i w p) x~ in every plane (Su et al. 2021, arXiv 2104.09864, eq. 34).
-Multiply it by exp(i (v - w) p) to get the vector that the model would have computed with
-frequency v instead of w. With v = 0 the plane stops.
+Multiply it by exp(i (v - w) p) to give it the frequency v; with v = 0 the plane stops.
 """
 
 from dataclasses import dataclass, replace
