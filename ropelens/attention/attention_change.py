@@ -17,10 +17,7 @@ def attention_change(
     rows: Rows,
     sets: Bool[Tensor, "batch set position"],
 ) -> Float[Tensor, "set head"]:
-    """Weighted sum over the rows of each set of KL(A_i || A'_i), in nats.
-
-    A learned sink counts as one more key. NaN if rows of the two calls see different keys.
-    """
+    """Weighted sum over the rows of each set of KL(A_i || A'_i) (nats); NaN if keys differ."""
     still = Planes(torch.zeros(0), after.query.shape[-1], "none")
     total = torch.zeros(sets.shape[1], after.query.shape[1], dtype=torch.float64)
     if not before.visibility.agrees(after.visibility):

@@ -24,10 +24,9 @@ ByRow = Float[Tensor, "batch kv_head group row"]
 def blocks_of(
     sampled: SampledCall, heads: slice | None = None, *, share: float = 1.0
 ) -> Iterator["Block"]:
-    """All rows of a call, in blocks of about `share` `BLOCK_ELEMENTS` scores, 16 rows or more.
+    """All rows of a call, in blocks of about `share` `BLOCK_ELEMENTS` scores, for some heads.
 
-    A block has some key-value heads, or all `heads` and half of the scores, because models of
-    heads need the rest of the memory.
+    With `heads` a block has half of the scores: models of heads need the rest of the memory.
     """
     batch, kv_heads, group = sampled.row_q.shape[:3]
     device, count = sampled.k.device.type, sampled.position.shape[1]
@@ -187,14 +186,16 @@ class Block:
         self, x: Float[Tensor, "fold kv_head group column"], *, out: ByKey
     ) -> ByKey:
         """The value of each key, from values for the farthest offset, ..., 1, 0, -1, ..."""
-        begin = _begin_in_folds(self._begins[0], len(out), len(x), x[0].numel())
+        begins = _begins(self.device_visibility, self.q.shape[:4], self.call.key.shape[2])
+        begin = _begin_in_folds(begins[0], len(out), len(x), x[0].numel())
         return fast_products.windows(x, begin, out=out)
 
     def by_offset(self, values: ByKey) -> Float[Tensor, "batch kv_head group row offset"]:
         """The value of the key at each offset, from the farthest to 0; hidden keys have 0."""
         # A window ends with the row's own key. It begins with hidden keys of the row above if
         # the row has too few keys; only first rows have no row above that sees fewer keys.
-        begin, beyond = self._begins[1:]
+        begins = _begins(self.device_visibility, self.q.shape[:4], self.call.key.shape[2])
+        _, begin, beyond = begins
         at_offset = fast_products.windows(values, begin, out=self.buffer("by offset"))
         first = at_offset[..., 0, :].masked_fill_(beyond[..., 0, :], 0)
         own = int(self.position[0, 0]) - self.keys.start  # the first row in memory
@@ -202,11 +203,6 @@ class Block:
         if self.visibility.mask is not None:
             at_offset.masked_fill_(beyond, 0)
         return at_offset
-
-    @property
-    def _begins(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Where the windows of both functions begin, and the offsets beyond the first key."""
-        return _begins(self.device_visibility, self.q.shape[:4], self.call.key.shape[2])
 
     def sum_by_offset(self, values: ByKey) -> Float[Tensor, "batch kv_head group offset"]:
         """Weighted sum over the rows at each offset. Sets values of the first key to 0."""
@@ -253,6 +249,7 @@ def _sink_columns(visible: Visibility, sinks: Tensor) -> Int[Tensor, " sink"]:
 def _begins(
     visible: Visibility, shape: torch.Size, context: int
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the windows of both functions begin, and the offsets beyond the first key."""
     count, own = len(visible.keys), visible.position - visible.keys.start
     far = torch.arange(count - 1, -1, -1, device=own.device)
     beyond = far > own[:, None, None, :, None]

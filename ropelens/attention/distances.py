@@ -52,10 +52,8 @@ def waves(block: Block, distance: Int[Tensor, " distance"]) -> Tensor:
 
 
 def drawn_keys(block: Block, *, evenly: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield c_f [batch, head, row, term] of two keys of each row, and whether they exist.
-
-    Keys other than sinks are drawn by the attention of the row, or evenly, without return.
-    """
+    """Yield c_f [batch, head, row, term] of two keys of each row, and whether they exist."""
+    # Keys other than sinks are drawn by the attention of the row, or evenly, without return.
     order = block.sampled.rows.order
     assert order is not None
     others = block.q.new_ones(*block.q.shape[:3], 1, len(block.keys))

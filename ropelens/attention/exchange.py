@@ -126,15 +126,12 @@ def permute_keys(
 def block_size(
     visibility: Visibility, real: Bool[Tensor, "batch key"]
 ) -> Int[Tensor, "batch 1 1"]:
-    """Half of the keys that the `real` rows of a sequence see, or all keys without a window.
-
-    A mask that shows less than 2/3 of the keys is a window.
-    """
+    """Half of the keys that the `real` rows of a sequence see, or all keys without a window."""
     rows = real[:, visibility.position[0] - visibility.keys.start]
     widest, end = (visibility.count.cpu() * rows).amax(1), visibility.keys.stop
     if visibility.mask is None:
         slides = (visibility.first * rows).amax(1) > visibility.first.where(rows, end).amin(1)
-    else:
+    else:  # a window shows less than 2/3 of the keys
         slides = 3 * widest < 2 * real.sum(1)
     return torch.where(slides, (widest // 2).clamp(min=1), end + 1)[:, None, None]
 

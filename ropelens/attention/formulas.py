@@ -142,10 +142,7 @@ def attention_budget(
 def describe_kernel(
     kappa: Float[Tensor, "*head offset"], seen_by: Float[Tensor, " offset"]
 ) -> dict[str, Shaped[Tensor, "*head_and_offset"]]:
-    """The kernel exp(kappa) of each head over offsets, its peak, and its middle half (tokens).
-
-    It sums to one and leaves out offsets that less than `SEEN_BY` of the rows see.
-    """
+    """The kernel exp(kappa) of each head by offset, its peak, and its middle half (tokens)."""
     kernel = kappa.masked_fill(seen_by < SEEN_BY, -math.inf).softmax(-1)
     weight, offset = kernel.max(-1)
     below, last = kernel.cumsum(-1), kernel.shape[-1] - 1
@@ -166,22 +163,18 @@ def describe_wavelengths(
     push = np.nan_to_num(selectivity_keys).clip(min=0)
     wavelength = np.broadcast_to(wavelength, push.shape)
     total, top = push.sum(-1), push.argmax(-1, keepdims=True)
-    pushes = total > 0
+    pushes, rotates = total > 0, np.isfinite(wavelength)
     share = -np.sort(-push, axis=-1)
     short_of_half = share.cumsum(-1) < total[..., None] / 2
-    strongest = np.take_along_axis(wavelength, top, -1)
-    rotates = np.isfinite(wavelength)
-    weight = push * rotates
+    strongest, weight = np.take_along_axis(wavelength, top, -1), push * rotates
     log = np.log(np.where(rotates, wavelength, 1.0))
     with np.errstate(invalid="ignore", divide="ignore"):  # NaN if nothing rotates or pushes
-        mean = np.exp((weight * log).sum(-1) / weight.sum(-1))
-        top_share = np.where(pushes, share[..., 0] / total, np.nan)
-    return {
-        "top_wavelength": np.where(pushes, strongest[..., 0], np.nan),
-        "top_share": top_share,
-        "planes_to_half": np.where(pushes, short_of_half.sum(-1) + 1, 0),
-        "mean_wavelength": mean,
-    }
+        return {
+            "top_wavelength": np.where(pushes, strongest[..., 0], np.nan),
+            "top_share": np.where(pushes, share[..., 0] / total, np.nan),
+            "planes_to_half": np.where(pushes, short_of_half.sum(-1) + 1, 0),
+            "mean_wavelength": np.exp((weight * log).sum(-1) / weight.sum(-1)),
+        }
 
 
 def offset_mass(block: Block) -> Float[Tensor, "batch kv_head group row key"]:

@@ -165,10 +165,7 @@ class Visibility:
 
     @kept()
     def penalties(self, first: int, last: int) -> list[tuple[slice, Tensor]]:
-        """Numbers that hide keys from rows if added to the scores in some columns.
-
-        All rows see the keys from position `first` to before `last`.
-        """
+        """Numbers that hide keys if added to columns of scores; all see `first` to `last`."""
         low, penalties = self.keys.start, []
         for begin, end in ((low, first), (last, self.keys.stop)):
             if begin < end:

@@ -102,10 +102,7 @@ def _random_heads(
     draws: int,
     seed: int,
 ) -> list[list[Intervention]]:
-    """`changes` with random other heads for the `chosen` heads, `draws` times if so many exist.
-
-    All changes replace a given head by the same random head of its layer.
-    """
+    """`changes` with random heads for the `chosen` heads, `draws` times if so many exist."""
     sets: dict[tuple[str, ...], list[Intervention]] = {}
     generator = generator_of(seed)
     for _ in range(1000 if chosen else 0):
@@ -251,10 +248,7 @@ def _sum_entry(
     unedited: dict[int, AttentionCall] | None,
     progress: Progress,
 ) -> EntrySums:
-    """Sums of an entry over a batch, from one pass; the `fits` give attention budgets.
-
-    The entry "none" stores its calls in `unedited`, with which later entries are compared.
-    """
+    """Sums of an entry over a batch, from one pass. "none" stores its calls in `unedited`."""
     text, sets = batch.text, split.sets(batch.text.ids)
     change = torch.zeros(sets.shape[1], live.layers, live.heads, dtype=torch.float64)
 

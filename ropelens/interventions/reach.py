@@ -172,11 +172,7 @@ def share_found(
     distance: int,
     further: Float[Tensor, " further"],
 ) -> Float[Tensor, "head 1+further"]:
-    """Share of rows of the second copy in which the right key has the highest score.
-
-    First for the key at its place, then for the key turned to the `further` distances. NaN if
-    no row sees the right key, or if the distance is beyond the window.
-    """
+    """Share of rows in which the right key, in place or turned, wins; NaN beyond the window."""
     length = call.query.shape[2]
     row = torch.arange(length - copied, length - 1)
     right = (row - distance + 1).to(call.key.device)

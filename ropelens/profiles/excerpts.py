@@ -40,11 +40,7 @@ def read_excerpts(
     planes: Sequence[Planes],
     tokenizer: TokenNames | None,
 ) -> dict[str, np.ndarray]:
-    """The excerpt variables of `AXES`, on the `given` or on chosen sequences.
-
-    Queries are NaN if an excerpt rotates differently from the whole text (RoPE that changes
-    with the length), or a head differently from its layer (an edit).
-    """
+    """The excerpt variables of `AXES`, on the `given` or on chosen sequences."""
     live = measurement.live
     pieces = check_excerpts(live.config, given) or chosen_excerpts(measurement)
 
@@ -99,10 +95,7 @@ def _rounded(x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
 def _next_tokens(
     live: LiveModel, batches: Sequence[Int[Tensor, "_ _"]], tokenizer: TokenNames | None
 ) -> dict[str, np.ndarray]:
-    """The two likeliest next tokens of each piece, the lead of the first, and its gradient.
-
-    Empty without a backward pass (some kernels, or offloaded weights).
-    """
+    """The two likeliest next tokens of each piece, the lead of the first, and its gradient."""
     if any(weight.is_meta for weight in live.model.parameters()):
         return {}
     answers, gradients, heads = [], list[Tensor](), live.attending_heads
@@ -115,7 +108,7 @@ def _next_tokens(
     for batch in batches:
         try:
             _, calls = differentiate(live, Text(batch), Number(lead, last=1), heads)
-        except RuntimeError:
+        except RuntimeError:  # a kernel without a backward pass
             return {}
         del answers[len(gradients) : -len(batch)]  # of a pass that ran again
         slopes = {
@@ -141,11 +134,7 @@ def _still(
 
 
 def chosen_excerpts(measurement: Measurement) -> list[Int[Tensor, " position"]]:
-    """Of `CANDIDATES` random pieces, those on which the heads choose their keys most sharply.
-
-    Bits are the divergence of the attention from even attention, without the first key, summed
-    over heads and averaged over queries.
-    """
+    """Of `CANDIDATES` random pieces, those on which heads choose keys most sharply."""
     config, text = measurement.live.config, measurement.text
     first = text.ids[:, 0]
     # The common token is BOS or similar. In a single sequence it may be any word.
@@ -167,6 +156,7 @@ def chosen_excerpts(measurement: Measurement) -> list[Int[Tensor, " position"]]:
     candidates = torch.stack(pieces).unique(dim=0)
 
     def bits(call: AttentionCall) -> Float[Tensor, " piece"]:
+        """Divergence from even attention without the first key, over heads, mean of queries."""
         weights = attention_map(call)[..., 1:, 1:].double().cpu()
         keys = torch.arange(1, weights.shape[-1] + 1).double()[:, None]
         conditional = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)

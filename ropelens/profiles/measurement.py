@@ -30,7 +30,7 @@ from ropelens.text.text import Text
 from ropelens.text.tokenize import TextInput, read_text
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
-ROWS_ACROSS = 128  # rows of a packed row whose attention across documents is measured
+ROWS_ACROSS = 128  # positions of a packed row whose attention across documents is measured
 
 
 @dataclass(frozen=True)
@@ -204,15 +204,13 @@ def check_ids(ids: Ids, *, vocabulary: int) -> None:
 
 
 def padding_ids(model: PreTrainedModel) -> dict[int, int]:
-    """Number of copies of each padding id at the start of a text that can only be padding.
-
-    Texts without a padding token are padded with end-of-text, with which a text may begin once.
-    """
+    """Number of copies of each padding id at the start of a text that can only be padding."""
     ids, config = [], model.config.get_text_config()
     generation = getattr(model, "generation_config", None) or config  # older classes have none
     for facts in (config.to_dict(), generation.to_dict()):
         end = facts.get("eos_token_id")
         ids += [facts.get("pad_token_id"), *(end if isinstance(end, list) else [end])]
+    # A text may begin with one end-of-text token.
     return {id: 1 if id == ids[0] else 2 for id in ids if id is not None}
 
 
@@ -232,10 +230,7 @@ def check_padding(ids: Ids, lengths: Lengths, padding: Mapping[int, int]) -> Non
 
 
 def attention_across(live: LiveModel, row: PackedRow) -> float:
-    """Share of its attention that a packed row gives to other documents; warns if it is not 0.
-
-    It is a mean over heads, layers and up to 128 rows. The model may keep documents apart.
-    """
+    """Mean share of its attention that a packed row gives to other documents; warns of it."""
     sequence, shares = row.sequence.to(live.device), []
     count = len(sequence) - 1
     position = torch.linspace(1, count, min(count, ROWS_ACROSS)).long()

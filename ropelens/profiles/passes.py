@@ -101,8 +101,7 @@ def fit_layers(
 ) -> tuple[dict[int, LayerFit], Sums]:
     """Fit the models of the budget of every layer, in one pass over a sample of the text.
 
-    Processes that share the measurement share the layers. With `statistics` the pass also
-    returns the sums of its sequences; see `sum_batch`.
+    With `statistics` the pass also returns the sums of its sequences; see `sum_batch`.
     """
     live, sample = measurement.live, Sample.draw(measurement.text, seed=measurement.seed)
     own_layers = [live.attending[n] for n in shard(len(live.attending))]

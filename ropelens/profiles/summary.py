@@ -30,11 +30,7 @@ def summarize(
     *,
     extra: Sequence[Statistic] = (),
 ) -> xr.Dataset:
-    """The part of a profile that follows from `sums` and the `fits` of the budget.
-
-    Heads, planes and attention that a layer does not have are NaN. `extra` are statistics in
-    addition to `MEASURES`.
-    """
+    """A profile of `MEASURES` and `extra`, from `sums` and `fits`; NaN for missing heads."""
     rows = [row for row in (*MEASURES, *extra) if isinstance(row, Statistic | Derived)]
     statistics = [row for row in rows if isinstance(row, Statistic)]
     numbers = sorted(sums.layers)

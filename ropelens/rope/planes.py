@@ -109,10 +109,7 @@ class Planes:
         return torch.cat([planes, rest], dim=-1)
 
     def norms(self, x: ByCoordinate) -> ByTerm:
-        """Length of each term of `x`, in the units of `x` (with YaRN's attention factor).
-
-        Source: the norm figures of Barbero et al. 2024 (arXiv 2410.06205).
-        """
+        """Length of each term of `x` (Barbero et al. 2024, arXiv 2410.06205), in its units."""
         real, imaginary = x[..., self.first], x[..., self.second]
         squares = real.square().addcmul_(imaginary, imaginary)
         if self.rotary_dim < self.head_dim:
@@ -138,10 +135,7 @@ class Planes:
     def moved_scores(
         self, products: Complex[Tensor, "*batch term"], distance: Real[Tensor, " distance"]
     ) -> Float[Tensor, "*batch distance"]:
-        """Re sum_f products_f exp(i w_f d) at every distance d, in the units of `products`.
-
-        For q~_f conj(k~_f) it is the score of a key d tokens back (arXiv 2410.06205).
-        """
+        """Re sum_f c_f exp(i w_f d) of the `products` c at distances d (arXiv 2410.06205)."""
         angle = self.term_inv_freq.double()[..., None] * distance.double().cpu()
         waves = torch.cat([angle.cos(), -angle.sin()], dim=-2).to(products.real)
         parts = torch.cat([products.real, products.imag], dim=-1)
@@ -151,8 +145,7 @@ class Planes:
 def kept(most: int = 1000) -> Callable[[Function], Function]:
     """Let the first argument of a function keep its results, by the other arguments.
 
-    Only the `most` latest results are kept. Tensors are compared by identity, so they must not
-    change in place.
+    Only the `most` latest are kept. Tensors, compared by identity, must not change in place.
     """
 
     def decorate(function: Function) -> Function:
@@ -294,10 +287,7 @@ def _frequencies(
     planes: Planes,
     noise: Float[Tensor, " coordinate"],
 ) -> tuple[Frequencies, Frequencies]:
-    """Angular frequency of each plane and its possible error, both in rad/token.
-
-    NaN for a plane in which queries and keys have no length.
-    """
+    """Angular frequency of each plane and its error (rad/token); NaN without any length."""
     z = planes.complex(x)
     turned = (z * z[:, :1].conj()).sum(dim=0)  # [position, frequency]
     inv_freq = turned[1].angle()

@@ -63,11 +63,8 @@ ALL_PLANES = Slowest(1)
 
 
 def kept_planes(p: float | int, rotary_dim: int) -> int:
-    """Number of planes that p-RoPE keeps of D = `rotary_dim` coordinates: int(p D // 2).
-
-    transformers' "proportional" keeps as many. 1 - 0.9 is less than 0.1, so p is rounded.
-    """
-    return int(round(p, 12) * rotary_dim // 2)
+    """Number of planes that p-RoPE keeps of D = `rotary_dim` coordinates: int(p D // 2)."""
+    return int(round(p, 12) * rotary_dim // 2)  # 1 - 0.9 is less than 0.1
 
 
 def heads_by_layer(
@@ -253,8 +250,8 @@ def _random(
 ) -> dict[Numbers, list[Cut]]:
     """Draw random sets of `size[layer]` planes in each layer, for each of `sizes`.
 
-    The larger sets of a draw contain its smaller sets, and layers with as many planes get the
-    same set. Draws in `exclude` are repeated, or left out if they stay equal.
+    Larger sets of a draw contain its smaller sets, and layers with as many planes get the same
+    set. Draws in `exclude` are repeated, or left out if they stay equal.
     """
     counts = [len(numbers) for numbers in layers]
     varied = [s for s in sizes if any(0 < n < m for n, m in zip(s, counts, strict=True))]
