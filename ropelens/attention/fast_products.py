@@ -7,15 +7,9 @@ from torch.nn.functional import pad
 
 from ropelens.rope.planes import on_device
 
-BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
-"""Number of scores of a block. On a CPU, a block should fit into the caches."""
-
-BLOCK_ROWS = {"cpu": 128, "cuda": 1024}
-"""Largest number of rows of a block, which computes the keys of the last row for all rows."""
-
-SPARSE_BLOCKS = {"cpu": 8, "cuda": 2}
-"""Number of blocks of sampled rows: half of a block with all rows would be hidden."""
-
+BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}  # scores of a block: a CPU has small caches
+BLOCK_ROWS = {"cpu": 128, "cuda": 1024}  # most rows of a block: all have the last row's keys
+SPARSE_BLOCKS = {"cpu": 8, "cuda": 2}  # blocks of sampled rows: half of one would be hidden
 FEWEST_ROWS = 16  # least number of rows of a block: products of fewer rows are slow
 HIDDEN = -1e30  # score of a key that a row does not see: the weight is 0, products are finite
 STRETCH = 64  # positions that a running sum adds by one product

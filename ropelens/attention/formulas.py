@@ -24,9 +24,9 @@ else:
 
 BITS = 1 / math.log(2)  # bits in a nat
 
+# Sums over rows of attention after keys exchanged their contents: three overlaps weighted by
+# the attention on the exchanged keys, this attention, and the weight of the rows
 FOLLOW = ("position", "content", "chance", "mass", "rows")
-"""Sums over rows of attention after keys exchanged their contents: three overlaps weighted by
-the attention on the exchanged keys, this attention, and the weight of the rows."""
 
 GAINS = {
     "total": "information in the choice of keys",
@@ -35,8 +35,7 @@ GAINS = {
     "content_gain": "information that sinks and the tokens explain",
     "both_gain": "information that sinks, the offset and the tokens explain together",
 }
-"""Gains of the budget's models, in bits per row over uniform attention. On rows to which a
-model was not fitted, a gain may be negative."""
+"""Gains of the budget's models, in bits per row over uniform attention; may be negative."""
 
 SEEN_BY = 0.05  # least share of the rows that must see an offset of a head's kernel
 

@@ -17,8 +17,8 @@ from ropelens.text.rows import Rows
 
 _unrotate_once = kept(most=1)(unrotate)  # keys keep their copy without rotation
 
+# Properties that only calls with the same rows share
 OF_ROWS = ("row_q", "row_q_still", "visibility", "device_visibility", "sum_of_keys")
-"""Properties that only calls with the same rows share."""
 
 
 class SampledCall:

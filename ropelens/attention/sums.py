@@ -20,8 +20,7 @@ from ropelens.text.text import GROUPS
 
 ZERO = torch.zeros(GROUPS, dtype=torch.float64)  # of each group; never changed in place
 
-SequenceSums = dict[str, Float[Tensor, "batch _ ..."]]
-"""Sums over the tokens or rows of each sequence, by the names of the statistics, in float64."""
+SequenceSums = dict[str, Float[Tensor, "batch _ ..."]]  # float64, by the names of statistics
 
 
 def sum_attention(sampled: SampledCall, statistics: Sequence[Statistic]) -> SequenceSums:

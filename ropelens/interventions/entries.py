@@ -39,8 +39,7 @@ from ropelens.text.text import Text
 NONE = "none"  # name of the unmodified model
 
 Intervention = Edit | Silence | str
-Edits = Mapping[str, Intervention | Sequence[Intervention]]
-"""Changes of the model, by name: edits, names of variants, and blocks of `silence_heads`."""
+Edits = Mapping[str, Intervention | Sequence[Intervention]]  # by name
 
 
 @dataclass(frozen=True)

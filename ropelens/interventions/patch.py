@@ -99,9 +99,9 @@ def plan_patch(
     return PlanePatch(rotation, chosen, planes, of, pairs, vectors)
 
 
+# By layer: "query", "key", "value" and "output" [1, head, position, coordinate] of a source,
+# and "angle" (rad), the rotation of each plane [_, position, frequency]
 SourceVectors = dict[tuple[int, str], Tensor]
-"""By layer: "query", "key", "value" and "output" [1, head, position, coordinate] of a source,
-and "angle" (rad), the rotation of each plane [_, position, frequency]."""
 
 
 def read_source(

@@ -9,12 +9,10 @@ import xarray as xr
 
 from ropelens.errors import BadArgument, Positive, public
 
-DEFAULT_MEASURES = ("loss", "induction", "retrieval", "change", "labels")
-ALL_MEASURES = (*DEFAULT_MEASURES, "copying")
-"""Measures of `ropelens.evaluate`: by default, and all (the default of a sweep)."""
-
+DEFAULT_MEASURES = ("loss", "induction", "retrieval", "change", "labels")  # of `evaluate`
+ALL_MEASURES = (*DEFAULT_MEASURES, "copying")  # default of a sweep
 ENDS_OF_INTERVAL = ("", "_low", "_high")
-COLUMNS = (
+COLUMNS = (  # of truncation.csv
     *("edit", "layers", "kind", "kept", "draw", "band"),
     *("planes_stopped", "planes", "wavelength_low", "wavelength_high"),
     *(
@@ -24,8 +22,6 @@ COLUMNS = (
     ),
     *(f"labels_changed{share}{end}" for share in ("", "_share") for end in ENDS_OF_INTERVAL),
 )
-"""The columns of truncation.csv, in order."""
-
 QUARTER = 0.75  # sentences about one end use the edit that keeps about this share of planes
 
 

@@ -27,11 +27,8 @@ from ropelens.text.text import Text
 from ropelens.text.tokenize import encode, prompt_tokens, warn_beyond
 
 OneSequence = Integer[Tensor, " position"] | Integer[Tensor, "1 position"]
-Prompt = Text | str | OneSequence | Mapping[str, Any]
-"""A string, its token ids, a BatchEncoding of one sequence, or a `Text` of one sequence."""
-
-Token = str | Whole
-"""A token by its id, or by its text."""
+Prompt = Text | str | OneSequence | Mapping[str, Any]  # a mapping is a BatchEncoding
+Token = str | Whole  # by its text, or by its id
 
 CAPTURE = table("""
 q_still (head, query, frequency, part) 1: query without its rotation
@@ -66,7 +63,7 @@ answer (answer): token whose logit is looked at
 
 @runtime_checkable
 class TokenNames(Protocol):
-    """The part of a tokenizer that names tokens; tokenizers of transformers have it."""
+    """The part of a tokenizer that names tokens."""
 
     def decode(self, token_ids: Any, **options: Any) -> Any: ...
 

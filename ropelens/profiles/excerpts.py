@@ -29,9 +29,8 @@ CANDIDATES = 16  # pieces of the text from which excerpts are chosen, in one bat
 EXCERPTED = (CANDIDATES + COUNT) * LENGTH  # tokens that run to choose and to read them
 
 SHORT = 1_500_000  # queries and keys of all heads, in numbers, that a page has room for
+# Most attention weights and query numbers in a profile; 24 heads of 64 coordinates: 2.5 MB
 EXCERPT_WEIGHTS, EXCERPT_NUMBERS, NUMBERS_A_HEAD = 2**24, 180_000, 700
-"""Largest number of attention weights and query numbers in a profile. A profile of many heads
-has more query numbers. With 24 heads of 270, of 64 coordinates, the page has 2.5 MB."""
 
 
 def read_excerpts(

@@ -32,8 +32,7 @@ from ropelens.text.rows import Rows
 EXCHANGED = 1000.0  # operations per scored row and key
 OBSERVED = 2.0  # time of a layer with all statistics, compared with an unobserved layer
 
-Progress = Callable[[int], None]
-"""Called with the number of tokens that were processed since the last call."""
+Progress = Callable[[int], None]  # called with the tokens processed since the last call
 
 
 def observer_of_chunks(

@@ -114,14 +114,9 @@ def _numbered(name: str, count: int) -> Bool[Tensor, " number"]:
 
 SAME_WAVELENGTH = 1e-3  # relative difference up to which two wavelengths count as the same
 
-Wavelengths = dict[int, float]
-"""Wavelengths (tokens) of the planes of a layer that rotate, by number; 0 is the fastest."""
-
-Numbers = tuple[int, ...]
-"""Plane numbers of a layer in ascending order, or a number of planes for each layer."""
-
-Stopped = tuple[Numbers, ...]
-"""The numbers of the planes that stop, for each layer."""
+Wavelengths = dict[int, float]  # tokens, of the planes of a layer that rotate, by plane number
+Numbers = tuple[int, ...]  # ascending plane numbers of a layer, or a count for each layer
+Stopped = tuple[Numbers, ...]  # numbers of the planes that stop, for each layer
 
 
 def rotating_planes(planes: Planes) -> Wavelengths:
