@@ -20,12 +20,7 @@ from ropelens.attention.variables import labelled, stack, table
 from ropelens.errors import Count, Positive, public
 from ropelens.interventions.edit import drop, stack_edits
 from ropelens.interventions.patch import Source, plan_patch
-from ropelens.interventions.patch_each import (
-    AnswerDefinition,
-    answer_number,
-    answer_to,
-    patched_answers,
-)
+from ropelens.interventions.patch_each import answer_to, patched_answers
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles import gradients
@@ -54,7 +49,7 @@ wavelength (layer, frequency) token: tokens per turn
 def attribute_planes(
     model: Model,
     text_or_tokens: Prompt,
-    answer: AnswerDefinition,
+    answer: gradients.AnswerDefinition,
     *,
     heads: str = ALL_HEADS,
     pairs: str = "",
@@ -93,9 +88,9 @@ def attribute_planes(
     sum to `answer` - `answer_without`, the answer if these heads attend evenly. A single step
     uses the gradient of the unmodified model and misses saturated contributions.
 
-    The backward pass needs the memory of one layer, the queries, keys, values and outputs of
-    all layers, and the requested logits. Raises `BadArgument` for unknown heads or tokens and
-    for an answer that is not one number, and the errors of `capture`.
+    The backward pass needs the memory of one layer and the vectors of all layers. Raises
+    `BadArgument` for unknown heads or tokens and for an answer that is not one number, and the
+    errors of `capture`.
     """
     live = as_live_model(model, tokenizer)
     tokenizer = tokenizer or live.tokenizer
@@ -103,7 +98,7 @@ def attribute_planes(
     text, rotation = measurement.text, measurement.rotation
     chosen = select_heads(live, heads)
     pair_heads = select_heads(live, pairs).nonzero().tolist() if pairs else []
-    number = answer_number(answer, tokenizer, live.vocabulary)
+    number = gradients.answer_number(answer, tokenizer, live.vocabulary)
     planes = rotation.planes(text.context)
     total, by_pair = _integrate(live, text, number, chosen, pair_heads, planes, steps)
     answer_now = partial(answer_to, live, text, number)

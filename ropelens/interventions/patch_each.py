@@ -10,24 +10,17 @@ import xarray as xr
 from torch import Tensor
 
 from ropelens.errors import public
-from ropelens.interventions.patch import (
-    PatchedPart,
-    PlanePatch,
-    Source,
-    plan_patch,
-    position_pairs,
-)
+from ropelens.interventions.patch import PatchedPart, PlanePatch, Source, plan_patch
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.attention_hooks import AttentionInput
 from ropelens.model.live_model import LiveModel
-from ropelens.profiles.capture import Prompt, Token, one_sequence, token_id, token_names
-from ropelens.profiles.gradients import Number, OfLogits, value_of
+from ropelens.profiles.capture import Prompt, one_sequence, token_names
+from ropelens.profiles.gradients import AnswerDefinition, Number, answer_number, value_of
 from ropelens.profiles.measurement import TOKENS_PER_BATCH
 from ropelens.rope.select import ALL_HEADS, Selection
 from ropelens.runtime.progress import ProgressOption, Stage, display_of
 from ropelens.text.text import Text
 
-AnswerDefinition = Token | tuple[Token, Token] | OfLogits
 MOST_LOGITS = 2**26  # logits of a batch, if an answer needs the logits of all positions
 
 
@@ -76,7 +69,8 @@ def patch_each(
     for place in places:
         chosen = torch.zeros_like(whole.chosen)
         chosen[tuple(place) if over == "head" else place[0]] = True
-        pairs = position_pairs(place[1:] if over == "position" else shared, other.context)
+        position = torch.tensor(place[1:])
+        pairs = (position, position) if over == "position" else whole.pairs
         patches.append(replace(whole, chosen=chosen & whole.chosen, pairs=pairs))
     with display_of(progress)(Stage("patching", len(patches) * text.context)) as step:
         answers = patched_answers(live, text, number, patches, step)
@@ -92,14 +86,6 @@ def patch_each(
         names = np.array(token_names(text.ids[0], tokenizer), dtype=object)
         dataset = dataset.assign_coords(token=("position", names))
     return dataset.assign_attrs({"kind": "patches"} | measurement.facts | facts)
-
-
-def answer_number(answer: AnswerDefinition, tokenizer: Any, vocabulary: int) -> Number:
-    if callable(answer):
-        return Number(answer)
-    pair = answer if isinstance(answer, tuple) else (answer,)
-    first, *second = [token_id(token, tokenizer, vocabulary) for token in pair]
-    return Number(lambda logits: logits[-1, first] - logits[-1, second].sum(), last=1)
 
 
 @torch.no_grad()

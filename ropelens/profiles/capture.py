@@ -182,8 +182,7 @@ def capture(
     indices["head"] = np.array([f"{layer}.{head}" for layer, head in places])
     indices["layer"], indices["head_of_layer"] = np.array(places).T
     if answers:
-        answer_names = token_names(torch.tensor(answers), tokenizer)
-        indices["answer"] = np.array(answer_names, dtype=object)
+        indices["answer"] = np.array(token_names(answers, tokenizer), dtype=object)
     labels = labelled({name: array.numpy() for name, array in arrays.items()}, CAPTURE)
     attrs = {"kind": "capture"} | measurement.facts
     dataset = xr.Dataset(labels, labelled(indices, CAPTURE_INDICES), attrs)
@@ -286,7 +285,7 @@ def token_id(token: Token, tokenizer: TokenNames | None, vocabulary: int) -> int
     return ids[0]
 
 
-def token_names(tokens: Iterable[Tensor], tokenizer: TokenNames | None) -> list[str]:
+def token_names(tokens: Iterable[Tensor | int], tokenizer: TokenNames | None) -> list[str]:
     """Text of each token inside a text, or its number without a tokenizer."""
     if tokenizer is None:
         return [f"#{int(token)}" for token in tokens]

@@ -49,14 +49,11 @@ def summarize(
     attrs: dict[str, float] = {"sequences": sums.sequences, "tokens": sums.tokens}
     attrs |= {"rows_measured": float(sums.row_weight.sum()), "loss": loss, "loss_se": loss_se}
     variables = labelled(values, [*MEASURES, *extra, *AXES])
-    dataset = number_dims(xr.Dataset(variables, coordinates, attrs))
+    dataset = xr.Dataset(variables, coordinates | {"layer": numbers}, attrs)
     for row in extra:
         dataset[row.name].attrs |= {"column": row.column} if row.column else {}
-    if len(numbers) == len(planes):
-        return dataset
-    attending = dataset.assign_coords(layer=numbers)
     fill = {"farthest_offset": 0}
-    return number_dims(attending.reindex(layer=range(len(planes)), fill_value=fill))
+    return number_dims(dataset.reindex(layer=range(len(planes)), fill_value=fill))
 
 
 def _values(row: Statistic | Derived, layers: Sequence[LayerMeans]) -> np.ndarray:
