@@ -79,11 +79,10 @@ def _row_values(statistic: Statistic, block: Block) -> Tensor:
     values, keys = statistic.values(block), [len(block.keys)] * (statistic.over == "offsets")
     wanted = (*block.q.shape[:4], *keys)
     if values.shape[: len(wanted)] != wanted or values.ndim > 5:
-        raise BadArgument(
-            f"The statistic {statistic.name!r} has no value for every row.",
-            seen=f"shape {tuple(values.shape)}; a block has {tuple(wanted)}",
-            hint="values [batch, kv_head, group, row], over offsets [..., row, key]",
-        )
+        what = f"The statistic {statistic.name!r} has no value for every row."
+        seen = f"shape {tuple(values.shape)}; a block has {tuple(wanted)}"
+        hint = "values [batch, kv_head, group, row], over offsets [..., row, key]"
+        raise BadArgument(what, seen=seen, hint=hint)
     return values
 
 

@@ -98,11 +98,10 @@ class Visibility:
     def append(self, later: "Visibility") -> "Visibility":
         """These rows, followed by rows of the next chunk; or `UnsupportedModel` for masks."""
         if self.mask is not None or later.mask is not None:
-            raise UnsupportedModel(
-                "Sequences that run in chunks need rows that see all keys up to their own.",
-                seen="a mask with gaps, or with keys ahead of their row",
-                hint="sequences that are short enough to run in one pass",
-            )
+            what = "Sequences that run in chunks need rows that see all keys up to their own."
+            seen = "a mask with gaps, or with keys ahead of their row"
+            hint = "sequences that are short enough to run in one pass"
+            raise UnsupportedModel(what, seen=seen, hint=hint)
         batch = max(len(self.first), len(later.first))
         first = torch.cat([x.first.expand(batch, -1) for x in (self, later)], dim=1)
         return Visibility(torch.cat([self.position, later.position], 1), first, later.keys)

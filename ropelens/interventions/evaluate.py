@@ -142,14 +142,12 @@ def _loss_values(
     losses = np.stack([entry.losses.numpy() for entry in sums])
     bin_loss, split_sum = losses[..., :bins], losses[..., bins:]
     group_tokens = by_group(bin_tokens, text.group)
-    means, by_bin = [], []
+    all_and_bins = []  # means and errors of all positions, and of each bin
     for entry in sums:
         group_loss = by_group(entry.losses[:, :bins], text.group)
-        means.append(mean_loss(group_loss.sum(1), group_tokens.sum(1)))
-        pairs = zip(group_loss.T, group_tokens.T, strict=True)
-        by_bin.append([mean_loss(*pair) for pair in pairs])
-    mean, error = np.array(means).T
-    position, position_error = np.moveaxis(np.array(by_bin), -1, 0)
+        columns_of = ([x.sum(1), *x.T] for x in (group_loss, group_tokens))
+        all_and_bins.append([mean_loss(*pair) for pair in zip(*columns_of, strict=True)])
+    means, errors = np.moveaxis(np.array(all_and_bins), -1, 0)
     with np.errstate(invalid="ignore"):  # NaN if a sequence has no such token
         split_loss = split_sum / tokens
         far_loss = bin_loss[..., far].sum(-1) / far_tokens
@@ -162,10 +160,10 @@ def _loss_values(
         "seen_tokens": tokens[:, 0],
         "far_loss": far_loss,
         "far_tokens": far_tokens,
-        "mean_loss": mean,
-        "mean_loss_se": error,
-        "position_loss": position,
-        "position_loss_se": position_error,
+        "mean_loss": means[:, 0],
+        "mean_loss_se": errors[:, 0],
+        "position_loss": means[:, 1:],
+        "position_loss_se": errors[:, 1:],
         "position_start": edges[:-1].numpy(),
         "position_stop": edges[1:].numpy(),
     }

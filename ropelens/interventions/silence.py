@@ -86,9 +86,9 @@ def silence_heads(
     selects the replacement for the output of a head before the output projection:
 
     - "zero": 0. The effect includes the response of later layers to an unusual input.
-    - "mean": the mean output of the head over the real tokens of `text`, which runs once when
-      the block opens, under the edits that are open then (mean ablation: Wang et al. 2023,
-      arXiv 2211.00593, section 2). Without `text`, the mean over the real tokens of each batch.
+    - "mean": the mean output of the head over the real tokens of `text`, which runs when the
+      block opens, under the open edits, or else of each batch (mean ablation: Wang et al. 2023,
+      arXiv 2211.00593, section 2).
     - "resample": the output of the head at the same position of another sequence of the batch,
       which must have the same length. The permutation of the sequences is drawn with `seed`. It
       is the same for all heads and for all batches of a size.

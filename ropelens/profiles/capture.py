@@ -107,9 +107,9 @@ def capture(
     Returns
     -------
     Dataset over `head` ("2.3", with the coordinates `layer` and `head_of_layer`), `query` and
-    `key` (positions; `query_token` and `key_token` are their texts, or "#17" without a
-    tokenizer), `frequency` (0 rotates fastest; coordinates that RoPE does not rotate are the
-    last frequency) and `part` (real and imaginary). Layers with fewer planes end in NaN.
+    `key` (positions, with the texts `query_token` and `key_token`), `frequency` (0 rotates
+    fastest; coordinates that RoPE does not rotate are the last frequency) and `part` (real and
+    imaginary). Layers with fewer planes end in NaN.
 
     - `q_still` (head, query, frequency, part), `k_still` (head, key, frequency, part), in model
       units: query and key without their rotation. NaN for coordinates that do not rotate.
@@ -119,16 +119,16 @@ def capture(
       frequency, query, key), in nats: scale Re(q~ conj(k~) exp(i inv_freq (query - key))).
       Contributions sum over frequency to the score. NaN if the query does not see the key.
     - `contrast` (head, frequency, query, key), in nats: the contribution to this key minus the
-      contributions to the other keys of the row, weighted by their attention. With `runner_up`
-      it is the contribution minus the contribution to that key, and contrasts sum to log-odds.
+      mean contribution to the other keys of the row, by attention. With `runner_up` it is minus
+      the contribution to that key, and contrasts sum to log-odds.
     - `attention` (head, query, key), after the soft-cap; 0 if the key is not seen. Rows sum to
       less than 1 if a sink logit takes part.
     - with `values`, in model units: the lengths `value_norm` (head, key) of v, `write_norm`
       (head, key) of v W_O, and `written_norm` (head, query) of sum_j attention_ij v_j W_O.
     - `logit` (head, answer, query, key), with `logits_of`: attention_ij v_j W_O through the
       final norm, with its scale frozen, onto the unembedding of the answer. The sum over keys
-      is the direct effect of the head on the logit (Elhage et al. 2021, "A Mathematical
-      Framework for Transformer Circuits"), before logits are scaled or capped.
+      is the direct effect of the head (Elhage et al. 2021, "A Mathematical Framework for
+      Transformer Circuits"), before logits are scaled or capped.
     - coordinates `inv_freq` and `wavelength` (head, frequency), and `scale` (head).
 
     Raises `BadText` for a text of fewer than 3 tokens or the name of a file, and

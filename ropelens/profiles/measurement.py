@@ -87,13 +87,10 @@ class Measurement:
     def batches(self, chosen: Sequence[int] | None = None) -> Iterator[Batch]:
         """Yield the `chosen` sequences (default: all) in batches."""
         live, text = self.live, self.text
-        kind: Any = {"context": text.ids.shape[1], "width": live.model.dtype.itemsize}
-        kind |= {
-            "device": live.device.type,
-            "free": min(map(free_bytes, devices_of(live.model))),
-        }
-        config = live.model.config
-        size = self.batch_size or sequences_at_once(config, sequences=len(text), **kind)
+        model, free = live.model, min(map(free_bytes, devices_of(live.model)))
+        kind: Any = {"context": text.ids.shape[1], "width": model.dtype.itemsize, "free": free}
+        kind |= {"device": live.device.type, "sequences": len(text)}
+        size = self.batch_size or sequences_at_once(model.config, **kind)
         # RoPE that changes with the length needs the length at which planes were measured.
         width = text.context if live.depends_on_length else None
         chosen = range(len(text)) if chosen is None else chosen

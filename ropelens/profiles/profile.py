@@ -63,8 +63,8 @@ def profile(
         Statistics that are added to the profile: your own, or by name "reversal",
         "uniform_reversal", "locality" and "position_sensitivity" (see docs/measures.md).
     sinks
-        Ids of tokens that are sinks at any position. Position 0, the token that sequences begin
-        with, and keys that are found to be sinks are sinks in any case.
+        Ids of further tokens that are sinks. Position 0, the token that sequences begin with,
+        and keys that are found to be sinks are sinks in any case.
     budget
         Whether to fit the attention budget and exchange the contents of keys, which labels and
         claims need. The fits take most of the time if the text is short.
@@ -72,8 +72,8 @@ def profile(
         Number of models with frequencies in a random order, for the claim about wavelengths.
     rows
         Rows of attention that are measured per sequence: "all", a number of rows drawn with
-        `seed` (unbiased), or "auto", which means all rows of sequences of up to 2,048 tokens
-        and 512 rows of longer sequences. The budget has its own rows, independent of `rows`.
+        `seed` (unbiased), or "auto": all rows of sequences of up to 2,048 tokens, or 512. The
+        budget has its own rows.
     batch_size
         Sequences that run together; by default as many as the memory allows.
     progress
@@ -85,10 +85,10 @@ def profile(
     sequences, for the bootstrap) and draw (of surrogates; 0 is the model). docs/measures.md
     defines the variables. Layers that do not attend (linear attention, convolutions) are NaN.
 
-    `layer_type` (layer) is the kind of the layer, from its mask and its rotation as measured:
-    "sliding", "full", "chunked", "none" (no rotation) or "recurrent" (no attention). Layers
-    with the same mask and another rotation are of another kind ("full-2"). `base`, `scaling`
-    and `reach` (tokens, the window or the trained context) describe the kind.
+    `layer_type` (layer) is the kind of the layer by its mask and its rotation as measured:
+    "sliding", "full", "chunked", "none" (no rotation), "recurrent" (no attention), or "full-2"
+    for another rotation. `base`, `scaling` and `reach` (tokens, the window or the trained
+    context) describe it.
 
     If an edit makes the heads of a layer rotate differently, `head_wavelength` gives the
     wavelengths of each head, and `wavelength` those of the fastest head. If heads that share a

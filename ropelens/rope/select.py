@@ -219,7 +219,7 @@ def plan_cuts(
     at_ends = {(end, size): _first(orders[end], size) for size in steps for end in orders}
     random = partial(_random, layers, draws=controls, seed=seed % 2**64)  # as numpy has seeds
     controls_of = random(steps, set(at_ends.values()))
-    cuts = [Cut("none", tuple(() for _ in layers), layers)]
+    cuts = [Cut("none", ((),) * len(layers), layers)]
     for size in steps:
         cuts += [Cut(end, at_ends[end, size], layers) for end in orders if end in ends]
         cuts += controls_of[size]
