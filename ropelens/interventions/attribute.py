@@ -22,13 +22,12 @@ from ropelens.interventions.edit import drop, stack_edits
 from ropelens.interventions.patch import Source, plan_patch
 from ropelens.interventions.patch_each import answer_to, patched_answers
 from ropelens.model.as_live_model import Model, as_live_model
-from ropelens.model.live_model import LiveModel
 from ropelens.profiles import gradients
 from ropelens.profiles.capture import Prompt, one_sequence
+from ropelens.profiles.measurement import Measurement
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, HeadMask, PlaneNumbers
 from ropelens.rotation.probe import select_heads
-from ropelens.text.text import Text
 
 Attributions = Float[np.ndarray, "layer head frequency"]
 Indices = Int[np.ndarray, " _"]
@@ -100,7 +99,7 @@ def attribute_planes(
     pair_heads = select_heads(live, pairs).nonzero().tolist() if pairs else []
     number = gradients.answer_number(answer, tokenizer, live.vocabulary)
     planes = rotation.planes(text.context)
-    total, by_pair = _integrate(live, text, number, chosen, pair_heads, planes, steps)
+    total, by_pair = _integrate(measurement, number, chosen, pair_heads, steps)
     answer_now = partial(answer_to, live, text, number)
     facts: dict[str, Any] = {"steps": steps, "answer": answer_now()}
     values: dict[str, Any] = {
@@ -143,15 +142,15 @@ def attribute_planes(
 
 
 def _integrate(
-    live: LiveModel,
-    text: Text,
+    measurement: Measurement,
     number: gradients.Number,
     chosen: HeadMask,
     pair_heads: Sequence[Sequence[int]],
-    planes: Sequence[Planes],
     steps: int,
 ) -> tuple[Float[Tensor, "layer head term"], list[Float[Tensor, "term query key"]]]:
     """Attributions of all heads, and by pair of tokens for the `pair_heads`; NaN if missing."""
+    live, text = measurement.live, measurement.text
+    planes = measurement.rotation.planes(text.context)
     terms = max(layer.terms for layer in planes)
     total = torch.full((*chosen.shape, terms), torch.nan, dtype=torch.float64)
     by_pair: list[Any] = [0.0] * len(pair_heads)

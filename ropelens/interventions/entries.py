@@ -88,22 +88,21 @@ def entries_of(measurement: Measurement, edits: Edits, *, controls: int) -> list
             for index, change in enumerate(changes)
             if not isinstance(change, str) and change.heads != ALL_HEADS
         }
-        sets = _random_heads(changes, chosen, live.attending_heads, controls, measurement.seed)
+        sets = _random_heads(measurement, changes, chosen, controls)
         for number, drawn in enumerate(sets, start=1):
             entries.append(entry(f"{name}, random {number}", drawn, name))
     return entries
 
 
 def _random_heads(
+    measurement: Measurement,
     changes: Sequence[Intervention],
     chosen: Mapping[int, HeadMask],
-    attending: HeadMask,
     draws: int,
-    seed: int,
 ) -> list[list[Intervention]]:
     """`changes` with random heads for the `chosen` heads, `draws` times if so many exist."""
     sets: dict[tuple[str, ...], list[Intervention]] = {}
-    generator = generator_of(seed)
+    attending, generator = measurement.live.attending_heads, generator_of(measurement.seed)
     for _ in range(1000 if chosen else 0):
         if len(sets) == draws:
             break

@@ -170,8 +170,8 @@ def share_found(
     planes: Planes,
     copied: int,
     distance: int,
-    further: Float[Tensor, " further"],
-) -> Float[Tensor, "head 1+further"]:
+    further: Float[Tensor, " n"],
+) -> Float[Tensor, "head 1+n"]:
     """Share of rows in which the right key, in place or turned, wins; NaN beyond the window."""
     length = call.query.shape[2]
     row = torch.arange(length - copied, length - 1)
