@@ -12,8 +12,8 @@ import pytest
 import xarray as xr
 from synthetic_profile import synthetic_profile
 
+from ropelens.interventions.cuts import PlaneSweep
 from ropelens.interventions.truncate import named_entries
-from ropelens.rope.select import plan_cuts
 
 LABELS = ("positional", "mixed", "semantic")
 LENGTHS, DEPTHS, TRIALS = (128, 256, 512), (0.1, 0.5, 0.9), 16
@@ -38,7 +38,8 @@ def synthetic_truncation(
     profile, table = synthetic_profile(**sizes, seed=seed)
     wavelength = profile["wavelength"].values[0]
     turning = [dict(enumerate(wavelength.tolist()))] * layers
-    cuts = plan_cuts(turning, keep=keep, ends=ends, bands=bands, controls=controls, seed=seed)
+    sweep = PlaneSweep(keep=keep, ends=ends, bands=bands, controls=controls)
+    cuts = sweep.plan(turning, seed=seed)
     cost = np.where(wavelength < context, 4.0 * wavelength**-0.3 / frequencies, 1e-4)
     total = np.array([sum(cost[n] for n in cut.stopped[0]) for cut in cuts])
     labels = table["label"].to_numpy().reshape(layers, heads)

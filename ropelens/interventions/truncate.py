@@ -4,58 +4,25 @@ It matters *which* planes stop only if as many random planes have a different co
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from ropelens.attention.variables import labelled
 from ropelens.errors import Count, Number, Positive, Whole, public
+from ropelens.interventions.cuts import Cut, End, PlaneSweep, rotating_planes
 from ropelens.interventions.edit import Edit, stop
 from ropelens.interventions.evaluate import evaluate
-from ropelens.interventions.truncation_table import ALL_MEASURES
 from ropelens.interventions.variables import SWEEP
 from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.measurement import Measured, Measurement
-from ropelens.rope.select import (
-    ALL_HEADS,
-    Cut,
-    PlaneNumbers,
-    Wavelengths,
-    heads_of_layers,
-    plan_cuts,
-    rotating_planes,
-)
+from ropelens.rope.select import ALL_HEADS, PlaneNumbers, heads_of_layers
 from ropelens.rotation.probe import select_heads
 from ropelens.runtime.progress import ProgressOption, display_of, opening
 from ropelens.text.rows import HowMany
 from ropelens.text.tokenize import TextInput
-
-End = Literal["slow", "fast"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlaneSweep:
-    """The arguments of `truncate` that define a sweep, and their defaults."""
-
-    heads: str = ALL_HEADS
-    layers: str | None = None
-    keep: Sequence[Number] = (1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0)
-    ends: Sequence[End] = ("slow", "fast")
-    bands: int = 0
-    controls: int = 3
-    measures: str | Sequence[str] = ALL_MEASURES
-
-    def cuts(self, groups: Mapping[str, Sequence[Wavelengths]], *, seed: int) -> list[Cut]:
-        """Sets of planes that stop in each group of layers; the first set is empty."""
-        names = ("keep", "ends", "bands", "controls")
-        options = {name: getattr(self, name) for name in names} | {"seed": seed}
-        planned = {name: plan_cuts(layers, **options) for name, layers in groups.items()}
-        none, *_ = next(iter(planned.values()))
-        cuts = (replace(x, layers=name) for name, cuts in planned.items() for x in cuts[1:])
-        return [none, *cuts]
 
 
 @public

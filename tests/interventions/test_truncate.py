@@ -16,13 +16,14 @@ import ropelens as rl
 from ropelens.analysis.options import Options
 from ropelens.analysis.plan import plan_analysis
 from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.interventions import cuts as planned
 from ropelens.interventions import truncate as module
-from ropelens.interventions.truncate import PlaneSweep, edits_of, named_entries
+from ropelens.interventions.cuts import Cut, PlaneSweep, Wavelengths
+from ropelens.interventions.truncate import edits_of, named_entries
 from ropelens.interventions.truncation_table import COLUMNS, best_head, summarize_truncation
 from ropelens.report import describe
 from ropelens.rope import select
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import Cut, Wavelengths
 
 TOKENS = torch.randint(2, 40, (6, 24), generator=torch.Generator().manual_seed(0))
 
@@ -128,7 +129,7 @@ def test_layers_that_rotate_differently_keep_their_own_counts():
 
 def test_planes_without_rotation_do_not_count():
     planes = Planes(torch.tensor([1.0, 0.1, 0.01, 1e-3, 0.0, 0.0]), 12, "half")
-    (cut,) = of_kind(plan([select.rotating_planes(planes)], keep=[0.5]), "slow")
+    (cut,) = of_kind(plan([planned.rotating_planes(planes)], keep=[0.5]), "slow")
     assert (cut.stopped, cut.planes) == (((2, 3),), "2,3")
 
 
