@@ -38,12 +38,9 @@ class AttentionCall:
 
     def of_rows(self, index: Int[Tensor, " some"]) -> "AttentionCall":
         """The call of some rows, by their indices in `query`."""
-        return replace(
-            self,
-            query=self.query[:, :, index],
-            output=self.output[:, index],
-            visibility=self.visibility.rows(index[None]),
-        )
+        query, output = self.query[:, :, index], self.output[:, index]
+        visibility = self.visibility.rows(index[None])
+        return replace(self, query=query, output=output, visibility=visibility)
 
     def of_heads(self, heads: Int[Tensor, " head"]) -> "AttentionCall":
         """The call of some query heads, each with the key and value that it reads."""
