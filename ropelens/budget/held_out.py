@@ -86,7 +86,7 @@ class LayerFit:
             scores = score_models(first, weights[:, 1:], sets)
             scores += score_models(second, weights[:, :1], sets)
         else:
-            scores = score_models(sampled, weights[:, _other_fold(text, weights.device)], sets)
+            scores = score_models(sampled, weights[:, (1 - text.fold.to(weights.device))], sets)
         follow = follow_sums(sampled, sets, single=text.single_long_sequence)
         return by_group(torch.cat([scores.cpu(), follow], dim=-1), text.group)
 
@@ -204,10 +204,6 @@ def _all_rows(rows: Rows, context: int) -> Bool[Tensor, "batch 1 position"]:
 
 
 @kept()
-def _other_fold(text: Text, device: torch.device) -> Int[Tensor, " sequence"]:
-    return 1 - text.fold.to(device)
-
-
 def _sequences_per_fold(context: int) -> int:
     return max(1, min(FOLD_SEQUENCES, FOLD_TOKENS // context))
 
