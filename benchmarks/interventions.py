@@ -12,9 +12,9 @@ The score of a head is (position - content) / (1 - chance). `position` is the ov
 attention of a row before and after at the same positions or distances, `content` the overlap on
 the same contents, and `chance` the overlap of the attention before with itself in both places.
 Prints a row for each intervention and kind of layers: how many positional and semantic heads
-have a score with the sign of their label, with a 95% interval of this share over layers, and the
-rank correlation of the score with the positional minus the content fraction. Then it lists the
-heads whose label and score disagree, those that follow neither position nor content, and the
+have a score with the sign of their label, with a 95% interval of this share over layers; and
+the rank correlation of the score with the positional minus the content fraction. Then it
+lists the heads whose label and score disagree, those that follow neither position nor content, and the
 five heads with the most bits.
 """
 
