@@ -14,7 +14,7 @@ the same contents, and `chance` the overlap of the attention before with itself 
 Prints a row for each intervention and kind of layers: how many positional and semantic heads
 have a score with the sign of their label, with a 95% interval of this share over layers; and
 the rank correlation of the score with the positional minus the content fraction. Then it
-lists the heads whose label and score disagree, those that follow neither position nor content, and the
+lists the heads whose label and score disagree, those that follow neither, and the
 five heads with the most bits.
 """
 
