@@ -27,7 +27,6 @@ from ropelens.profiles.capture import Prompt, one_sequence
 from ropelens.profiles.measurement import Measurement
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, HeadMask, PlaneNumbers
-from ropelens.rotation.probe import select_heads
 
 Attributions = Float[np.ndarray, "layer head frequency"]
 Indices = Int[np.ndarray, " _"]
@@ -95,8 +94,8 @@ def attribute_planes(
     tokenizer = tokenizer or live.tokenizer
     measurement = one_sequence(live, text_or_tokens, tokenizer)
     text, rotation = measurement.text, measurement.rotation
-    chosen = select_heads(live, heads)
-    pair_heads = select_heads(live, pairs).nonzero().tolist() if pairs else []
+    chosen = rotation.select_heads(heads)
+    pair_heads = rotation.select_heads(pairs).nonzero().tolist() if pairs else []
     number = gradients.answer_number(answer, tokenizer, live.vocabulary)
     planes = rotation.planes(text.context)
     total, by_pair = _integrate(measurement, number, chosen, pair_heads, steps)

@@ -24,7 +24,7 @@ from ropelens.rope.select import (
 )
 from ropelens.rope.turn import TargetRotation, rotate_to
 from ropelens.rope.variants import Variant, parse_variant
-from ropelens.rotation.probe import RotationProbe, select_heads
+from ropelens.rotation.probe import RotationProbe
 from ropelens.rotation.stated import shape_of, sharpening
 from ropelens.rotation.variant_config import frequencies
 
@@ -150,7 +150,7 @@ def stack_edits(rotation: RotationProbe, edits: Sequence[Edit | str]) -> "ModelE
 def place_edit(rotation: RotationProbe, edit: Edit | str) -> PlacedEdit:
     """Raise `BadArgument` if the model lacks heads or planes of an edit."""
     edit = _as_edit(parse_variant(edit), rotation) if isinstance(edit, str) else edit
-    heads = select_heads(rotation.live, edit.heads)
+    heads = rotation.select_heads(edit.heads)
     layers = [layer.planes for layer in rotation.layers()]
     most = max(len(planes.inv_freq) for planes in layers)
     numbers = edit.select.numbers if isinstance(edit.select, PlaneNumbers) else ()

@@ -29,7 +29,6 @@ from ropelens.profiles.tasks import Task
 from ropelens.profiles.token_sets import CLASSES, ids_of
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, HeadMask
-from ropelens.rotation.probe import select_heads
 from ropelens.runtime.processes import gather, shard
 from ropelens.runtime.progress import ProgressOption, Stage, display_of
 from ropelens.runtime.savepoint import begin_stage
@@ -75,7 +74,7 @@ def entries_of(measurement: Measurement, edits: Edits, *, controls: int) -> list
             for silence in silences:
                 outputs.append(silence.outputs())
                 blocks.enter_context(live.silence(outputs[-1]))
-        masks = (select_heads(live, silence.heads) for silence in silences)
+        masks = (rotation.select_heads(silence.heads) for silence in silences)
         silenced = reduce(torch.logical_or, masks, no_head)
         return Entry(name, planes, silenced, edit if edit.edits else None, outputs, control_of)
 
@@ -84,7 +83,7 @@ def entries_of(measurement: Measurement, edits: Edits, *, controls: int) -> list
         changes = [changes] if isinstance(changes, Edit | Silence | str) else changes
         entries.append(entry(name, changes))
         chosen = {
-            index: select_heads(live, change.heads)
+            index: rotation.select_heads(change.heads)
             for index, change in enumerate(changes)
             if not isinstance(change, str) and change.heads != ALL_HEADS
         }

@@ -18,7 +18,7 @@ from ropelens.profiles.measurement import model_text
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, HeadMask, PlaneNumbers, Selection
 from ropelens.rope.turn import positions_by_plane, rotate_by
-from ropelens.rotation.probe import RotationProbe, select_heads
+from ropelens.rotation.probe import RotationProbe
 from ropelens.text.text import Text
 from ropelens.text.tokenize import prompt_tokens
 
@@ -87,14 +87,13 @@ def plan_patch(
     of: PatchedPart = "both",
 ) -> "PlanePatch":
     """A patch from the source `text`, which runs, at all positions; checks its arguments."""
-    live = rotation.live
     if of not in UNROTATED:
         _, chosen = place_edit(rotation, stop(planes or PlaneNumbers(()), heads=heads))
     elif planes is not None:
         what = f"The {of} of a head has no planes, because it does not rotate."
         raise BadArgument(what, hint="no planes=")
     else:
-        chosen = select_heads(live, heads)
+        chosen = rotation.select_heads(heads)
     pairs, vectors = position_pairs(None, text.context), read_source(rotation, text, chosen, of)
     return PlanePatch(rotation, chosen, planes, of, pairs, vectors)
 

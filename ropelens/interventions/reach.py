@@ -20,7 +20,6 @@ from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.tasks import doublings
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS
-from ropelens.rotation.probe import select_heads
 from ropelens.runtime.progress import ProgressOption, Stage, display_of
 from ropelens.text.rows import generator_of
 from ropelens.text.text import Text
@@ -86,7 +85,7 @@ def reach(
     measurement = Measurement.of(model, text, tokenizer=tokenizer, seed=seed)
     live = measurement.live
     variants = variants or (OWN_ROTATION,)
-    chosen = [mask.nonzero().flatten() for mask in select_heads(live, heads)]
+    chosen = [mask.nonzero().flatten() for mask in measurement.rotation.select_heads(heads)]
     copied = max(2, min(copied, (live.context - 1) // 3))
     farthest = live.context - 1 - copied
     run_distances = sorted(doublings(copied, farthest) if copies is None else copies)

@@ -19,7 +19,6 @@ from ropelens.interventions.variables import SWEEP
 from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.rope.select import ALL_HEADS, PlaneNumbers, heads_of_layers
-from ropelens.rotation.probe import select_heads
 from ropelens.runtime.progress import ProgressOption, display_of, opening
 from ropelens.text.rows import HowMany
 from ropelens.text.tokenize import TextInput
@@ -81,7 +80,8 @@ def truncate(
         rotating = [number for number, planes in enumerate(turning) if planes]
         chosen = live.attending_heads
         if not everywhere:
-            chosen = select_heads(live, heads, rotating)
+            able = [bool(planes) for planes in turning]
+            chosen = measurement.rotation.select_heads(heads, turning=able)
         kinds = [kind.name for kind in measurement.rotation.kinds]
     swept = {layer: kinds[layer] for layer in rotating if chosen[layer].any()}
     if not everywhere or len({*swept.values()}) < 2:

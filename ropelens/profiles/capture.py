@@ -21,7 +21,6 @@ from ropelens.model.output_projection import logit_directions, output_projection
 from ropelens.profiles.measurement import Measurement
 from ropelens.rope.planes import Planes, unrotate
 from ropelens.rope.select import ALL_HEADS
-from ropelens.rotation.probe import select_heads
 from ropelens.text.documents import check_document
 from ropelens.text.text import Text
 from ropelens.text.tokenize import encode, prompt_tokens, warn_beyond
@@ -146,7 +145,8 @@ def capture(
         return _concatenate([capture(live, prompt, **options) for prompt in text_or_tokens])
     measurement = one_sequence(live, text_or_tokens, tokenizer)
     text, length = measurement.text, measurement.text.context
-    chosen, planes = select_heads(live, heads), measurement.rotation.planes(length)
+    rotation = measurement.rotation
+    chosen, planes = rotation.select_heads(heads), rotation.planes(length)
     answer_tokens = [logits_of] if isinstance(logits_of, str) else logits_of
     answers = [token_id(token, tokenizer, live.vocabulary) for token in answer_tokens]
     places = chosen.nonzero().tolist()
