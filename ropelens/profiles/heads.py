@@ -27,10 +27,10 @@ def head_values(profile: xr.Dataset) -> dict[str, np.ndarray]:
     positional = label == "positional"
     offsets = {name: np.where(positional, profile[name].values, np.nan) for name in names}
     offsets["offset"][~(offsets["offset_weight"] >= Thresholds.offset)] = np.nan
-    layer, head = np.indices(label.shape)
+    place: np.ndarray = np.indices(label.shape)
     return {
-        "layer": layer,
-        "head": head,
+        "layer": place[0],
+        "head": place[1],
         "label": label,
         **fractions(bits),
         **columns_of_bits,

@@ -227,6 +227,6 @@ def sum_batch(
     progress(tokens - share * (calls - (chunk is None)))
     live.check_layers(set(layers))
     values = batch.rows.by_position(width), losses.nansum(1), text.predicted.sum(1)
-    by_groups = (by_group(x, text.group) for x in values)
+    row_weight, loss, predicted = (by_group(x, text.group) for x in values)
     facts: Any = {"tokens": tokens, "sequences": len(text), "layers": layers, "scores": scores}
-    return Sums(*by_groups, **facts), losses
+    return Sums(row_weight, loss, predicted, **facts), losses
