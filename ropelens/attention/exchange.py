@@ -193,8 +193,8 @@ def overlaps(
 
 
 def _tables(visible: Visibility, pi: Pi, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """V (keys whose contents stay visible) and W (the places where these are), [2, 1, sequence,
-    shared, 1, row, key], and pi as indices of keys."""
+    """V and W [2, 1, sequence, shared, 1, row, key]: keys whose contents stay visible, and
+    the places of these contents; and pi as indices of keys."""
     first, last = visible.keys.start, visible.keys.stop
     before, own = visible.of_sequences(slice(pi.shape[1])), pi[..., first:last]
     seen = before.sees()[:, None] & before.sees_each(own)

@@ -168,10 +168,9 @@ class TokenSplit:
 
 @dataclass(frozen=True)
 class EntrySums:
-    """Sums of one entry over some sequences; `+` adds the sums over other sequences.
+    """Sums of one entry over some sequences, in nats; `+` adds those over other sequences.
 
-    `losses` (nats) are of bins of positions, repeated tokens, and classes of tokens. `change`
-    (nats) is summed over `rows` rows: all, and the rows of each class.
+    `losses` are of bins, repeated tokens and classes; `change` of all rows and each class.
     """
 
     sums: Sums

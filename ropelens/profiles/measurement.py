@@ -47,8 +47,7 @@ class Batch:
 class Measurement:
     """The live model reads the text; `rows` rows of each sequence are drawn with `seed`.
 
-    `batch_size` None means as many sequences as memory allows. `across` is the share that
-    `attention_across` measured on packed rows.
+    `across` is the share that `attention_across` measured on packed rows.
     """
 
     live: LiveModel
@@ -56,7 +55,7 @@ class Measurement:
     rotation: RotationProbe
     rows: int | Literal["all"] = "all"
     seed: int = 0
-    batch_size: int | None = None
+    batch_size: int | None = None  # as many sequences as memory allows
     across: float = 0.0
 
     @classmethod

@@ -183,9 +183,8 @@ def hide_needles(
     """Prompts of `length` tokens with needles in stretches of `text`, and the needles' values.
 
     A prompt consists of `first_token`, a stretch of text with eight needles in it, and the key
-    of one needle again, whose value comes first in the values. A needle is a key of two tokens
-    and a value. They all differ, and are tokens of `text` outside the stretch, or other tokens
-    of the vocabulary, or any tokens. Prompts of a trial differ only in the depth.
+    of one needle again, whose value comes first. A needle is a key of two tokens and a value,
+    which are not in the stretch if possible. Prompts of a trial differ only in the depth.
     """
     size = NEEDLES * (KEY + 1)
     if length < SHORTEST_PROMPT or vocabulary < size:

@@ -33,8 +33,7 @@ NEAR = 8  # tokens on either side among which a token of similar frequency is se
 
 @dataclass(frozen=True)
 class Share(Statistic):
-    """Share of attention on a set of tokens, from four sums over rows: (target mass / total
-    mass) times target count / reference count."""
+    """Attention on a set of tokens: mass share times target count / reference count."""
 
     def value(self, layer: LayerMeans) -> Tensor:
         """The variable of one layer; NaN if no row counts."""

@@ -243,9 +243,8 @@ def read_rotation(
     """The rotation that maps `vectors[:, 0]` to `vectors[:, p]`, for every p.
 
     `vectors` are queries and keys of single tokens in one layer, at `positions` 0, 1, 2, 4, ...
-    `noise` is in the units of the vectors, and `counts` are the numbers of planes that the
-    model states. The pairing is chosen so that lengths stay constant. The phase relative to
-    position 0 is unwrapped by doubling the distance.
+    `noise` is in their units, and `counts` are the numbers of planes that the model states. The
+    pairing keeps lengths constant. Doubling the distance unwraps the phase from position 0.
     """
     x = vectors.double()
     head_dim = x.shape[-1]

@@ -11,7 +11,6 @@ from ropelens.errors import BadArgument
 from ropelens.rope.planes import Planes
 
 ALL_HEADS = "*.*"
-
 HeadMask = Bool[Tensor, "layer head"]
 
 Selection = Callable[[Planes], Bool[Tensor, " frequency"]]

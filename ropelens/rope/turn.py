@@ -19,11 +19,7 @@ Angles = Float[Tensor, "_ _ position frequency"]
 
 @dataclass(frozen=True)
 class TargetRotation:
-    """The rotation that a layer's queries, or its keys, should get, by head or for all heads.
-
-    Plane f rotates at `inv_freq[..., f]` rad/token (signed as in `Planes`), and its length is
-    multiplied by `gain[..., f]`.
-    """
+    """The rotation (rad/token, signed) and gain that a layer's queries or keys should get."""
 
     inv_freq: Float[Tensor, "head frequency"]
     gain: Float[Tensor, "head frequency"]
