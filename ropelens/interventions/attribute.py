@@ -70,8 +70,8 @@ def attribute_planes(
     - `pair_attribution` (pair_head, frequency, query, key): the same for each pair of tokens of
       the heads in the list `pairs`. NaN if the query does not see the key.
     - `dropped` (layer, head, frequency), with `check=N`: change of the answer when only this
-      plane is dropped (`drop`), for the N planes with the largest attribution and N random
-      other planes (or all planes); else NaN. Over the N largest, `attrs["rank_correlation"]`
+      plane is dropped (`drop`). The N planes with the largest attribution and N random other
+      planes are checked; the rest is NaN. Over the N largest, `attrs["rank_correlation"]`
       compares `attribution` with -`dropped`, and `attrs["wrong_signs"]` counts the planes with
       opposite signs. `attrs["random_rank_correlation"]` is about the random planes, most of
       which are near 0. `attrs["worst"]` is the largest difference over all checked planes.

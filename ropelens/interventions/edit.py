@@ -123,8 +123,8 @@ def edit_rope(model: Model, *edits: Edit | str) -> Iterator[None]:
     An edit may also be the name of a RoPE variant, such as "p-rope:0.75". Blocks nest, and
     their edits add up. Everything that runs the model uses the edited model: calls, generation
     with a cache, `profile`, `measure_rope`. Planes that no edit chooses keep every bit. The
-    model is restored on exit, also after an error. Other threads and tasks than the one that
-    opened the block cannot call the model.
+    model is restored on exit, also after an error. The block belongs to the thread or task that
+    opened it, and other threads and tasks cannot call the model.
 
     Raises `UnsupportedModel` for a model that does not rotate or hides its attention, and
     `BadArgument` for planes, heads or a variant that do not exist. When the model runs, a cache

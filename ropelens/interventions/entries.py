@@ -99,7 +99,7 @@ def _random_heads(
     chosen: Mapping[int, HeadMask],
     draws: int,
 ) -> list[list[Intervention]]:
-    """`changes` with random heads for the `chosen` heads, `draws` times if so many exist."""
+    """`changes` with random heads for the `chosen` heads, `draws` times or less often."""
     sets: dict[tuple[str, ...], list[Intervention]] = {}
     attending, generator = measurement.live.attending_heads, generator_of(measurement.seed)
     for _ in range(1000 if chosen else 0):

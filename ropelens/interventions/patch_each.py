@@ -41,8 +41,8 @@ def patch_each(
     """Patch every head, layer or position from another prompt, and measure the answer.
 
     Each run patches one head, all heads of one layer, or all heads of one layer at one
-    position, always among `heads`. `text_or_tokens` and `answer` are as for `attribute_planes`,
-    the other arguments as for `patch_planes`. The runs are batched. Returns a dataset:
+    position, always among `heads`. `attribute_planes` explains `text_or_tokens` and `answer`,
+    and `patch_planes` the other arguments. The runs are batched. Returns a dataset:
 
     - `change` (layer, head), (layer) or (layer, position), in units of the answer: answer of
       the patched run minus `attrs["answer"]`. NaN if nothing is patched.

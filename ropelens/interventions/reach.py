@@ -171,7 +171,7 @@ def share_found(
     distance: int,
     further: Float[Tensor, " n"],
 ) -> Float[Tensor, "head 1+n"]:
-    """Share of rows in which the right key, in place or turned, wins; NaN beyond the window."""
+    """Share of rows in which the right key has the highest score, in place and turned."""
     length = call.query.shape[2]
     row = torch.arange(length - copied, length - 1)
     right = (row - distance + 1).to(call.key.device)

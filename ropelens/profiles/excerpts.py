@@ -133,7 +133,7 @@ def _still(
 
 
 def chosen_excerpts(measurement: Measurement) -> list[Int[Tensor, " position"]]:
-    """Of `CANDIDATES` random pieces, those on which heads choose keys most sharply."""
+    """The `COUNT` random pieces on which heads choose keys most sharply."""
     config, text = measurement.live.config, measurement.text
     first = text.ids[:, 0]
     # The common token is BOS or similar. In a single sequence it may be any word.

@@ -226,7 +226,7 @@ def check_padding(ids: Ids, lengths: Lengths, padding: Mapping[int, int]) -> Non
 
 
 def attention_across(live: LiveModel, row: PackedRow) -> float:
-    """Mean share of its attention that a packed row gives to other documents; warns of it."""
+    """Mean share of the attention of a packed row on other documents; warns if it is not 0."""
     sequence, shares = row.sequence.to(live.device), []
     count = len(sequence) - 1
     position = torch.linspace(1, count, min(count, ROWS_ACROSS)).long()

@@ -52,8 +52,8 @@ def profile(
     text
         A `Text`, token ids [sequence, position], a BatchEncoding, or a string (with
         `tokenizer`). If the `position_ids` of a BatchEncoding begin anew, its rows are split
-        there. Tokens that the `attention_mask` hides inside a sequence, and not as padding on
-        either side, are no keys, rows or predictions. Intervals resample the documents.
+        there. Tokens that the `attention_mask` hides on either side are padding. Tokens hidden
+        inside a sequence are not keys, rows or predictions. Intervals resample the documents.
     tokenizer
         Names the tokens of excerpts, and tokenizes a string.
     excerpts

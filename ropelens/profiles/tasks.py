@@ -41,7 +41,7 @@ class Task:
 def repeated_tokens(
     first: int, length: int, *, vocabulary: int, seed: int
 ) -> Int[Tensor, "trial position"]:
-    """The token `first`, then `length` random tokens, twice (as in arXiv 2209.11895)."""
+    """The token `first`, then `length` random tokens and the same again (arXiv 2209.11895)."""
     generator = generator_of(seed)
     draws = [torch.randperm(vocabulary, generator=generator) for _ in range(REPEATS)]
     once = torch.stack([draw[torch.arange(length) % len(draw)] for draw in draws])
