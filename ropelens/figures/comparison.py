@@ -102,11 +102,8 @@ def plot_loss_change(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
         mean, low, high = row["loss_change"], row["low"], row["high"]
         pairs = tables.paired_changes(comparison["loss"], row["group"]).values
         ring = {"size": 13, "symbol": "circle-open", "color": color, "line_width": 1.5}
-        hover, names = (
-            "one pair: %{x:+.4f} nats/token<extra></extra>",
-            [plotly_text(row["group"])],
-        )
-        look = {"mode": "markers", "marker": ring, "hovertemplate": hover}
+        names, hover = [plotly_text(row["group"])], "one pair: %{x:+.4f} nats/token"
+        look = {"mode": "markers", "marker": ring, "hovertemplate": f"{hover}<extra></extra>"}
         figure.add_scatter(x=pairs, y=names * len(pairs), **look)
         hover = f"%{{x:+.4f}} nats/token (95% interval over {row['over']}: "
         look["hovertemplate"] = f"{hover}{low:+.4f} to {high:+.4f})<extra></extra>"
@@ -201,10 +198,11 @@ def _split_rotations(comparison: xr.Dataset) -> xr.Dataset:
         wavelength = np.where(np.isfinite(wavelength), wavelength, np.nan)
         rotating = np.flatnonzero(np.isfinite(wavelength).any(1))
         rotations = np.log(wavelength[rotating]).round(3)
-        kinds = pd.Series(rotating).groupby([*map(np.ndarray.tobytes, rotations)], sort=False)
-        for layers in kinds.groups.values() if len(kinds) > 1 else ():
-            longest = np.nanmax(wavelength[layers])
-            name = f"{group}, layers {ranges(layers)} (to {short_count(longest)} tokens)"
+        alike = pd.Series(rotating).groupby([*map(np.ndarray.tobytes, rotations)], sort=False)
+        kinds = [of_kind.tolist() for _, of_kind in alike]
+        for layers in kinds if len(kinds) > 1 else ():
+            longest = short_count(np.nanmax(wavelength[layers]))
+            name = f"{group}, layers {ranges(layers)} (to {longest} tokens)"
             part = entry.where(entry["layer"].isin(layers))
             parts.append(part.assign_coords(group=("entry", [name])))
         parts += [entry] if len(kinds) < 2 else []

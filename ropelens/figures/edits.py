@@ -175,7 +175,7 @@ def _classes_figure(table: pd.DataFrame, ends: list[str]) -> go.Figure:
 
 
 def _swept(truncation: xr.Dataset) -> tuple[str, list[int], np.ndarray]:
-    """Words for a title, and the layers whose planes stop with wavelengths [layer, frequency]."""
+    """Words for a title, the layers whose planes stop, and wavelengths [layer, frequency]."""
     kinds = swept_layers(truncation)
     layers = sorted(n for numbers in kinds.values() for n in numbers)
     words = "" if "all" in kinds else f", {next(iter(kinds))} layers"

@@ -13,6 +13,7 @@ from ropelens.figures.inputs import Selected, frame_of
 from ropelens.interventions.top_planes import top_planes
 from ropelens.interventions.truncation_table import position_losses
 
+HOVER = "head %{customdata[0]}.%{customdata[1]}<br>%{x:+.3f} <extra></extra>"
 TOWARD, AWAY = "#d9700f", "#2a8fe0"
 BOTH_SIGNS = [[0, AWAY], [0.5, "rgba(128,132,140,0.08)"], [1, TOWARD]]
 
@@ -37,8 +38,7 @@ def plot_effects(results: xr.Dataset, *, selected: Selected = None) -> go.Figure
     (across,) = {*values.dims} & {"head", "position"} or {""}
     z = values.transpose("layer", ...).values.reshape(results.sizes["layer"], -1)
     title = f"{what.capitalize()} by layer" + f" and {across}" * bool(across)
-    height = int(np.clip(len(z) * 40, 200, max(300, len(z) * 13)) + 130)
-    figure = style.new_figure(title, height=height)
+    figure = style.new_figure(title, height=style.map_height(len(z)))
     most = float(np.nanmax(np.abs(z), initial=0)) or 1.0
     bar = {"thickness": 10, "nticks": 5, "title": {"text": what, "side": "right"}}
     look: dict[str, Any] = {"colorscale": BOTH_SIGNS, "zmin": -most, "zmax": most}
@@ -69,10 +69,11 @@ def plot_top_planes(attribution: xr.Dataset, *, count: Positive = 12) -> go.Figu
     figure = style.new_figure("Planes with the largest attribution", height=110 + 26 * count)
     names = planes["head"] + " · " + planes["wavelength"].map(short_count) + " tokens"
     places = [[int(part) for part in head.split(".")] for head in planes["head"]]
-    rows: dict[str, Any] = {"y": np.arange(len(names)), "customdata": places}
-    rows["hovertemplate"] = (
-        "head %{customdata[0]}.%{customdata[1]}<br>%{x:+.3f} <extra></extra>"
-    )
+    rows: dict[str, Any] = {
+        "y": np.arange(len(names)),
+        "customdata": places,
+        "hovertemplate": HOVER,
+    }
     look: dict[str, Any] = {"orientation": "h", "name": "attribution"}
     look["marker_color"] = np.where(planes["attribution"] > 0, TOWARD, AWAY)
     figure.add_bar(x=planes["attribution"], **rows, **look)
@@ -98,12 +99,10 @@ def plot_position_losses(results: xr.Dataset) -> go.Figure:
     for number, (edit, rows) in enumerate(table.groupby("edit", sort=False)):
         look: dict[str, Any] = {"mode": "lines+markers", "name": plotly_text(str(edit))}
         look |= {"line_color": colors[number % len(colors)], "legendgroup": number}
-        x, bars = (
-            rows["position_start"].clip(lower=1),
-            {"array": rows["loss_se"], "thickness": 1},
-        )
-        figure.add_scatter(x=x, y=rows["loss"], error_y=bars, **look, row=1, col=1)
-        figure.add_scatter(x=x, y=rows["change"], showlegend=False, **look, row=2, col=1)
+        look["x"] = rows["position_start"].clip(lower=1)
+        bars = {"array": rows["loss_se"], "thickness": 1}
+        figure.add_scatter(y=rows["loss"], error_y=bars, **look, row=1, col=1)
+        figure.add_scatter(y=rows["change"], showlegend=False, **look, row=2, col=1)
     figure.update_yaxes(title_text="loss<br>(nats/token)", row=1)
     figure.update_yaxes(title_text="change of the loss<br>(nats/token)", row=2)
     style.set_counts(figure, table["position_stop"], style.POSITION_TITLE)

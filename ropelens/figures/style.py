@@ -137,6 +137,11 @@ def index_axis(count: int, what: str, *, most: int = 8, room: float = 0.0) -> di
     return ticks | {"title_text": f"{what} (index)"}
 
 
+def map_height(layers: int) -> int:
+    """Height of a map of heads: cells of 13 to 40 pixels, and 130 for title and axis."""
+    return int(np.clip(layers * 40, 200, max(300, layers * 13)) + 130)
+
+
 def mark(
     figure: go.Figure, x: float, text: str, *, row: Any = "all", col: Any = "all", **look: Any
 ) -> None:
