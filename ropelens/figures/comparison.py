@@ -13,7 +13,7 @@ import xarray as xr
 from ropelens.comparison import table as tables
 from ropelens.figures import style
 from ropelens.figures.formats import plotly_text, ranges, short_count
-from ropelens.figures.planes import AXIS_TITLE, NO_PLANES, mark_trained
+from ropelens.figures.planes import mark_trained, set_wavelengths
 from ropelens.interventions.truncation_table import best_head
 from ropelens.interventions.variables import NEEDLES
 
@@ -170,11 +170,7 @@ def plot_comparison_planes(comparison: xr.Dataset) -> go.Figure:
     panels = {unit: partial(values_of_group, name) for unit, name in PLANE_PANELS.items()}
     title, hover = "Norms and selectivity of planes", "%{y:.3f}, wavelength %{x:.3~s} tokens"
     figure = _line_panels(title, comparison, panels, hover, spacing=0.05)
-    wavelengths = np.concatenate([place for place, _ in places.values()])
-    wavelengths = wavelengths if np.isfinite(wavelengths).any() else NO_PLANES
-    ends = np.log10([np.nanmin(wavelengths) / 1.3, np.nanmax(wavelengths) * 1.3]).tolist()
-    powers = {power: short_count(power) for power in 10.0 ** np.arange(9)}
-    style.set_x(figure, style.log_axis(powers, range=ends), AXIS_TITLE)
+    set_wavelengths(figure, np.array([place for place, _ in places.values()]))
     ring = {"symbol": "circle-open", "size": 13, "color": style.MUTED}
     look: dict[str, Any] = {"mode": "markers", "marker": ring, "hoverinfo": "skip"}
     look |= {"name": "does not rotate", "legendgroup": "still"}
@@ -212,17 +208,17 @@ def _split_rotations(comparison: xr.Dataset) -> xr.Dataset:
 def plane_places(comparison: xr.Dataset, group: str) -> tuple[np.ndarray, np.ndarray]:
     """Wavelength at which each plane is drawn (tokens), and whether it rotates [frequency].
 
-    It is the median over layers. A plane that does not rotate gets its wavelength in the first
-    entry that has the same planes and rotates this plane, else NaN.
+    A plane that does not rotate is drawn at its wavelength in the first entry that has the same
+    planes and rotates this plane, else at NaN. Entries have the median over their layers.
     """
     wavelength = comparison["wavelength"].median("layer").transpose("entry", "frequency").values
     exists = ~np.isnan(wavelength)
-    of_group = wavelength[np.flatnonzero(comparison["group"].values == group)[0]]
+    of_group = wavelength[comparison["group"].values == group][0]
     alike = wavelength[(exists == ~np.isnan(of_group)).all(axis=1)]
-    turning = np.isfinite(alike)
-    first = alike[turning.argmax(0), np.arange(alike.shape[1])]
-    substitute = np.where(turning.any(0), first, np.nan)
-    return np.where(np.isfinite(of_group), of_group, substitute), np.isfinite(of_group)
+    turns, turning = np.isfinite(of_group), np.isfinite(alike)
+    substitute = alike[turning.argmax(0), np.arange(alike.shape[1])]
+    substitute = np.where(turning.any(0), substitute, np.nan)
+    return np.where(turns, of_group, substitute), turns
 
 
 def _count(entries: xr.Dataset, label: str) -> xr.DataArray:

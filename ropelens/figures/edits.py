@@ -78,7 +78,8 @@ def plot_truncation(
         faults = ["did not measure classes of tokens"] * classes.empty
     else:
         missing = [name for name in measures if table[summary_column(name)].isna().all()]
-        faults = [f"did not measure {name}" for name in missing or ["this"] * (not measures)]
+        faults = [f"did not measure {name}" for name in missing]
+        faults += [] if measures else ["has no measures to draw"]
     faults += [] if kinds else [f"stopped no {what}"]
     if faults:
         hint = "truncate(model, text, ends=..., bands=..., measures=..., tokenizer=...)"

@@ -35,7 +35,7 @@ def plot_effects(results: xr.Dataset, *, selected: Selected = None) -> go.Figure
     else:
         seen = str(results.attrs.get("kind"))
         raise BadArgument("These results have no effects of heads.", seen=seen, hint=hint)
-    (across,) = {*values.dims} & {"head", "position"} or {""}
+    across = next((dim for dim in ("head", "position") if dim in values.dims), "")
     z = values.transpose("layer", ...).values.reshape(results.sizes["layer"], -1)
     title = f"{what.capitalize()} by layer" + f" and {across}" * bool(across)
     figure = style.new_figure(title, height=style.map_height(len(z)))

@@ -1,6 +1,5 @@
 """Profiles and tables of heads in the form that figures read."""
 
-from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -150,11 +149,11 @@ def kv_heads(profile: xr.Dataset) -> np.ndarray:
 
 
 def hover_lines(heads: pd.DataFrame) -> np.ndarray:
-    rows = heads.assign(**{name: is_true(heads, name) for name in DOUBTS}).to_dict("records")
-    return np.array([_head_hover(row) for row in rows], dtype=object)
+    rows: list[Any] = heads.assign(**{n: is_true(heads, n) for n in DOUBTS}).to_dict("records")
+    return np.array([*map(_head_hover, rows)], dtype=object)
 
 
-def _head_hover(row: dict[Hashable, Any]) -> str:
+def _head_hover(row: dict[str, Any]) -> str:
     offset = ""
     if not pd.isna(row["offset"]):
         offset = f", offset {int(row['offset'])}"

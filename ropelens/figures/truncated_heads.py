@@ -106,7 +106,7 @@ def head_steps(truncation: xr.Dataset) -> dict[str, np.ndarray]:
             numbers[f"{name}_{kind}"] = np.stack(means, axis=-1)
         elif kind in END_LOOKS:
             labels = values.astype(str)[..., [entries[0] for entries in steps]]
-            known = [labels == label for label in style.LABEL_ORDER]
-            indices = np.select(known, range(missing), missing)
+            named = [labels == label for label in style.LABEL_ORDER]
+            indices = np.select(named, range(missing), missing)
             numbers[f"label_{kind}"] = indices.astype(np.uint8)
     return numbers

@@ -13,7 +13,7 @@ from ropelens.budget.labels import DOUBTS
 from ropelens.figures import style
 from ropelens.figures.formats import plotly_text, visible_token
 from ropelens.figures.head import excerpt_tokens, farthest_distance, kernel_arrays, reach_arrays
-from ropelens.figures.heads import bit_shares
+from ropelens.figures.heads import FOLLOWS, bit_shares
 from ropelens.figures.inputs import is_true, kv_heads, numbers
 from ropelens.figures.planes import wavelength_positions
 from ropelens.figures.truncated_heads import head_steps, kinds_of, rotating_shares
@@ -26,7 +26,6 @@ PLANE_ARRAYS = (
     *("selectivity_keys", "selectivity_sink"),
     *("q_norm", "q_coherence", "k_norm", "k_coherence"),
 )
-FOLLOWS = ("follows_position", "follows_content", "follows_chance")
 FINE_CELLS = 700_000  # a page with more attention weights stores whole percents
 LARGEST_MISS = 0.01  # largest accepted error of an attention weight that the script computes
 STEPS = 2**13 - 1  # steps from 0 to the largest coordinate: finer there than a half float
