@@ -38,16 +38,13 @@ def plot_effects(results: xr.Dataset, *, selected: Selected = None) -> go.Figure
     across = next((dim for dim in ("head", "position") if dim in values.dims), "")
     z = values.transpose("layer", ...).values.reshape(results.sizes["layer"], -1)
     title = f"{what.capitalize()} by layer" + f" and {across}" * bool(across)
-    figure = style.new_figure(title, height=style.map_height(len(z)))
+    figure = style.layer_map(title, *z.shape, across).update_xaxes(visible=bool(across))
     most = float(np.nanmax(np.abs(z), initial=0)) or 1.0
     bar = {"thickness": 10, "nticks": 5, "title": {"text": what, "side": "right"}}
     look: dict[str, Any] = {"colorscale": BOTH_SIGNS, "zmin": -most, "zmax": most}
     hover = f"layer %{{y}}{f', {across} %{{x}}' * bool(across)}<br>{what} %{{z:+.3f}}"
     look |= {"colorbar": bar, "hovertemplate": f"{hover}<extra></extra>", "xgap": 1, "ygap": 1}
     figure.add_heatmap(z=z, **look)
-    figure.update_yaxes(**style.index_axis(len(z), "layer", most=16, room=0.05))
-    axis = style.index_axis(z.shape[1], across, most=16, room=0.05)
-    figure.update_xaxes(**axis | {"range": axis["range"][::-1]}, visible=bool(across))
     if across == "position":
         tokens = [visible_token(str(token), longest=12) for token in results["token"].values]
         ticks = {"ticktext": [*map(plotly_text, tokens)], "tickvals": np.arange(len(tokens))}

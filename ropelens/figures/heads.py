@@ -40,8 +40,8 @@ def plot_head_map(
     bits, offset = (grid(inputs.numbers(heads, name)).astype(float) for name in columns)
     labels, hovers = grid(heads["label"]), grid(inputs.hover_lines(heads))
     layers, count = labels.shape
-    height = style.map_height(layers)
-    figure = style.new_figure("Heads by layer: label and strength", height=height)
+    figure = style.layer_map("Heads by layer: label and strength", layers, count, "head")
+    figure.update_xaxes(constrain="domain")
     for label in style.LABEL_ORDER:
         here = labels == label
         signs = np.where(np.isnan(offset), style.SIGNS[label], np.char.mod("%.0f", offset))
@@ -59,17 +59,12 @@ def plot_head_map(
     for name, color in colors.items():  # legend entries, which heat maps do not have
         look = {"mode": "markers", "marker": {"color": color, "symbol": "square", "size": 11}}
         figure.add_scatter(x=[None], y=[None], name=name, hoverinfo="skip", **look)
-    # The room at both ends of an axis is for the stroke of the frame.
-    across = style.index_axis(count, "head", most=16, room=max(0.05, 0.006 * count))
-    down = style.index_axis(layers, "layer", most=16, room=max(0.05, 0.006 * layers))
-    figure.update_xaxes(**across | {"range": across["range"][::-1]}, constrain="domain")
     kinds = layers_by_kind(profile)
     if len(kinds) > 1:
         kind_of = {n: kind for kind, members in kinds.items() for n in members}
         ticks = [n for n in range(layers) if not n or kind_of[n] != kind_of[n - 1]]
-        down |= {"tickvals": ticks, "ticktext": [f"{n} {kind_of[n]}" for n in ticks]}
-        down["title_text"] = "layer (index, kind)"
-    figure.update_yaxes(**down)
+        names = [f"{n} {kind_of[n]}" for n in ticks]
+        figure.update_yaxes(tickvals=ticks, ticktext=names, title_text="layer (index, kind)")
     if selected is not None:
         figure.add_shape(inputs.frame_of(selected))
     return style.note_missing(figure, "no head has a number of bits", bits)

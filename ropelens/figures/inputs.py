@@ -69,11 +69,9 @@ def place_of(layer: Layer, head: Head | None) -> tuple[int, int]:
     """Layer and index of a head, from two numbers or from "2.3" (layer.head)."""
     numbers = str(head).split(".") if layer is None else [str(layer), str(head)]
     if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
-        what, seen = (
-            "A figure of one head needs its layer and its index.",
-            f"{layer}, head {head}",
-        )
-        raise BadArgument(what, seen=f"layer {seen}", hint='head="2.3", or layer=2, head=3')
+        what = "A figure of one head needs its layer and its index."
+        seen, hint = f"layer {layer}, head {head}", 'head="2.3", or layer=2, head=3'
+        raise BadArgument(what, seen=seen, hint=hint)
     return int(numbers[0]), int(numbers[1])
 
 

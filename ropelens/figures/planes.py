@@ -37,10 +37,10 @@ def wavelength_positions(wavelength: np.ndarray) -> np.ndarray:
     apart = np.diff(np.sort(finite, axis=-1), axis=-1)
     apart = apart[np.isfinite(apart)]
     usual = float(np.median(apart)) if apart.size else float(np.log(2))
-    longest = float(np.nanmax(finite)) if np.isfinite(finite).any() else 0.0
-    most = int(endless.sum(-1).max())
-    few = not (apart.size and most)
-    step = usual if few else min(usual, (longest - float(np.nanmin(finite))) / (3 * most))
+    known, step, most = finite[np.isfinite(finite)], usual, int(endless.sum(-1).max())
+    longest = float(known.max()) if known.size else 0.0
+    if apart.size and most:
+        step = min(usual, (longest - float(known.min())) / (3 * most))
     gap = usual / 2 + 0.5 + max(step / 2, LONE_HALF_WIDTH)
     # cumsum numbers the planes of a layer that do not rotate: 1, 2, 3, ...
     beyond = longest + gap + step * (np.cumsum(endless, axis=-1) - 1)
@@ -169,11 +169,10 @@ def plot_head_wavelengths(
     figure.add_heatmap(**cells, y=names, **look, hovertemplate=hover, **last)
     breadth = np.log10(edges[-1] / edges[0])
     silent = {"mode": "markers", "hoverinfo": "skip", "showlegend": False, "cliponaxis": False}
-    for label in style.LABEL_ORDER[:3]:
-        of_label = names[(rows["label"] == label).to_numpy()]
-        marker = {"color": style.COLORS[label], "symbol": style.SYMBOLS[label], "size": 7}
-        x = np.full(len(of_label), 10 ** (np.log10(edges[0]) - 0.015 * breadth))
-        figure.add_scatter(x=x, y=of_label, marker=marker, **silent, **last)
+    colors, symbols = (rows["label"].map(looks) for looks in (style.COLORS, style.SYMBOLS))
+    x, marker = 10 ** (np.log10(edges[0]) - 0.015 * breadth), {"color": colors, "size": 7}
+    marker["symbol"] = symbols
+    figure.add_scatter(x=np.full(len(names), x), y=names, marker=marker, **silent, **last)
     set_wavelengths(figure, wavelength)
     figure.update_xaxes(range=np.log10([edges[0], edges[-1]]) - [0.03 * breadth, 0])
     for row, (kind, layers) in enumerate(kinds.items(), start=1):

@@ -137,9 +137,14 @@ def index_axis(count: int, what: str, *, most: int = 8, room: float = 0.0) -> di
     return ticks | {"title_text": f"{what} (index)"}
 
 
-def map_height(layers: int) -> int:
-    """Height of a map of heads: cells of 13 to 40 pixels, and 130 for title and axis."""
-    return int(np.clip(layers * 40, 200, max(300, layers * 13)) + 130)
+def layer_map(title: str, layers: int, count: int, across: str) -> go.Figure:
+    """Figure for cells of 13 to 40 pixels, with a row for each layer, and axes with indices."""
+    height = int(np.clip(layers * 40, 200, max(300, layers * 13)) + 130)
+    figure, axes = new_figure(title, height=height), ((layers, "layer"), (count, across))
+    # The room at both ends of an axis is for the stroke of the frame.
+    down, right = (index_axis(n, x, most=16, room=max(0.05, 0.006 * n)) for n, x in axes)
+    figure.update_yaxes(**down)
+    return figure.update_xaxes(**right | {"range": right["range"][::-1]})
 
 
 def mark(
