@@ -16,8 +16,6 @@ from ropelens.interventions.variables import NEEDLES
 from ropelens.report.render import page_words
 from ropelens.report.words import CHANCE, kind_words, scope
 
-Write = Callable[[Any], str]
-
 
 @dataclass(frozen=True)
 class Column:
@@ -27,7 +25,7 @@ class Column:
     title: str
     unit: str
     meaning: str
-    write: Write = formats.number
+    write: Callable[[Any], str] = formats.number
 
 
 FORMS: dict[str, Any] = {"short": formats.short_count, "mean": formats.mean_count, "text": str}
