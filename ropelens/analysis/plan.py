@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -166,7 +166,8 @@ def plan_analysis(
             facts["sweep"] = _describe_sweep(PlaneSweep(**truncation), config)
     excerpts = check_excerpts(config, prompts)
     searched = [attention_on(sequences, w, tokenizer) for w in options.attention_on or ()]
-    arguments = names | asdict(options) | dict(truncation or {})
+    chosen = {name: getattr(options, name) for name in Options.__dataclass_fields__}
+    arguments = names | chosen | dict(truncation or {})
     return Plan(
         source=source,
         text=sequences,

@@ -157,15 +157,14 @@ def ledger(
     return table
 
 
-def compare_settings(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """The table of the first setting, with the share of settings that have the same verdict.
+def compare_settings(every: pd.DataFrame) -> pd.DataFrame:
+    """The table of the first `setting`, with the share of settings that have the same verdict.
 
     `robust` is this share over `settings`. `differ` names the other settings and verdicts. A
     claim is `reversed` if it is contradicted in most settings.
     """
-    table, *_ = tables.values()
     keys = ["claim", "layers"]
-    every = pd.concat(tables, names=["setting", None]).reset_index("setting")
+    table = every[every["setting"] == every["setting"].iloc[0]].drop(columns="setting")
     every = every.merge(table[[*keys, "verdict"]], on=keys, suffixes=("", "_main"))
     every["same"] = every["verdict"] == every["verdict_main"]
     every["reversed"] = every["verdict"] == "contradicted"

@@ -198,9 +198,8 @@ def truncate_command(
     values = vars(options)
     sweep = {name: values[name] for name in Sweep.__annotations__ if name != "end"}
     sweep["ends"] = ["slow", "fast"] if options.end is None else [options.end]
-    plain = Options(**{name: values[name] for name in Options.__dataclass_fields__})
     with opening(show_progress, "reading"):
-        planned = plan_analysis(model, text, plain, truncation=sweep, run=not plan)
+        planned = plan_analysis(model, text, options, truncation=sweep, run=not plan)
     if plan:
         print_lines(planned)
         return

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Hashable, Mapping
 from itertools import chain
+from os.path import relpath
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -31,8 +32,11 @@ CLAIM_FIGURES = {
 """Address on the page of an analysis of the figure that the `call` of a claim draws."""
 
 
-def read_ledger(folder: str) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Table and `runs` of a folder of claims. Raises `BadArgument` if they make no page."""
+def read_ledger(folder: str, out: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Table and `runs` of a folder of claims, whose pages become relative to `out`.
+
+    Raises `BadArgument` if they make no page.
+    """
     record = read_record(folder)
     with explained(f"The claims in {folder} cannot be read.", error=BadArgument):
         table = pd.read_csv(Path(folder) / "claims.csv")
@@ -43,6 +47,9 @@ def read_ledger(folder: str) -> tuple[pd.DataFrame, dict[str, Any]]:
                 table[column] = table["claim"].map(facts).fillna("")
         table = table.fillna(dict.fromkeys(("over", "other", "floor_day", "differ"), ""))
         render_claims(table, record)
+    runs = record["runs"].values()
+    for run in (run for run in runs if "page" in run):  # the page of the analysis
+        run["page"] = relpath(Path(folder) / run["page"], out)
     return table, record["runs"]
 
 

@@ -130,7 +130,8 @@ def test_robust_is_the_share_of_settings_with_the_verdict_of_the_main_setting():
     verdicts |= {"b, other": ["unresolved", "contradicted"], "c": ["holds", "holds"]}
     names = {"claim": ["x", "y"], "layers": "all"}
     tables = {name: pd.DataFrame(names | {"verdict": v}) for name, v in verdicts.items()}
-    table = compare_settings({**tables, "d": tables["b"][1:]}).drop(columns=[*names])
+    every = pd.concat({**tables, "d": tables["b"][1:]}, names=["setting", None])
+    table = compare_settings(every.reset_index("setting")).drop(columns=[*names])
     assert table.values.tolist() == [
         ["holds", 3 / 4, 4, "b, other: unresolved", False],
         ["contradicted", 4 / 5, 5, "c: holds", True],
