@@ -130,16 +130,10 @@ def count_run_tokens(text: Text, config: PreTrainedConfig) -> int:
 def why_no_effect(wavelength: Float[np.ndarray, "layer _"], length: int) -> str:
     """Why a stop of these planes cannot act on texts of `length` tokens; "" if it can."""
     shortest = float(wavelength[np.isfinite(wavelength)].min(initial=np.inf))
-    if math.isinf(shortest):
-        return ""
-    needs = math.ceil(MIN_TURN / (2 * np.pi) * shortest)
-    if length >= needs:
-        return ""
-    return (
-        f"the stopped planes have wavelengths of {shortest:,.0f} tokens or more, and turn by "
-        f"less than {MIN_TURN} rad within the tested {length:,} tokens; a verdict needs "
-        f"{needs:,} tokens"
-    )
+    needs = 0 if math.isinf(shortest) else math.ceil(MIN_TURN / (2 * np.pi) * shortest)
+    why = f"the stopped planes have wavelengths of {shortest:,.0f} tokens or more, and turn by "
+    why += f"less than {MIN_TURN} rad within the tested {length:,} tokens; a verdict needs "
+    return f"{why}{needs:,} tokens" if length < needs else ""
 
 
 def _change_planes(
@@ -147,8 +141,8 @@ def _change_planes(
 ) -> dict[str, Any]:
     """Arrays [document, set of planes] of claims about edits; set 0 is the set of the claim.
 
-    The entry "why NAME" states why this claim is not testable, unless it is empty. The edits
-    change `every` layer, or only the layers of the profile.
+    The entry "why NAME" states why a claim is not testable, or is "". The edits change `every`
+    layer, or only the layers of the profile.
     """
     live, wavelength = measurement.live, profile["wavelength"].values
     layers = profile["layer"].values
@@ -156,11 +150,10 @@ def _change_planes(
     seen = math.inf if every else profile.attrs["trained_context"]  # reach of the layers
     rotating = np.flatnonzero(np.isfinite(wavelength).any(0))
     norms = profile["q_norm"].mean("head") * profile["k_norm"].mean("kv_head")
-    lengths = norms.mean("layer").values[rotating]
-    by_length = rotating[np.argsort(-lengths, kind="stable")]
+    by_length = np.argsort(-norms.mean("layer").values[rotating], kind="stable")
     fast, _, slow = np.split(rotating, [len(rotating) // 4, len(rotating) - len(rotating) // 4])
     quarters = planes_at_random(rotating, [slow, fast], measurement.seed)
-    longest = np.sort(by_length[: len(rotating) // 8])
+    longest = np.sort(rotating[by_length][: len(rotating) // 8])
     stops = _edits(stop, [slow, fast, *quarters], inside)
     others = planes_at_random(rotating, [longest], measurement.seed)
     drops = _edits(drop, [longest, *others], inside)
@@ -182,9 +175,9 @@ def _change_planes(
     scores = profile["induction"].values
     induction = np.argwhere(scores >= INDUCTION)
     if not len(induction):
+        known = scores[np.isfinite(scores)]
         why = f"no head has an induction score of {INDUCTION}"
-        if np.isfinite(scores).any():
-            why += f"; the largest is {np.nanmax(scores):.2f}"
+        why += f"; the largest is {known.max():.2f}" if len(known) else ""
         unknown = np.full((1, 1 + SETS), np.nan)
         arrays |= {"induction_lost": unknown, "more_found": unknown[0, :RUNS]}
         return arrays | {"why slow_induction": why, "why slow_reach": why}
@@ -237,8 +230,8 @@ def _token_lead(
     names = token_names(ids, tokenizer)
     apostrophes = torch.tensor([APOSTROPHE in name for name in names])
     words = torch.tensor([name.strip().isalpha() for name in names])
-    if tokenizer is None or (found := int(counts[apostrophes].sum())) < MIN_TOKENS:
-        why = "there is no tokenizer"
+    found, why = int(counts[apostrophes].sum()), "there is no tokenizer"
+    if tokenizer is None or found < MIN_TOKENS:
         if tokenizer is not None:
             why = f"{found} tokens have an apostrophe; a verdict needs {MIN_TOKENS}"
         return np.full((1, 1, 1 + SETS), np.nan), why

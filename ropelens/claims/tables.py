@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,7 @@ import scipy
 import xarray as xr
 
 from ropelens.budget.labels import DOUBTS, Thresholds
-from ropelens.claims.arrays import (
-    claim_arrays,
-    claim_numbers,
-    parts_by_kind,
-    wavelength_arrays,
-)
+from ropelens.claims.arrays import claim_arrays, parts_by_kind, wavelength_arrays
 from ropelens.claims.claims import CLAIMS
 from ropelens.claims.numbers import known_heads
 from ropelens.claims.verdict import Claim, judge
@@ -95,9 +89,7 @@ def classify_heads(
     integers = ("offset", "offset_low", "offset_high", "planes_to_half")
     heads = heads.astype(dict.fromkeys(integers, "Int64") | dict.fromkeys(DOUBTS, "boolean"))
     heads.attrs["thresholds"] = asdict(Thresholds())
-    rows = float(profile["group_scored"].sum())
-    arrays = wavelength_arrays(*claim_numbers(profile), rows=rows)
-    heads.attrs["claim"] = judge_wavelengths(arrays)
+    heads.attrs["claim"] = judge_wavelengths(wavelength_arrays(profile))
     return heads
 
 
@@ -138,17 +130,17 @@ def ledger(
 ) -> pd.DataFrame:
     """`test_claims` for the arrays of a profile, and of further `runs`, by kind of layers."""
     parts, rows = parts_by_kind(profile), list[dict[str, object]]()
-    arrays: dict[str, dict[str, Any]] = {}
-    for kind, part in {"all": profile, **parts}.items():
-        arrays[kind] = claim_arrays(part) | dict((runs or {}).get(kind, {}))
-    named = str(profile.attrs.get("model", "")).lower()
-    for claim, kind in product(claims, arrays):
-        inside = {*parts} if claim.within_kind else {"all"}
-        if kind in inside and arrays[kind].keys() >= {*claim.arrays}:
+    arrays = {kind: claim_arrays(part) for kind, part in {"all": profile, **parts}.items()}
+    arrays = {kind: x | dict((runs or {}).get(kind, {})) for kind, x in arrays.items()}
+    model = str(profile.attrs.get("model", "")).lower()
+    for claim in claims:
+        for kind in parts if claim.within_kind else ["all"]:
+            if not {*claim.arrays} <= arrays[kind].keys():
+                continue
             name = claim.name.encode() + kind.removeprefix("all").encode()
             random = np.random.default_rng([seed % 2**64, *name])
             row = judge(claim, arrays[kind], random, draws) | {"layers": kind}
-            if row["nearness"] == "close" and any(name in named for name in claim.families):
+            if row["nearness"] == "close" and any(name in model for name in claim.families):
                 row["nearness"] = "direct"
             rows.append(row)
     table = pd.DataFrame(rows)
@@ -174,8 +166,3 @@ def compare_settings(every: pd.DataFrame) -> pd.DataFrame:
     added["differ"] = grouped["differ"].agg(lambda words: "; ".join(words.dropna()))
     added["reversed"] = grouped["reversed"].mean() > 0.5
     return table.join(added, on=keys)
-
-
-def left_out(table: pd.DataFrame) -> list[str]:
-    """Names of the claims that are not in the table, because the model did not run again."""
-    return [claim.name for claim in CLAIMS if claim.name not in {*table["claim"]}]

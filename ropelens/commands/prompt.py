@@ -1,7 +1,7 @@
 """The command `ropelens prompt`, which explains the next token of a prompt."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,17 +18,15 @@ def prompt_command(
     *,
     versus: Annotated[
         str | None,
-        option(
-            "TEXT",
-            "Another prompt, or one token. The answer is then the difference of two logits: of "
-            "the next tokens that the two prompts favour, or of the next token and this token. "
-            "[default: the second likeliest token]",
-        ),
+        option("TEXT", "A token, or another prompt. [default: the second likeliest token]"),
     ] = None,
     out: OutOption = Path("prompt"),
     options: Loading,
 ) -> None:
     """Explain the next token of a prompt: which heads and planes add to its logit.
+
+    The answer is the difference of two logits: of the next token and the token TEXT, or of the
+    next tokens that the prompts PROMPT and TEXT favour.
 
     Writes index.html (the page), attribution.nc, planes.csv (the planes with the largest
     attribution), patched_head.nc and patched_position.nc (with another prompt as --versus) and
@@ -42,14 +40,12 @@ def prompt_command(
     from ropelens.runtime.results import check_out
 
     check_out(out, "prompt")
-    with opening(show_progress, "starting"):  # importing torch takes seconds
+    with opening(show_progress, "loading"):
         from ropelens.analysis.prompt import explain_prompt
         from ropelens.checkpoints.load import open_checkpoint
-    with opening(show_progress, "loading"):
+
         opened = open_checkpoint(model, options)
         loaded = opened.read()
-    results = explain_prompt(
-        loaded, prompt, versus, tokenizer=opened.tokenizer, progress=show_progress
-    )
-    results.save(out)
+    how: Any = {"tokenizer": opened.tokenizer, "progress": show_progress}
+    explain_prompt(loaded, prompt, versus, **how).save(out)
     finish(out)

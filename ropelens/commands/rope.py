@@ -35,27 +35,17 @@ def rope_command(
     *,
     config: Annotated[
         str | None,
-        option(
-            "CONFIG",
-            "Compare with this configuration: a config.json, or the name of a model. [default: "
-            "the configuration of MODEL]",
-        ),
+        option("CONFIG", "Compare with this config.json or model. [default: MODEL]"),
     ] = None,
     context: Annotated[
         int | None,
-        option(
-            "N",
-            "Length in tokens, for variants that depend on the length (dynamic, longrope). "
-            "[default: the trained context]",
-            min=1,
-        ),
+        option("N", "Length for dynamic and longrope. [default: the trained context]", min=1),
     ] = None,
     variant: Annotated[
-        str | None,
-        option("NAME[:VALUE]", "Rotate as this RoPE variant: p-rope:0.75, yarn:4, ..."),
+        str | None, option("NAME[:VALUE]", "Rotate as this variant: p-rope:0.75, yarn:4, ...")
     ] = None,
     verbose: Annotated[
-        bool, option(None, "Print one table for each layer.", name="--verbose")
+        bool, option(None, "Print a table per layer.", name="--verbose")
     ] = False,
     options: Loading,
 ) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 
 from ropelens.claims.claims import CLAIMS
-from ropelens.claims.tables import left_out
 from ropelens.claims.verdict import VERDICTS
 from ropelens.errors import BadArgument, explained
 from ropelens.figures.formats import plural
@@ -33,10 +32,7 @@ CLAIM_FIGURES = {
 
 
 def read_ledger(folder: str, out: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Table and `runs` of a folder of claims, whose pages become relative to `out`.
-
-    Raises `BadArgument` if they make no page.
-    """
+    """Table and `runs` of a folder of claims, with the addresses of pages from `out`."""
     record = read_record(folder)
     with explained(f"The claims in {folder} cannot be read.", error=BadArgument):
         table = pd.read_csv(Path(folder) / "claims.csv")
@@ -77,7 +73,10 @@ def claims_sentences(table: pd.DataFrame, places: Mapping[str, str] | None = Non
     if several:
         record = {"total": table["claim"].nunique(), "most": sorted(holds, key=lambda x: -x[1])}
         sentences.insert(0, write_sentence("claims", "several", **record))
-    missing = {str(model): left_out(rows) for model, rows in table.groupby("model")}
+    tested = {str(model): {*names} for model, names in table.groupby("model")["claim"]}
+    missing = {
+        m: [c.name for c in CLAIMS if c.name not in names] for m, names in tested.items()
+    }
     if places is not None and any(missing.values()):
         commands = [_command(places.get(model)) for model, names in missing.items() if names]
         lists = {"names": chain(*missing.values()), "commands": commands}
