@@ -14,6 +14,11 @@ import typer
 from ropelens.checkpoints.load_options import Loading, option, setting
 
 
+def names_in(text: str) -> tuple[str, ...]:
+    """The names in a list with commas."""
+    return tuple(text.replace(" ", "").split(","))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options(Loading):
     """Options of `analyze`. The options of `Loading` apply if the model is given by name."""
@@ -21,8 +26,7 @@ class Options(Loading):
     prompts: list[str] | None = setting(
         None,
         "TEXT",
-        "Text to show token by token, up to 256 tokens. Special tokens in it are special "
-        "tokens. Can be repeated. [default: pieces of the text]",
+        "Text of up to 256 tokens to show. Can be repeated. [default: pieces of the text]",
         name="--prompt",
     )
     attention_on: list[str] | None = setting(
@@ -36,7 +40,7 @@ class Options(Loading):
         None,
         "NAME,NAME,...",
         "Also measure: reversal, uniform_reversal, locality, position_sensitivity.",
-        parser=lambda text: tuple(text.replace(" ", "").split(",")),
+        parser=names_in,
     )
     context: int | None = setting(
         None, "N", "Tokens in a sequence. [default: up to 2048, more in a sweep]", min=3
@@ -47,8 +51,7 @@ class Options(Loading):
     bos: Literal["always", "tokenizer"] = setting(
         "always",
         None,
-        "Begin sequences and prompts with BOS: always (if the tokenizer has a BOS token), "
-        "or only if the tokenizer adds BOS by itself.",
+        "Begin sequences with BOS: always (if there is one), or as the tokenizer does.",
     )
     rows: int | Literal["all", "auto"] = setting(
         "auto",
@@ -62,11 +65,7 @@ class Options(Loading):
         None, "N", "Sequences in a batch. [default: as many as fit into memory]", min=1
     )
     surrogates: int = setting(
-        40,
-        "N",
-        "Random orders of the frequencies as a null for the claim on wavelengths. A "
-        "verdict needs 39 or more.",
-        min=0,
+        40, "N", "Random orders of the frequencies; a verdict on wavelengths needs 39.", min=0
     )
     seed: int = setting(0, "N", "Seed of all random choices.", min=0, max=2**32 - 1)
     backend: Literal["hf", "transformer-lens"] = setting(

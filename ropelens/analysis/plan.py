@@ -142,9 +142,9 @@ def plan_analysis(
         truncation = {name: value for name, value in truncation.items() if value is not None}
         wanted_measures(public(PlaneSweep)(**truncation).measures)
     messages: list[str] = []
+    source: ModelSource
     with keep_warnings(messages):
         names, documents = _documents(text, model)
-        source: ModelSource
         if not isinstance(model, (str, Path)):
             source = as_live_model(model, tokenizer)
         else:
@@ -154,7 +154,7 @@ def plan_analysis(
         if truncation is not None and isinstance(documents, list):
             truncation, options = _fit_sweep(truncation, options, source, documents)
         sequences = _sequences(documents, source, options)
-        paths = names["text"] or [sample_path(names["model"].partition(":")[2] or "rope")]
+        paths = names["text"] or [sample_path(names["model"])]
         if writers := {writer_of(Path(path)) for path in paths} - {""}:
             origin = f"{sequences.source}, sampled from {', '.join(writers)}"
             sequences = replace(sequences, source=origin)
@@ -189,9 +189,8 @@ def _sizes(source: Opened, text: Text, options: Options) -> tuple[int, dict[str,
     (count, context), longest = text.ids.shape, text.context
     free = sum(map(free_bytes, devices))
     left = free - source.weight_bytes
-    keeps_scores = options.backend == "transformer-lens"  # all scores of a layer
-    batch: dict[str, Any] = {"context": context, "width": dtype.itemsize}
-    batch |= {"device": devices[0].type, "scores": keeps_scores}
+    batch: Any = {"context": context, "width": dtype.itemsize, "device": devices[0].type}
+    batch["scores"] = options.backend == "transformer-lens"  # it keeps all scores of a layer
     size = options.batch_size or sequences_at_once(
         config, sequences=count, free=left // len(devices), **batch
     )
@@ -200,8 +199,8 @@ def _sizes(source: Opened, text: Text, options: Options) -> tuple[int, dict[str,
         pass_bytes(config, sequences=fitted_sequences(count, context), logits=False, **batch),
     )
     bytes_used = source.weight_bytes + largest + LIBRARIES * (devices[0].type == "cpu")
-    known = f" of {free / 1e9:.1f} GB free" * (free < sys.maxsize)
-    memory = f"about {bytes_used / 1e9:.1f} GB{known}"
+    memory = f"about {bytes_used / 1e9:.1f} GB"
+    memory += f" of {free / 1e9:.1f} GB free" * (free < sys.maxsize)
     if largest > left:
         remedy = "a smaller --context, --batch-size 1 or --dtype bfloat16 reduces it"
         warnings.warn(f"memory may not suffice: {memory}; {remedy}", stacklevel=3)
@@ -212,9 +211,8 @@ def _sizes(source: Opened, text: Text, options: Options) -> tuple[int, dict[str,
     fits = layers * fit_cost(*sizes, options.surrogates)
     rows_scored = scored_rows(text) * count * (DRAWS if text.single_long_sequence else 1)
     keys = layers * exchange_cost(source.parameters, heads, rows_scored, longest)
-    precision = str(dtype).removeprefix("torch.")
-    if options.quantize is not None:
-        precision = f"{options.quantize}, computed in {precision}"
+    precision = f"{options.quantize}, computed in " * (options.quantize is not None)
+    precision += str(dtype).removeprefix("torch.")
     facts = {
         "model": f"{short_name(source.checkpoint.name)}, {shape.num_hidden_layers} layers x "
         f"{heads} heads, {source.parameters:,} parameters in {precision}",
@@ -328,9 +326,7 @@ def _documents(
         else:
             documents += read_documents([part])
             names.append(str(part))
-    if not parts:
-        documents = read_documents([sample_path(name.partition(":")[2] or "rope")])
-    return {"model": name, "text": names}, documents
+    return {"model": name, "text": names}, documents or read_documents([sample_path(name)])
 
 
 def _sequences(documents: list[str] | Tokens, source: ModelSource, options: Options) -> Text:

@@ -52,7 +52,7 @@ class Testing(Options):
     contexts: Any = setting(
         None,
         "N,N,...",
-        "Contexts for --robust. Claims that run the model again use the longest context.",
+        "Contexts for --robust. Claims that run the model again use the longest one.",
         parser=lambda text: tuple(map(int, text.split(","))),
     )
 
