@@ -56,8 +56,8 @@ class Options(Loading):
     rows: int | Literal["all", "auto"] = setting(
         "auto",
         "N|all",
-        "Rows of attention to measure in each sequence: all, N random rows, or auto (all "
-        "rows if a sequence has up to 2,048 tokens, 512 rows otherwise).",
+        "Rows of attention to measure in each sequence: all, N random rows, or auto (512 rows "
+        "of sequences with more than 2,048 tokens).",
         parser=lambda text: text if text in ("all", "auto") else int(text),
         min=1,
     )
@@ -76,9 +76,9 @@ class Options(Loading):
 def with_options(
     kind: Any, *, only: Collection[str] | None = None, **defaults: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command, and give it one option for each field of the dataclass `kind`.
+    """Give a command one option for each field of the dataclass `kind`, as its `options`.
 
-    `only` selects fields, and `defaults` replaces default values. The command gets `options`.
+    `only` selects fields, and `defaults` replaces default values.
     """
     hints = get_type_hints(kind)
     fields = [f for f in dataclasses.fields(kind) if only is None or f.name in only]
@@ -119,9 +119,8 @@ TextOption = Annotated[
     list[Path] | None,
     option(
         "FILE",
-        "Text file, or folder with *.txt, *.md and *.jsonl files. Can be repeated. A file is "
-        'one document; a .jsonl file has a document in each line, under "text". [default: '
-        "text sampled from a bundled model; other models need --text]",
+        "Text file, or folder of *.txt, *.md and *.jsonl files (a document in each line, under "
+        '"text"). Can be repeated. [default: text sampled from a bundled model]',
         parser=path_of,
     ),
 ]

@@ -76,24 +76,19 @@ ModelSource = Opened | LiveModel
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Plan to measure `source` on `text`.
-
-    `excerpts` are the prompts as tokens, and `statistics` are for `attention_on`. `arguments`
-    are the arguments of `analyze` as JSON. `facts` describe the work on a checkpoint in words.
-    `cost` is the number of tokens that pass the model plainly in the same time.
-    """
+    """Plan to measure `source` on `text`; `arguments` are those of `analyze` as JSON."""
 
     source: ModelSource
     text: Text
     options: Options
     truncation: Mapping[str, Any] | None
-    excerpts: list[Int[Tensor, " position"]]
+    excerpts: list[Int[Tensor, " position"]]  # the prompts
     statistics: list[Statistic]
     arguments: dict[str, Any]
     batch_size: int | None
-    facts: dict[str, str]
+    facts: dict[str, str]  # the work on a checkpoint in words
     warnings: list[str]
-    cost: float = 0.0
+    cost: float = 0.0  # tokens that pass the model plainly in the same time
 
     @cached_property
     def model(self) -> dict[str, str]:
@@ -292,13 +287,13 @@ def _describe_sweep(sweep: PlaneSweep, config: PreTrainedConfig) -> str:
     planes = min(int(_head_dim(config) * min(parts, default=1)) // 2, 512)
     wavelengths = {plane: 1.0 / (1 + plane) for plane in range(planes)}
     cuts = sweep.cuts({"all": [wavelengths]}, seed=0)
-    everywhere = sweep.layers is None and sweep.heads in ("*", ALL_HEADS)
-    kinds = len(ropes) if everywhere else 1
+    some = sweep.heads not in ("*", ALL_HEADS)
+    kinds = 1 if some or sweep.layers is not None else len(ropes)
     edits = kinds * (len({cut.stopped for cut in cuts}) - 1)
     names = ("num_hidden_layers", "num_attention_heads")
     layers, heads = (config_facts.stated_number(config, name, 0) for name in names)
     by_kind = any(letter.isalpha() for letter in sweep.heads)  # known when the model runs
-    if layers and heads and sweep.heads not in ("*", ALL_HEADS) and not by_kind:
+    if layers and heads and some and not by_kind:
         able = torch.zeros(layers, heads, dtype=torch.bool)
         able[config_facts.attending_layers(config, turning=True)] = True
         heads_by_layer(sweep.heads, able, doing="rotate")
@@ -337,8 +332,7 @@ def _sequences(documents: list[str] | Tokens, source: ModelSource, options: Opti
         check_ids(text.ids, vocabulary=config.vocab_size)
         return replace(text, source=text.source or f"{len(text):,} sequences of tokens")
     maximum = config_facts.stated_context(source.config)
-    usual = min(maximum or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
-    context = usual if options.context is None else options.context
+    context = options.context or min(maximum or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     warn_beyond(context, maximum)
     with warnings.catch_warnings():
         if options.sequences is None:  # no warning about fewer sequences than the default

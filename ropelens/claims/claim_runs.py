@@ -71,25 +71,22 @@ def test_claims(
       It is "contradicted" if at most 2.5 % are as far on the other side, "unresolved" if
       neither is true, and "not testable" if such a number is impossible, or if stopped planes
       cannot turn within the tested length. `why` gives the reason, and `call` shows the data.
-    - `layers` is the kind of layers that are tested: "all", or one of the kinds in
-      `profile["layer_type"]` if layers of several kinds rotate.
+    - `layers` is the kind of layers that are tested, or "all" if layers of one kind rotate.
     - `original` is the number of the paper (`doi`, `figure`), measured on `original_model`
-      under `conditions`. `nearness` is "direct", "close" or "conceptual", and `deviation`
-      states how the test differs. `floor` states what counts as none,
-      since the commit of `floor_day`. `other` is another reasonable statistic.
+      under `conditions`. `nearness` is "direct", "close" or "conceptual", and `deviation` says
+      how the test differs. `floor` is what counts as none since the commit of `floor_day`, and
+      `other` another reasonable statistic.
 
-    With `model` and `text` (as for `profile`), the table also has claims for which the model
-    runs again: under 80 edits on 4 sequences, on copies up to 2,048 tokens apart and, with
-    `tokenizer`, in search of a head that attends to apostrophes. docs/measures.md defines each
-    number.
+    With `model` and `text` (as for `profile`), the model also runs again for more claims: under
+    80 edits on 4 sequences, on copies up to 2,048 tokens apart and, with `tokenizer`, to find a
+    head that attends to apostrophes. docs/measures.md defines each number.
     """
     require_budget(profile)
     if (model is None) != (text is None):
         raise BadArgument("Claims of runs need model and text.", hint="both, or neither")
-    runs = None
+    runs, how = None, {"tokenizer": tokenizer, "progress": progress}
     if model is not None and text is not None:
-        more: Any = {"tokenizer": tokenizer, "seed": int(seed), "progress": progress}
-        runs = claim_runs(profile, model, text, **more)
+        runs = claim_runs(profile, model, text, seed=int(seed), **how)
     return ledger(profile, draws=draws, seed=int(seed), runs=runs)
 
 
@@ -110,17 +107,15 @@ def claim_runs(
     few = measurement.text[:: -(-len(measurement.text) // MAX_SEQUENCES)]  # evenly spread
     part = replace(measurement, text=few, rows=rows_for("auto", few.context))
     lead, why = _token_lead(measurement, tokenizer, display_of(progress))
-    runs: dict[str, dict[str, Any]] = {"all": {"token_lead": lead, "why apostrophes": why}}
-    for kind, layers in parts_by_kind(profile).items():
-        arrays = _change_planes(layers, part, kind == "all", progress)
-        runs[kind] = runs.get(kind, {}) | arrays
+    parts = parts_by_kind(profile).items()
+    runs = {x: _change_planes(layers, part, x == "all", progress) for x, layers in parts}
+    runs["all"] = runs.get("all", {}) | {"token_lead": lead, "why apostrophes": why}
     return runs
 
 
 def count_run_tokens(text: Text, config: PreTrainedConfig) -> int:
     """Number of tokens that pass the model in `claim_runs`."""
-    edits = 1 + 2 + SETS + 1 + SETS
-    edited = edits * int(text[:: -(-len(text) // MAX_SEQUENCES)].real.sum())
+    edited = (4 + 2 * SETS) * int(text[:: -(-len(text) // MAX_SEQUENCES)].real.sum())
     induction = (2 + SETS) * REPEATS * (2 * REPEATED_TOKENS + 1)
     far = min(FAR, 2 * (stated_context(config) or text.context) // 3)
     kinds = len({*layer_types(config)})

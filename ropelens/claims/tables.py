@@ -37,10 +37,9 @@ def classify_heads(
     """Label every head of a profile: a row for each head, with the columns of heads.csv.
 
     - `confidence` estimates how often other sequences of the same text give the same label: the
-      share of `resamples` bootstrap resamples of the groups of sequences (documents, if there
-      are 8 or more) with this label. The difference between a resample and the whole text is
-      multiplied by the square root of 2. NaN with fewer than two groups, without resamples, and
-      for heads that are "untested" (see `Thresholds`).
+      share of bootstrap `resamples` of the groups of sequences (documents, if there are 8 or
+      more) with this label, whose difference from the whole text is multiplied by the square
+      root of 2. NaN for fewer than two groups or "untested" heads (see `Thresholds`).
     - The three fractions are shares of the bits that sinks do not explain; NaN without any. In
       them, shared bits count for position or content, as exchanged keys decide.
       `fraction_low` to `fraction_high` is the 95% interval of the larger one of
@@ -51,10 +50,10 @@ def classify_heads(
       a negative score and semantic heads with a positive score.
     - `offset` is the peak of the fitted kernel of a positional head, if it has 0.3 or more
       of the kernel. `offset_low` to `offset_high` holds the middle half of the kernel.
-    - `top_wavelength` (tokens; infinite for a plane that does not rotate) is the wavelength of
-      the plane with the most selectivity on keys other than sinks; `top_share` is its share.
-      `planes_to_half` planes hold half of the selectivity. `mean_wavelength` (tokens) is the
-      geometric mean over the planes that rotate, with the same weights.
+    - `top_wavelength` (tokens; infinite without rotation) belongs to the plane with the most
+      selectivity on keys other than sinks, and `top_share` is its share. `planes_to_half`
+      planes hold half of it. `mean_wavelength` (tokens) is the geometric mean over the planes
+      that rotate, with the same weights.
 
     `attrs["thresholds"]` holds the thresholds. `attrs["claim"]` holds the verdict on a claim:
     do positional and semantic heads differ in wavelength more than in surrogates, whose

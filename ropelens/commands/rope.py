@@ -52,10 +52,9 @@ def rope_command(
     """Measure and print the rotation of a model or of arrays in a file.
 
     The first three lines name the kinds of layers, their bases and wavelengths, and the dead
-    planes, in which all queries or keys are 0. A table follows, with a row for each plane:
-    measured frequency (rad/token), measured wavelength (tokens), the frequency in the model's
-    buffer ("stated"), the frequency from its configuration, and the relative difference between
-    measured and stated. --variant measures an edited model.
+    planes, in which all queries or keys are 0. A table with a row for each plane follows: the
+    measured frequency (rad/token) and wavelength (tokens), the frequencies in the model's
+    buffer ("stated") and configuration, and the relative difference of measured and stated.
 
     The last line is the verdict: "rotates as configured", or the fault. The exit status is 0,
     or 1 for a fault. Edits do not change the verdict.
@@ -154,6 +153,9 @@ def _table(rope: xr.Dataset) -> str:
     names = ["inv_freq", "wavelength", "inv_freq_stated", "inv_freq_configured"]
     first = rope.isel(layer=0)
     layers, rotary_dim = rope["layer"].values.tolist(), int(first["rotary_dim"])
+    title = f"layer{'s' * (len(layers) > 1)} {ranges(layers)}: "
+    if rope["residual"].isnull().all():
+        return f"{title}no attention ({first['layer_type'].item()})\n"
     # A plane that is dead in a layer is measured in another one.
     columns = {name: pd.DataFrame(rope[name].values).bfill().iloc[0] for name in names}
     planes = pd.DataFrame(columns).dropna(subset="inv_freq")
@@ -165,9 +167,6 @@ def _table(rope: xr.Dataset) -> str:
     formatters = [form.format for form in forms]
     rows = planes.to_string(index=False, na_rep="", header=header, formatters=formatters)
     rotation = f"{rotary_dim // 2} planes, {first['pairing'].item()} pairing"
-    title = f"layer{'s' * (len(layers) > 1)} {ranges(layers)}: "
-    if rope["residual"].isnull().all():
-        return f"{title}no attention ({first['layer_type'].item()})\n"
     rotation = rotation if rotary_dim else "no rotation"
     title += f"{rotation} (residual {rope['residual'].max():.1e})"
     scale = first["query_scale"]
