@@ -23,7 +23,7 @@ def parts_by_kind(profile: xr.Dataset) -> dict[str, xr.Dataset]:
 
     The contexts of a part are at most the reach of its layers.
     """
-    rotating = profile.isel(layer=profile["wavelength"].notnull().any("frequency").values)
+    rotating = profile.isel(layer=(profile["wavelength"] < np.inf).any("frequency").values)
     kinds = layers_by_kind(rotating)
     if len(kinds) < 2:
         return {"all": profile}
