@@ -38,9 +38,7 @@ def analyze_command(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="MODEL",
-            help=f"{MODEL_HELP} Several models, such as RUN/history/*, are measured one after "
-            "another. [default: bundled]",
+            metavar="MODEL", help=f"{MODEL_HELP} Can be several. [default: bundled]"
         ),
     ] = None,
     *,
@@ -126,16 +124,13 @@ class Sweep(Options):
         None, "HEADS", "Heads with stopped planes: 3.4,12-29.*,full.* [default: all]"
     )
     layers: str | None = setting(
-        None,
-        "LAYERS",
-        "Layers with stopped planes, instead of heads: kinds (full, sliding, ...), numbers "
-        "(0-3,7), or * for all together. [default: one kind after the other]",
+        None, "LAYERS", "Instead of HEADS: full, 0-3,7, ..., or * for all. [default: by kind]"
     )
     keep: Any = setting(
         None,
         "P,P,...",
-        "Shares of the planes that keep rotating, 0 to 1, or an empty text for only bands. "
-        "[default: 1, 7/8, 3/4, ..., 0; quarters for long text]",
+        "Shares of the planes that keep rotating; empty for only bands. [default: 1, 7/8, 3/4, "
+        "..., 0; quarters for long text]",
         parser=lambda text: tuple(map(float, filter(None, text.split(",")))),
     )
     end: Literal["slow", "fast"] | None = setting(

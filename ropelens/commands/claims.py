@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     Ledger = tuple[pd.DataFrame, dict[str, Any]]  # a table, and `runs`: facts of each model
 
+PLACES_HELP = "Models, or folders that analyze or claims wrote. [default: bundled]"
 ROBUST_HELP = (
     "Test the claims on each --text at each of --contexts, also with another statistic. The "
     "first text at the longest context is the main setting."
@@ -71,11 +72,7 @@ class Setting(NamedTuple):
 def claims_command(
     models: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="MODEL|DIR",
-            help="Models as for ropelens analyze, or folders that ropelens analyze or claims "
-            "wrote, which are not measured again. [default: bundled]",
-        ),
+        typer.Argument(metavar="MODEL|DIR", help=PLACES_HELP),
     ] = None,
     *,
     out: OutOption = Path("claims"),
@@ -290,17 +287,10 @@ def _write(out: Path, places: dict[str, str], ledgers: list[Ledger]) -> None:
     numbers = dict(zip(table["claim"], table["what"], strict=True))
     meanings = [f"  {claim}: {what}" for claim, what in numbers.items()]
     print_lines("\n".join([write_sentence("claims", "table"), *meanings, ""]), err=True)
-    record = {
-        "kind": "claims",
-        "findings": claims_sentences(table, places),
-        "command": this_command(),
-        "model": {"name": ", ".join(runs) if len(runs) == 1 else f"{len(runs)} models"},
-        "runs": runs,
-        "versions": versions(),
-    }
+    model = {"name": ", ".join(runs) if len(runs) == 1 else f"{len(runs)} models"}
+    record = {"kind": "claims", "command": this_command(), "versions": versions()}
+    record |= {"findings": claims_sentences(table, places), "model": model, "runs": runs}
     out.parent.mkdir(parents=True, exist_ok=True)
-    results = {"claims.csv": table, "claims.json": table}
-    write_folder(
-        out, record=record, results=results, page=partial(render_claims, table, record)
-    )
+    results, page = {"claims.csv": table, "claims.json": table}, partial(render_claims, table)
+    write_folder(out, record=record, results=results, page=partial(page, record))
     shutil.rmtree(out / UNFINISHED, ignore_errors=True)
