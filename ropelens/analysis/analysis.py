@@ -259,19 +259,16 @@ def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path
     folder.parent.mkdir(parents=True, exist_ok=True)
     facts = {n: attrs[n] for n in ("revision", "backend", "text", "command", "warnings")}
     findings = [*filter(None, [*answer.findings, words.scope(attrs)])]
-    record = {"kind": "answer", "question": answer.question, "findings": findings}
+    record: Any = {"kind": "answer", "question": answer.question, "findings": findings}
     more = {
         name: result.assign_attrs(facts) if isinstance(result, xr.Dataset) else result
         for name, result in answer.more.items()
     }
     shown = {"question": answer.question, "findings": answer.findings}
     shown |= about(analysis.profile, analysis.heads)
-    return write_folder(
-        folder,
-        record=analysis.provenance | record,
-        results=analysis.results | more,
-        page=lambda: render_figures("answer.html", answer.figures, **shown),
-    )
+    page = partial(render_figures, "answer.html", answer.figures, **shown)
+    record, results = analysis.provenance | record, analysis.results | more
+    return write_folder(folder, record=record, results=results, page=page)
 
 
 def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Path:
