@@ -19,7 +19,7 @@ from ropelens.intervals import jackknife_half
 VERDICTS = ("holds", "contradicted", "unresolved", "not testable")
 TAIL = 0.025  # share of the draws beyond either bound of the null
 MIN_DRAWS = 39  # with fewer draws, not even a number beyond all of them is rare enough
-Draws = Float[np.ndarray, " draw"]
+NullDraws = Float[np.ndarray, " draw"]
 SAME = 1e-9  # numbers that differ by less are equal, apart from rounding
 
 
@@ -116,7 +116,7 @@ def judge(
     }
 
 
-def null_bounds(null: Draws) -> tuple[float, float]:
+def null_bounds(null: NullDraws) -> tuple[float, float]:
     """The draws below and above which an exact test rejects at 2.5 %; NaN for fewer than 39."""
     beyond, in_order = int((1 + len(null)) * TAIL), np.sort(null)
     if beyond == 0:
@@ -125,7 +125,7 @@ def null_bounds(null: Draws) -> tuple[float, float]:
 
 
 def _decide(
-    claim: Claim, number: float, null: Draws, bounded: tuple[float, float, float]
+    claim: Claim, number: float, null: NullDraws, bounded: tuple[float, float, float]
 ) -> tuple[str, str]:
     """The verdict and its reason; `bounded` are the number and bounds of the floored null."""
     if not math.isfinite(number):
