@@ -26,7 +26,6 @@ from ropelens.runtime.progress import opening, show_progress
 
 if TYPE_CHECKING:
     import pandas as pd
-    import xarray as xr
 
     from ropelens.analysis.plan import Plan
 
@@ -207,28 +206,23 @@ def _test_settings(settings: list[Setting], name: str, out: Path, options: Testi
     from ropelens.runtime.results import PAGE
     from ropelens.runtime.savepoint import UNFINISHED
 
-    tables, facts = [], dict[str, Any]()
+    tables = []
     for number, part in enumerate(settings, 1):
         if options.robust:
             print_message(f"setting {number} of {len(settings)}: {part.name}", by="")
         if part.plan is not None and not part.saved:
-            part.folder.parent.mkdir(parents=True, exist_ok=True)
             measure_and_save(part.plan, part.folder, once=True)
-        profile = open_profile(part.folder / "profile.nc")
-        facts = facts or {
-            "facts": ", ".join(short_facts(profile)),
-            "page": relpath(part.folder / PAGE, out),
-            "tokens_sha256": profile.attrs["tokens_sha256"],
-        }
-        tables.append(_table_of(part, profile, out / UNFINISHED / name, options))
+        tables.append(_table_of(part, out / UNFINISHED / name, options))
+    folder = settings[0].folder
+    profile = open_profile(folder / "profile.nc")
+    facts = {"facts": ", ".join(short_facts(profile)), "page": relpath(folder / PAGE, out)}
+    facts["tokens_sha256"] = profile.attrs["tokens_sha256"]
     table = pd.concat(tables)
     table = compare_settings(table) if options.robust else table.drop(columns="setting")
     return table.assign(model=name), {name: facts}
 
 
-def _table_of(
-    part: Setting, profile: xr.Dataset, scratch: Path, options: Testing
-) -> pd.DataFrame:
+def _table_of(part: Setting, scratch: Path, options: Testing) -> pd.DataFrame:
     """The table of a setting, followed by the table of the other statistics if `robust`.
 
     It is saved in `scratch`, with every setting that affects the numbers in its name.
@@ -239,8 +233,10 @@ def _table_of(
     from ropelens.claims.claims import OTHERS
     from ropelens.profiles.heads import require_budget
     from ropelens.profiles.measurement import versions
+    from ropelens.profiles.measures import open_profile
     from ropelens.runtime.savepoint import savepoint
 
+    profile = open_profile(part.folder / "profile.nc")
     require_budget(profile)
     seed, plan, runs = options.seed, part.plan, None
     key = {name: profile.attrs.get(name) for name in ("tokens_sha256", "created")}
