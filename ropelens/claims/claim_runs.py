@@ -115,7 +115,8 @@ def claim_runs(
 
 def count_run_tokens(text: Text, config: PreTrainedConfig) -> int:
     """Number of tokens that pass the model in `claim_runs`."""
-    edited = (4 + 2 * SETS) * int(text[:: -(-len(text) // MAX_SEQUENCES)].real.sum())
+    edits = 4 + 2 * SETS  # none, slow, fast and longest planes, and the random sets
+    edited = edits * int(text[:: -(-len(text) // MAX_SEQUENCES)].real.sum())
     induction = (2 + SETS) * REPEATS * (2 * REPEATED_TOKENS + 1)
     far = min(FAR, 2 * (stated_context(config) or text.context) // 3)
     kinds = len({*layer_types(config)})
@@ -202,9 +203,7 @@ def planes_at_random(
     return [*sets][len(excluded) :]
 
 
-def _edits(
-    change: Callable[..., Edit], sets: Sequence[Any], heads: str = ALL_HEADS
-) -> dict[str, Edit]:
+def _edits(change: Callable[..., Edit], sets: Sequence[Any], heads: str) -> dict[str, Edit]:
     """The same change of each set of planes, by names such as "stop 0"."""
     return {
         f"{change.__name__} {index}": change(PlaneNumbers([*map(int, planes)]), heads=heads)
