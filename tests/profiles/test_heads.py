@@ -65,7 +65,9 @@ def test_columns_of_two_heads():
     profile = one_group((3.0, 0.5, 2.5, 1.0, 2.8), (1.0, 0.0, 0.2, 0.8, 0.9))
     profile["selectivity_keys"][0, 1] = [-1.0, 3.0]
     heads = classify_heads(profile)
-    added = ",".join(columns("follow")) + ",fraction_low,fraction_high,uncertain,opposed,max_score"
+    added = (
+        ",".join(columns("follow")) + ",fraction_low,fraction_high,uncertain,opposed,max_score"
+    )
     assert ",".join(heads.columns) == f"{COLUMNS},planes_to_half,{added}"
     assert heads["label"].tolist() == ["positional", "semantic"]
     assert heads[["layer", "head"]].to_numpy().tolist() == [[0, 0], [0, 1]]
