@@ -36,9 +36,9 @@ from ropelens.train.data import differences
 class Analysis:
     """Result of `ropelens.analyze`: the numbers of a model and their provenance.
 
-    `profile`, `heads`, `truncation` and `reach` are the results of `ropelens.profile`,
-    `classify_heads`, `truncate` and `reach`. `provenance` is the contents of run.json without
-    `kind` and `findings`. An analysis from a folder has no `model`, `tokenizer` and `text`.
+    `heads` is the result of `classify_heads`; `profile`, `truncation` and `reach` come from the
+    functions of these names. `provenance` is run.json without `kind` and `findings`. An
+    analysis from a folder has no `model`, `tokenizer` and `text`.
     """
 
     profile: xr.Dataset
@@ -72,11 +72,14 @@ class Analysis:
         """Sentences about the sweep, the labels, the verdict of the claim and the scope."""
         table, sweep = self.truncation_table, list[str]()
         if self.truncation is not None and table is not None:
-            sweep = words.sweep_sentences(self.truncation, table)
+            sweep = words.sweep_sentences(self.truncation, table)[:4]
         first, *more = words.heads_sentences(self.heads)
-        attention = words.attention_sentences(self.profile)
-        limits = words.scope(self.profile.attrs)
-        return [*filter(None, [*sweep[:4], first, *attention, *more, limits])]
+        more = [
+            *words.attention_sentences(self.profile),
+            *more,
+            words.scope(self.profile.attrs),
+        ]
+        return [*filter(None, [*sweep, first, *more])]
 
     def page(self, *, beside: "Analysis | None" = None) -> str:
         """The page as HTML; with `beside`, it also shows the heads of another analysis."""
@@ -87,19 +90,18 @@ class Analysis:
     def report(self, path: str | Path, *, beside: "Analysis | None" = None) -> Path:
         """Write only the page to the file `path`, completely or not at all; return `path`.
 
-        With `beside`, the page also shows the heads of that analysis next to the selected head:
-        with the same planes stopped, and on the excerpts that both models read.
+        With `beside`, the page also shows the heads of that analysis, with the same planes
+        stopped, and on the excerpts that both models read.
         """
         return write_whole(path, self.page(beside=beside))
 
     def save(self, folder: str | Path, *, again: str = "") -> Path:
         """Write the page, `results` and run.json to `folder`; return the page.
 
-        If `folder` already has a sweep or a reach of the same model, it is kept and shown on
-        the page. Either all numbers are written or none; then the page is drawn. Raises
-        `BadArgument` for a folder that cannot be written to, or that holds something else, such
-        as results of another model. Results of the model argument `again` are replaced, even if
-        the model has changed.
+        A sweep or a reach of the same model in `folder` is kept and shown on the page. Either
+        all numbers are written or none; then the page is drawn. Raises `BadArgument` for a
+        folder that cannot be written to, or that holds something else, such as results of
+        another model; but results of the model argument `again` are replaced.
         """
         folder, model = Path(folder), self.provenance.get("model", {})
         unfinished = folder / UNFINISHED
@@ -107,7 +109,7 @@ class Analysis:
             check_model(folder, model, again=again)
             earlier = earlier_results(folder, model.get("fingerprint")) or {}
             lacking = [name for name in ("truncation", "reach") if getattr(self, name) is None]
-            added: dict[str, Any] = {name: earlier.get(name) for name in lacking}
+            added: Any = {name: earlier.get(name) for name in lacking}
             joined = replace(self, **added)
             kind = "analysis" if joined.truncation is None else "truncation"
             record = self.provenance | {"kind": kind, "findings": joined.findings}
@@ -131,18 +133,17 @@ class Analysis:
 
 @public
 def open(path: str | Path) -> Analysis | xr.Dataset:
-    """Read results: a folder of `ropelens analyze` or `compare`, or a .nc file.
+    """Read the `Analysis` or comparison in a folder, or the dataset in a .nc file.
 
-    Returns the `Analysis` or comparison in a folder, or the dataset that `save` wrote to a
-    file. Raises `BadArgument` for files that are missing, damaged or of another kind.
+    Raises `BadArgument` for files that are missing, damaged or of another kind.
     """
-    if not Path(path).is_dir():
-        results = open_results(path)
-        is_profile = results.attrs.get("kind") == "profile"
-        return complete_profile(results, path) if is_profile else results
     if read_record(path).get("kind") == "comparison":
         return open_results(Path(path) / "comparison.nc", "comparison")
-    return open_analysis(path)
+    if Path(path).is_dir():
+        return open_analysis(path)
+    results = open_results(path)
+    is_profile = results.attrs.get("kind") == "profile"
+    return complete_profile(results, path) if is_profile else results
 
 
 def _read_numbers(folder: Path) -> dict[str, Any]:
@@ -158,9 +159,8 @@ def _read_numbers(folder: Path) -> dict[str, Any]:
             sweep = open_results(folder / "truncation.nc", "truncation")
     model = profile.attrs.get("model")
     if reach is not None and (other := reach.attrs.get("model")) != model:
-        what = f"{file} was measured on {other}, but the profile in the same folder was "
-        hint = f"move {file} away, or measure it again"
-        raise BadArgument(f"{what}measured on {model}.", hint=hint)
+        what = f"{file} was measured on {other}, but the profile next to it on {model}."
+        raise BadArgument(what, hint=f"move {file} away, or measure it again")
     return {"profile": profile, "provenance": record, "truncation": sweep, "reach": reach}
 
 
@@ -186,8 +186,8 @@ def earlier_results(folder: Path, fingerprint: str | None) -> dict[str, Any] | N
 def check_model(folder: Path, model: Mapping[str, Any], *, again: str = "") -> None:
     """Raise `BadArgument` if `folder` has results of another model than `model` in a run.json.
 
-    Results of the model argument `again` may be replaced. Fingerprints of different kinds
-    cannot be compared, and then the names count.
+    Results of the model argument `again` may be replaced. If the fingerprints are of different
+    kinds, the names count.
     """
     record = read_record(folder)
     before, argument = record.get("model", {}), record.get("arguments", {}).get("model")
@@ -196,12 +196,10 @@ def check_model(folder: Path, model: Mapping[str, Any], *, again: str = "") -> N
     if old.partition(":")[0] != new.partition(":")[0]:
         same |= before.get("name") in (None, model.get("name"))
     if record.get("kind") in ("analysis", "truncation") and not same:
-        raise BadArgument(
-            f"{folder} has results of another model, {before.get('name')}.",
-            seen=f"its fingerprint is {old[:18]}, now it is {new[:18]}; it covers the weights, "
-            "configuration, adapters, tokenizer, dtype and quantization",
-            hint="another --out, or delete the folder",
-        )
+        what = f"{folder} has results of another model, {before.get('name')}."
+        seen = f"its fingerprint is {old[:18]}, now it is {new[:18]}; it covers the weights, "
+        seen += "configuration, adapters, tokenizer, dtype and quantization"
+        raise BadArgument(what, seen=seen, hint="another --out, or delete the folder")
 
 
 def check_sweep(folder: Path, arguments: Mapping[str, Any]) -> None:
@@ -220,10 +218,10 @@ def check_sweep(folder: Path, arguments: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer of a script to one question about one model, or about several models.
+    """Answer of a script to one question about models.
 
-    `findings` are sentences with numbers, the most important sentence first. `figures` maps
-    captions to figures. `more` maps names of files to further results ("reach.nc").
+    `findings` are sentences with numbers, the most important one first. `figures` has captions
+    as keys. `more` maps names of files to further results ("reach.nc").
     """
 
     question: str = QUESTION
@@ -242,13 +240,9 @@ class Answer:
         table, facts = summarize_comparison(comparison), comparison.attrs
         entries = comparison["entry"].values.tolist()
         findings = [*words.comparison_sentences(comparison, table), words.scope(facts)]
-        record: dict[str, Any] = facts | {
-            "kind": "comparison",
-            "findings": [*filter(None, findings)],
-            "model": {"name": str(facts["model"])},
-            "entries": entries,
-            "versions": json.loads(facts["versions"]),
-        }
+        record: Any = facts | {"kind": "comparison", "findings": [*filter(None, findings)]}
+        record |= {"entries": entries, "versions": json.loads(facts["versions"])}
+        record["model"] = {"name": str(facts["model"])}
         if "fingerprint" in comparison.coords:
             fingerprints = comparison["fingerprint"].values.tolist()
             record["fingerprints"] = dict(zip(entries, fingerprints, strict=True))
@@ -265,19 +259,16 @@ def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path
     folder.parent.mkdir(parents=True, exist_ok=True)
     facts = {n: attrs[n] for n in ("revision", "backend", "text", "command", "warnings")}
     findings = [*filter(None, [*answer.findings, words.scope(attrs)])]
-    record = {"kind": "answer", "question": answer.question, "findings": findings}
+    record: Any = {"kind": "answer", "question": answer.question, "findings": findings}
     more = {
         name: result.assign_attrs(facts) if isinstance(result, xr.Dataset) else result
         for name, result in answer.more.items()
     }
     shown = {"question": answer.question, "findings": answer.findings}
     shown |= about(analysis.profile, analysis.heads)
-    return write_folder(
-        folder,
-        record=analysis.provenance | record,
-        results=analysis.results | more,
-        page=lambda: render_figures("answer.html", answer.figures, **shown),
-    )
+    page = partial(render_figures, "answer.html", answer.figures, **shown)
+    record, results = analysis.provenance | record, analysis.results | more
+    return write_folder(folder, record=record, results=results, page=page)
 
 
 def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Path:
@@ -286,11 +277,10 @@ def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Pat
     Raises `BadArgument`, and keeps the page, for damaged numbers and for an answer.
     """
     folder, record = Path(folder), read_record(folder)
-    kind, question, command = (record.get(name) for name in ("kind", "question", "command"))
-    if kind == "answer":
+    if record.get("kind") == "answer":
         what = f"Only the script that wrote {folder} can draw its page."
-        raise BadArgument(what, seen=str(question), hint=str(command))
-    if kind == "comparison" and beside is None:
+        raise BadArgument(what, seen=str(record["question"]), hint=str(record.get("command")))
+    if record.get("kind") == "comparison" and beside is None:
         comparison = open_results(folder / "comparison.nc", "comparison")
         table = summarize_comparison(comparison)
         return write_page(folder, lambda: render_comparison(comparison, table))

@@ -19,6 +19,7 @@ import xarray as xr
 from ropelens.analysis.analysis import Analysis, earlier_results, open_analysis
 from ropelens.analysis.options import Options
 from ropelens.analysis.plan import Plan, TextSource, keep_warnings, plan_analysis, this_command
+from ropelens.checkpoints.load import Opened
 from ropelens.claims.tables import classify_heads
 from ropelens.errors import BadArgument, public
 from ropelens.interventions.truncate import truncate
@@ -56,11 +57,11 @@ def analyze(
 
     - `model`: a name for `ropelens.load`, a transformers model, or a `TransformerBridge`.
     - `text`: a `Path` of a file or folder (see `read_documents`), a document (`str`), or a list
-      of paths and documents; or tokens: a `Text`, a BatchEncoding, or a tensor [sequence,
-      position]. By default, a bundled checkpoint reads text that was sampled from it.
-    - `tokenizer`: for a model in memory, or a replacement for the tokenizer of a checkpoint.
-    - `truncation`: requests a sweep on the same sequences and rows, with the same seed: the
-      arguments heads, keep, ends, bands, controls and measures of `ropelens.truncate`.
+      of them; or tokens: a `Text`, a BatchEncoding, or a tensor [sequence, position]. By
+      default, a bundled checkpoint reads text that was sampled from it.
+    - `tokenizer`: for a model in memory, or instead of the tokenizer of a checkpoint.
+    - `truncation`: arguments of `ropelens.truncate` from `heads` to `measures`, for a sweep on
+      the same sequences and rows with the same seed.
     - `progress`: True shows the progress on stderr.
 
     Raises `BadText` and `BadCheckpoint` for files that cannot be read, and the errors of
@@ -87,19 +88,15 @@ def run_plan(plan: Plan, *, folder: Path | None, progress: ShowProgress) -> Anal
     how: dict[str, Any] = {name: getattr(options, name) for name in ("rows", "seed")}
     with keep_warnings(plan.warnings):
         with opening(progress, "loading"):
-            if isinstance(source, LiveModel):
-                live = source
-            else:
-                live = as_live_model(source.read(), source.tokenizer)
+            live = plan.read()
+            if isinstance(source, Opened):
                 warn_of_row_order(live)
                 revision = source.checkpoint.revision
         loaded, shown = time.perf_counter(), live.model
         display: dict[str, Any] = {"tokenizer": source.tokenizer, "progress": progress}
-        explain_memory = explain_full_memory(
-            "The measurement",
-            seen=f"context {plan.text.ids.shape[1]:,}",
-            hint="a smaller --context, fewer --rows, --dtype bfloat16, or another --device",
-        )
+        hint = "a smaller --context, fewer --rows, --dtype bfloat16, or another --device"
+        seen = f"context {plan.text.ids.shape[1]:,}"
+        explain_memory = explain_full_memory("The measurement", seen=seen, hint=hint)
         with explain_memory, _saved_in(folder, plan):
             measurement = Measurement.of(live, plan.text, batch_size=plan.batch_size, **how)
             if plan.truncation is not None:
@@ -117,7 +114,7 @@ def run_plan(plan: Plan, *, folder: Path | None, progress: ShowProgress) -> Anal
                     heads = classify_heads(profile, seed=options.seed)
     facts: dict[str, Any] = {} if revision is None else {"revision": revision}
     facts |= {"backend": options.backend, "text": plan.text.source, "command": this_command()}
-    facts |= {"warnings": "\n".join(plan.warnings)}
+    facts["warnings"] = "\n".join(plan.warnings)
     if sweep is not None:
         sweep.attrs |= facts | {"arguments": json.dumps(plan.arguments)}
     measured: dict[str, Any] = {"model": shown, "tokenizer": source.tokenizer}
@@ -158,13 +155,9 @@ def _saved_in(folder: Path | None, plan: Plan) -> AbstractContextManager[None]:
     if folder is None or isinstance(plan.source, LiveModel):
         return nullcontext()
     text = (plan.text.ids, plan.text.lengths, plan.text.documents, plan.text.hidden)
-    key = {
-        "model": plan.model,
-        "tokens": [None if tensor is None else tensor.tolist() for tensor in text],
-        "arguments": plan.arguments,
-        "device": ", ".join(map(str, plan.source.devices)),
-        "versions": versions(),
-    }
+    tokens = [None if tensor is None else tensor.tolist() for tensor in text]
+    key = {"model": plan.model, "tokens": tokens, "arguments": plan.arguments}
+    key |= {"device": ", ".join(map(str, plan.source.devices)), "versions": versions()}
     return savepoint(folder / UNFINISHED, key)
 
 

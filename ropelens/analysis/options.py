@@ -14,6 +14,11 @@ import typer
 from ropelens.checkpoints.load_options import Loading, option, setting
 
 
+def names_in(text: str) -> tuple[str, ...]:
+    """The names in a list with commas."""
+    return tuple(text.replace(" ", "").split(","))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options(Loading):
     """Options of `analyze`. The options of `Loading` apply if the model is given by name."""
@@ -21,8 +26,7 @@ class Options(Loading):
     prompts: list[str] | None = setting(
         None,
         "TEXT",
-        "Text to show token by token, up to 256 tokens. Special tokens in it are special "
-        "tokens. Can be repeated. [default: pieces of the text]",
+        "Text of up to 256 tokens to show. Can be repeated. [default: pieces of the text]",
         name="--prompt",
     )
     attention_on: list[str] | None = setting(
@@ -36,7 +40,7 @@ class Options(Loading):
         None,
         "NAME,NAME,...",
         "Also measure: reversal, uniform_reversal, locality, position_sensitivity.",
-        parser=lambda text: tuple(text.replace(" ", "").split(",")),
+        parser=names_in,
     )
     context: int | None = setting(
         None, "N", "Tokens in a sequence. [default: up to 2048, more in a sweep]", min=3
@@ -47,14 +51,13 @@ class Options(Loading):
     bos: Literal["always", "tokenizer"] = setting(
         "always",
         None,
-        "Begin sequences and prompts with BOS: always (if the tokenizer has a BOS token), "
-        "or only if the tokenizer adds BOS by itself.",
+        "Begin sequences with BOS: always (if there is one), or as the tokenizer does.",
     )
     rows: int | Literal["all", "auto"] = setting(
         "auto",
         "N|all",
-        "Rows of attention to measure in each sequence: all, N random rows, or auto (all "
-        "rows if a sequence has up to 2,048 tokens, 512 rows otherwise).",
+        "Rows of attention to measure in each sequence: all, N random rows, or auto (512 rows "
+        "of sequences with more than 2,048 tokens).",
         parser=lambda text: text if text in ("all", "auto") else int(text),
         min=1,
     )
@@ -62,11 +65,7 @@ class Options(Loading):
         None, "N", "Sequences in a batch. [default: as many as fit into memory]", min=1
     )
     surrogates: int = setting(
-        40,
-        "N",
-        "Random orders of the frequencies as a null for the claim on wavelengths. A "
-        "verdict needs 39 or more.",
-        min=0,
+        40, "N", "Random orders of the frequencies; a verdict on wavelengths needs 39.", min=0
     )
     seed: int = setting(0, "N", "Seed of all random choices.", min=0, max=2**32 - 1)
     backend: Literal["hf", "transformer-lens"] = setting(
@@ -77,9 +76,9 @@ class Options(Loading):
 def with_options(
     kind: Any, *, only: Collection[str] | None = None, **defaults: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command, and give it one option for each field of the dataclass `kind`.
+    """Give a command one option for each field of the dataclass `kind`, as its `options`.
 
-    `only` selects fields, and `defaults` replaces default values. The command gets `options`.
+    `only` selects fields, and `defaults` replaces default values.
     """
     hints = get_type_hints(kind)
     fields = [f for f in dataclasses.fields(kind) if only is None or f.name in only]
@@ -120,9 +119,8 @@ TextOption = Annotated[
     list[Path] | None,
     option(
         "FILE",
-        "Text file, or folder with *.txt, *.md and *.jsonl files. Can be repeated. A file is "
-        'one document; a .jsonl file has a document in each line, under "text". [default: '
-        "text sampled from a bundled model; other models need --text]",
+        "Text file, or folder of *.txt, *.md and *.jsonl files (a document in each line, under "
+        '"text"). Can be repeated. [default: text sampled from a bundled model]',
         parser=path_of,
     ),
 ]

@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -76,24 +76,19 @@ ModelSource = Opened | LiveModel
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Plan to measure `source` on `text`.
-
-    `excerpts` are the prompts as tokens, and `statistics` are for `attention_on`. `arguments`
-    are the arguments of `analyze` as JSON. `facts` describe the work on a checkpoint in words.
-    `cost` is the number of tokens that pass the model plainly in the same time.
-    """
+    """Plan to measure `source` on `text`; `arguments` are those of `analyze` as JSON."""
 
     source: ModelSource
     text: Text
     options: Options
     truncation: Mapping[str, Any] | None
-    excerpts: list[Int[Tensor, " position"]]
+    excerpts: list[Int[Tensor, " position"]]  # the prompts
     statistics: list[Statistic]
     arguments: dict[str, Any]
     batch_size: int | None
-    facts: dict[str, str]
+    facts: dict[str, str]  # the work on a checkpoint in words
     warnings: list[str]
-    cost: float = 0.0
+    cost: float = 0.0  # tokens that pass the model plainly in the same time
 
     @cached_property
     def model(self) -> dict[str, str]:
@@ -142,9 +137,9 @@ def plan_analysis(
         truncation = {name: value for name, value in truncation.items() if value is not None}
         wanted_measures(public(PlaneSweep)(**truncation).measures)
     messages: list[str] = []
+    source: ModelSource
     with keep_warnings(messages):
         names, documents = _documents(text, model)
-        source: ModelSource
         if not isinstance(model, (str, Path)):
             source = as_live_model(model, tokenizer)
         else:
@@ -154,7 +149,7 @@ def plan_analysis(
         if truncation is not None and isinstance(documents, list):
             truncation, options = _fit_sweep(truncation, options, source, documents)
         sequences = _sequences(documents, source, options)
-        paths = names["text"] or [sample_path(names["model"].partition(":")[2] or "rope")]
+        paths = names["text"] or [sample_path(names["model"])]
         if writers := {writer_of(Path(path)) for path in paths} - {""}:
             origin = f"{sequences.source}, sampled from {', '.join(writers)}"
             sequences = replace(sequences, source=origin)
@@ -166,7 +161,8 @@ def plan_analysis(
             facts["sweep"] = _describe_sweep(PlaneSweep(**truncation), config)
     excerpts = check_excerpts(config, prompts)
     searched = [attention_on(sequences, w, tokenizer) for w in options.attention_on or ()]
-    arguments = names | asdict(options) | dict(truncation or {})
+    chosen = {name: getattr(options, name) for name in Options.__dataclass_fields__}
+    arguments = names | chosen | dict(truncation or {})
     return Plan(
         source=source,
         text=sequences,
@@ -188,9 +184,8 @@ def _sizes(source: Opened, text: Text, options: Options) -> tuple[int, dict[str,
     (count, context), longest = text.ids.shape, text.context
     free = sum(map(free_bytes, devices))
     left = free - source.weight_bytes
-    keeps_scores = options.backend == "transformer-lens"  # all scores of a layer
-    batch: dict[str, Any] = {"context": context, "width": dtype.itemsize}
-    batch |= {"device": devices[0].type, "scores": keeps_scores}
+    batch: Any = {"context": context, "width": dtype.itemsize, "device": devices[0].type}
+    batch["scores"] = options.backend == "transformer-lens"  # it keeps all scores of a layer
     size = options.batch_size or sequences_at_once(
         config, sequences=count, free=left // len(devices), **batch
     )
@@ -199,8 +194,8 @@ def _sizes(source: Opened, text: Text, options: Options) -> tuple[int, dict[str,
         pass_bytes(config, sequences=fitted_sequences(count, context), logits=False, **batch),
     )
     bytes_used = source.weight_bytes + largest + LIBRARIES * (devices[0].type == "cpu")
-    known = f" of {free / 1e9:.1f} GB free" * (free < sys.maxsize)
-    memory = f"about {bytes_used / 1e9:.1f} GB{known}"
+    memory = f"about {bytes_used / 1e9:.1f} GB"
+    memory += f" of {free / 1e9:.1f} GB free" * (free < sys.maxsize)
     if largest > left:
         remedy = "a smaller --context, --batch-size 1 or --dtype bfloat16 reduces it"
         warnings.warn(f"memory may not suffice: {memory}; {remedy}", stacklevel=3)
@@ -211,9 +206,8 @@ def _sizes(source: Opened, text: Text, options: Options) -> tuple[int, dict[str,
     fits = layers * fit_cost(*sizes, options.surrogates)
     rows_scored = scored_rows(text) * count * (DRAWS if text.single_long_sequence else 1)
     keys = layers * exchange_cost(source.parameters, heads, rows_scored, longest)
-    precision = str(dtype).removeprefix("torch.")
-    if options.quantize is not None:
-        precision = f"{options.quantize}, computed in {precision}"
+    precision = f"{options.quantize}, computed in " * (options.quantize is not None)
+    precision += str(dtype).removeprefix("torch.")
     facts = {
         "model": f"{short_name(source.checkpoint.name)}, {shape.num_hidden_layers} layers x "
         f"{heads} heads, {source.parameters:,} parameters in {precision}",
@@ -293,13 +287,13 @@ def _describe_sweep(sweep: PlaneSweep, config: PreTrainedConfig) -> str:
     planes = min(int(_head_dim(config) * min(parts, default=1)) // 2, 512)
     wavelengths = {plane: 1.0 / (1 + plane) for plane in range(planes)}
     cuts = sweep.cuts({"all": [wavelengths]}, seed=0)
-    everywhere = sweep.layers is None and sweep.heads in ("*", ALL_HEADS)
-    kinds = len(ropes) if everywhere else 1
+    some = sweep.heads not in ("*", ALL_HEADS)
+    kinds = 1 if some or sweep.layers is not None else len(ropes)
     edits = kinds * (len({cut.stopped for cut in cuts}) - 1)
     names = ("num_hidden_layers", "num_attention_heads")
     layers, heads = (config_facts.stated_number(config, name, 0) for name in names)
     by_kind = any(letter.isalpha() for letter in sweep.heads)  # known when the model runs
-    if layers and heads and sweep.heads not in ("*", ALL_HEADS) and not by_kind:
+    if layers and heads and some and not by_kind:
         able = torch.zeros(layers, heads, dtype=torch.bool)
         able[config_facts.attending_layers(config, turning=True)] = True
         heads_by_layer(sweep.heads, able, doing="rotate")
@@ -327,9 +321,7 @@ def _documents(
         else:
             documents += read_documents([part])
             names.append(str(part))
-    if not parts:
-        documents = read_documents([sample_path(name.partition(":")[2] or "rope")])
-    return {"model": name, "text": names}, documents
+    return {"model": name, "text": names}, documents or read_documents([sample_path(name)])
 
 
 def _sequences(documents: list[str] | Tokens, source: ModelSource, options: Options) -> Text:
@@ -340,8 +332,7 @@ def _sequences(documents: list[str] | Tokens, source: ModelSource, options: Opti
         check_ids(text.ids, vocabulary=config.vocab_size)
         return replace(text, source=text.source or f"{len(text):,} sequences of tokens")
     maximum = config_facts.stated_context(source.config)
-    usual = min(maximum or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
-    context = usual if options.context is None else options.context
+    context = options.context or min(maximum or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     warn_beyond(context, maximum)
     with warnings.catch_warnings():
         if options.sequences is None:  # no warning about fewer sequences than the default

@@ -42,9 +42,8 @@ def explain_prompt(
 
     - None: the likeliest next token and the second likeliest.
     - one token: the likeliest other token, and this token.
-    - another prompt: each prompt selects the token, among its ten likeliest next tokens, whose
-      probability falls most if the model reads the other prompt instead. Each head and each
-      position is then also patched from the other prompt.
+    - another prompt: each prompt selects, among its ten likeliest next tokens, the one that the
+      other prompt makes least likely. Each head and position is also patched from that prompt.
 
     Raises `BadText` for a prompt of fewer than 3 tokens, `BadArgument` for a prompt that is too
     long and for equal prompts, and the errors of `attribute_planes`.

@@ -40,9 +40,9 @@ def bundled_facts(name: str) -> dict[str, Any]:
     return facts | {"what": BUNDLED[name] + left_out}
 
 
-def sample_path(name: str = "rope") -> Path:
-    """Text sampled from the bundled checkpoint `name`, or from "rope" for an early step."""
-    path = bundled_path(name) / "sample.jsonl"
+def sample_path(model: str = "bundled") -> Path:
+    """Text sampled from the checkpoint "bundled:NAME", or from "rope" for an early step."""
+    path = bundled_path(model.partition(":")[2] or "rope") / "sample.jsonl"
     return path if path.exists() else bundled_path() / path.name
 
 

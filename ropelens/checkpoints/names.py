@@ -14,7 +14,7 @@ def name_checkpoints(models: Sequence[str]) -> dict[str, str]:
     distinct = len(set(places)) == len(places)
     names = [file_name(n).strip(".-") for n in short_names(places)] if distinct else []
     if len(set(names)) < len(places) or not all(names):
-        what = "Two checkpoints have the same name, or a name without letters and digits."
+        what = "Two checkpoints or texts have the same name, or one without letters or digits."
         hint = "names that differ in letters or digits, because each gets a folder"
         raise BadArgument(what, seen=", ".join(models)[:200], hint=hint)
     return dict(zip(names, models, strict=True))

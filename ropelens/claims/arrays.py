@@ -23,28 +23,23 @@ def parts_by_kind(profile: xr.Dataset) -> dict[str, xr.Dataset]:
 
     The contexts of a part are at most the reach of its layers.
     """
-    wavelength = profile["wavelength"].transpose("layer", "frequency").values
-    rotates = np.isfinite(wavelength).any(1)
-    found = {
-        kind: [n for n in layers if rotates[n]]
-        for kind, layers in layers_by_kind(profile).items()
-    }
-    kinds = {kind: layers for kind, layers in found.items() if layers}
+    rotating = profile.isel(layer=(profile["wavelength"] < np.inf).any("frequency").values)
+    kinds = layers_by_kind(rotating)
     if len(kinds) < 2:
         return {"all": profile}
-    parts = {kind: profile.isel(layer=layers) for kind, layers in kinds.items()}
+    parts = {kind: rotating.isel(layer=layers) for kind, layers in kinds.items()}
+    contexts = {name: int(profile.attrs[name]) for name in ("context", "trained_context")}
     for kind, part in parts.items():
-        names, reach = ("context", "trained_context"), int(part["reach"][0])
-        limited = {name: min(int(profile.attrs[name]), reach) for name in names}
-        parts[kind] = part.assign_attrs(limited)
+        reach = int(part["reach"][0])
+        parts[kind] = part.assign_attrs({name: min(x, reach) for name, x in contexts.items()})
     return parts
 
 
 def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "..."]]:
     """Arrays of `profile` by the names in `Claim.arrays`.
 
-    Most of them have the layers that rotate as first axis, and the planes that rotate in all
-    of these layers as last axis. Numbers that the profile does not have are NaN.
+    The first axis is the layers that rotate, and in most arrays the last axis is the planes
+    that rotate in all of them. Numbers that the profile does not have are NaN.
     """
     wavelength = profile["wavelength"].transpose("layer", "frequency").values
     rotates = np.isfinite(wavelength)
@@ -69,9 +64,7 @@ def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "..."]]:
     near = np.broadcast_to(-np.arange(predicted.shape[-1], dtype=float), predicted.shape)
     nearness = _correlate(scipy.stats.rankdata(predicted, axis=-1), near)
     positional = part["total_bits"].copy(data=head_values(part)["positional_fraction"])
-    sink_push = np.full(wavelength.shape, np.nan)
-    if sinks:
-        sink_push = np.nanmean(by_plane("selectivity_sink").clip(min=0), 1)
+    push = np.nanmean(by_plane("selectivity_sink").clip(min=0), 1) if sinks else math.nan
     evenness, massive = {}, {}
     for name, x in (("q", q), ("k", k), ("v", values)):
         mean = x.mean(-1, keepdims=True)
@@ -79,14 +72,12 @@ def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "..."]]:
         massive[name] = x > MASSIVE * mean
         evenness[f"{name}_uneven"] = _mean(x.std(-1) / mean[..., 0])
         evenness[f"{name}_count"] = _mean(massive[name].sum(-1) + 0 * mean[..., 0])
-    rows = float(profile["group_scored"].sum())
-    heads = wavelength_arrays(*claim_numbers(profile), rows=rows)
     arrays = {
         "massive": (massive["q"].sum(1) + massive["k"].sum(1)).astype(float),
         "length": np.nanmean(q, 1) * np.nanmean(k, 1),
         "band": np.array([np.interp(band, np.log(w), range(len(w))) for w in wavelength]),
         "slow": (wavelength > context).astype(float),
-        "sink_push": sink_push,
+        "sink_push": np.broadcast_to(push, wavelength.shape),
         "positional": positional.where(chooses).median("head").values,
         "q_coherence": coherence,
         "q_norm": q,
@@ -94,21 +85,22 @@ def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "..."]]:
         "nearness": np.nanmean(nearness, 1),
         "kernel": kernel[..., single],
     }
-    return heads | evenness | arrays
+    return wavelength_arrays(profile) | evenness | arrays
 
 
 def claim_numbers(profile: xr.Dataset) -> tuple[HeadDraws, HeadDraws]:
     """Share that the offset explains and mean log wavelength of each head."""
-    fraction, wavelength = "surrogate_offset_fraction", "surrogate_log_wavelength"
-    return profile[fraction].values, profile[wavelength].values
+    names = ("surrogate_offset_fraction", "surrogate_log_wavelength")
+    return profile[names[0]].values, profile[names[1]].values
 
 
-def wavelength_arrays(
-    offset_fraction: HeadDraws, log_wavelength: HeadDraws, *, rows: float = math.inf
-) -> dict[str, np.ndarray]:
-    """The arrays of the claim on wavelengths; `rows` is the number of rows of the labels."""
-    numbers = np.moveaxis(np.stack([offset_fraction, log_wavelength]), (2, 3), (0, 1))
-    return {"head_numbers": numbers, "scored_rows": np.array([rows])}
+def wavelength_arrays(profile: xr.Dataset) -> dict[str, np.ndarray]:
+    """The arrays of the claim on wavelengths: two numbers of heads, and the rows of labels."""
+    numbers = np.moveaxis(np.stack(claim_numbers(profile)), (2, 3), (0, 1))
+    return {
+        "head_numbers": numbers,
+        "scored_rows": np.array([float(profile["group_scored"].sum())]),
+    }
 
 
 def _mean(by_head: Float[np.ndarray, "layer head"]) -> Float[np.ndarray, " layer"]:

@@ -71,25 +71,22 @@ def test_claims(
       It is "contradicted" if at most 2.5 % are as far on the other side, "unresolved" if
       neither is true, and "not testable" if such a number is impossible, or if stopped planes
       cannot turn within the tested length. `why` gives the reason, and `call` shows the data.
-    - `layers` is the kind of layers that are tested: "all", or one of the kinds in
-      `profile["layer_type"]` if layers of several kinds rotate.
+    - `layers` is the kind of layers that are tested, or "all" if layers of one kind rotate.
     - `original` is the number of the paper (`doi`, `figure`), measured on `original_model`
-      under `conditions`. `nearness` is "direct", "close" or "conceptual", and `deviation`
-      states how the test differs. `floor` states what counts as none,
-      since the commit of `floor_day`. `other` is another reasonable statistic.
+      under `conditions`. `nearness` is "direct", "close" or "conceptual", and `deviation` says
+      how the test differs. `floor` is what counts as none since the commit of `floor_day`, and
+      `other` another reasonable statistic.
 
-    With `model` and `text` (as for `profile`), the table also has claims for which the model
-    runs again: under 80 edits on 4 sequences, on copies up to 2,048 tokens apart and, with
-    `tokenizer`, in search of a head that attends to apostrophes. docs/measures.md defines each
-    number.
+    With `model` and `text` (as for `profile`), the model also runs again for more claims: under
+    80 edits on 4 sequences, on copies up to 2,048 tokens apart and, with `tokenizer`, to find a
+    head that attends to apostrophes. docs/measures.md defines each number.
     """
     require_budget(profile)
     if (model is None) != (text is None):
         raise BadArgument("Claims of runs need model and text.", hint="both, or neither")
-    runs = None
+    runs, how = None, {"tokenizer": tokenizer, "progress": progress}
     if model is not None and text is not None:
-        more: Any = {"tokenizer": tokenizer, "seed": int(seed), "progress": progress}
-        runs = claim_runs(profile, model, text, **more)
+        runs = claim_runs(profile, model, text, seed=int(seed), **how)
     return ledger(profile, draws=draws, seed=int(seed), runs=runs)
 
 
@@ -110,16 +107,15 @@ def claim_runs(
     few = measurement.text[:: -(-len(measurement.text) // MAX_SEQUENCES)]  # evenly spread
     part = replace(measurement, text=few, rows=rows_for("auto", few.context))
     lead, why = _token_lead(measurement, tokenizer, display_of(progress))
-    runs: dict[str, dict[str, Any]] = {"all": {"token_lead": lead, "why apostrophes": why}}
-    for kind, layers in parts_by_kind(profile).items():
-        arrays = _change_planes(layers, part, kind == "all", progress)
-        runs[kind] = runs.get(kind, {}) | arrays
+    parts = parts_by_kind(profile).items()
+    runs = {x: _change_planes(layers, part, x == "all", progress) for x, layers in parts}
+    runs["all"] = runs.get("all", {}) | {"token_lead": lead, "why apostrophes": why}
     return runs
 
 
 def count_run_tokens(text: Text, config: PreTrainedConfig) -> int:
     """Number of tokens that pass the model in `claim_runs`."""
-    edits = 1 + 2 + SETS + 1 + SETS
+    edits = 4 + 2 * SETS  # none, slow, fast and longest planes, and the random sets
     edited = edits * int(text[:: -(-len(text) // MAX_SEQUENCES)].real.sum())
     induction = (2 + SETS) * REPEATS * (2 * REPEATED_TOKENS + 1)
     far = min(FAR, 2 * (stated_context(config) or text.context) // 3)
@@ -130,16 +126,10 @@ def count_run_tokens(text: Text, config: PreTrainedConfig) -> int:
 def why_no_effect(wavelength: Float[np.ndarray, "layer _"], length: int) -> str:
     """Why a stop of these planes cannot act on texts of `length` tokens; "" if it can."""
     shortest = float(wavelength[np.isfinite(wavelength)].min(initial=np.inf))
-    if math.isinf(shortest):
-        return ""
-    needs = math.ceil(MIN_TURN / (2 * np.pi) * shortest)
-    if length >= needs:
-        return ""
-    return (
-        f"the stopped planes have wavelengths of {shortest:,.0f} tokens or more, and turn by "
-        f"less than {MIN_TURN} rad within the tested {length:,} tokens; a verdict needs "
-        f"{needs:,} tokens"
-    )
+    needs = 0 if math.isinf(shortest) else math.ceil(MIN_TURN / (2 * np.pi) * shortest)
+    why = f"the stopped planes have wavelengths of {shortest:,.0f} tokens or more, and turn by "
+    why += f"less than {MIN_TURN} rad within the tested {length:,} tokens; a verdict needs "
+    return f"{why}{needs:,} tokens" if length < needs else ""
 
 
 def _change_planes(
@@ -147,8 +137,8 @@ def _change_planes(
 ) -> dict[str, Any]:
     """Arrays [document, set of planes] of claims about edits; set 0 is the set of the claim.
 
-    The entry "why NAME" states why this claim is not testable, unless it is empty. The edits
-    change `every` layer, or only the layers of the profile.
+    The entry "why NAME" states why a claim is not testable, or is "". The edits change `every`
+    layer, or only the layers of the profile.
     """
     live, wavelength = measurement.live, profile["wavelength"].values
     layers = profile["layer"].values
@@ -156,11 +146,10 @@ def _change_planes(
     seen = math.inf if every else profile.attrs["trained_context"]  # reach of the layers
     rotating = np.flatnonzero(np.isfinite(wavelength).any(0))
     norms = profile["q_norm"].mean("head") * profile["k_norm"].mean("kv_head")
-    lengths = norms.mean("layer").values[rotating]
-    by_length = rotating[np.argsort(-lengths, kind="stable")]
+    by_length = np.argsort(-norms.mean("layer").values[rotating], kind="stable")
     fast, _, slow = np.split(rotating, [len(rotating) // 4, len(rotating) - len(rotating) // 4])
     quarters = planes_at_random(rotating, [slow, fast], measurement.seed)
-    longest = np.sort(by_length[: len(rotating) // 8])
+    longest = np.sort(rotating[by_length][: len(rotating) // 8])
     stops = _edits(stop, [slow, fast, *quarters], inside)
     others = planes_at_random(rotating, [longest], measurement.seed)
     drops = _edits(drop, [longest, *others], inside)
@@ -182,9 +171,9 @@ def _change_planes(
     scores = profile["induction"].values
     induction = np.argwhere(scores >= INDUCTION)
     if not len(induction):
+        known = scores[np.isfinite(scores)]
         why = f"no head has an induction score of {INDUCTION}"
-        if np.isfinite(scores).any():
-            why += f"; the largest is {np.nanmax(scores):.2f}"
+        why += f"; the largest is {known.max():.2f}" if len(known) else ""
         unknown = np.full((1, 1 + SETS), np.nan)
         arrays |= {"induction_lost": unknown, "more_found": unknown[0, :RUNS]}
         return arrays | {"why slow_induction": why, "why slow_reach": why}
@@ -214,9 +203,7 @@ def planes_at_random(
     return [*sets][len(excluded) :]
 
 
-def _edits(
-    change: Callable[..., Edit], sets: Sequence[Any], heads: str = ALL_HEADS
-) -> dict[str, Edit]:
+def _edits(change: Callable[..., Edit], sets: Sequence[Any], heads: str) -> dict[str, Edit]:
     """The same change of each set of planes, by names such as "stop 0"."""
     return {
         f"{change.__name__} {index}": change(PlaneNumbers([*map(int, planes)]), heads=heads)
@@ -237,8 +224,8 @@ def _token_lead(
     names = token_names(ids, tokenizer)
     apostrophes = torch.tensor([APOSTROPHE in name for name in names])
     words = torch.tensor([name.strip().isalpha() for name in names])
-    if tokenizer is None or (found := int(counts[apostrophes].sum())) < MIN_TOKENS:
-        why = "there is no tokenizer"
+    found, why = int(counts[apostrophes].sum()), "there is no tokenizer"
+    if tokenizer is None or found < MIN_TOKENS:
         if tokenizer is not None:
             why = f"{found} tokens have an apostrophe; a verdict needs {MIN_TOKENS}"
         return np.full((1, 1, 1 + SETS), np.nan), why

@@ -11,30 +11,19 @@ from typing import Any
 from ropelens.claims import nulls, numbers
 from ropelens.claims.verdict import Claim
 
-FACTS: tuple[str, ...] = (
-    "statement",
-    "what",
-    "doi",
-    "figure",
-    "original",
-    "original_model",
-    "conditions",
-)
-FACTS += ("nearness", "deviation")
-NO_FLOOR = {"what": "none", "day": ""}
+FACTS = ("statement", "what", "doi", "figure", "original", "original_model", "conditions")
 
 
 def _read_claim(name: str, row: dict[str, Any], papers: dict[str, dict[str, str]]) -> Claim:
     row |= papers[row.pop("paper")]
-    other, floor = row.pop("other", {"what": ""}), NO_FLOOR | row.pop("floor", {})
+    other, floor = row.pop("other", {"what": ""}), row.pop("floor", {"what": "none", "day": ""})
     parts = (row.pop("cite"), *[row["figure"]] * (row["figure"] != "not stated"))
-    facts = {fact: row.pop(fact) for fact in FACTS} | {"source": ", ".join(parts)}
-    facts |= {"floor": floor.pop("what"), "floor_day": str(floor.pop("day"))}
-    facts["other"] = other.pop("what")
+    facts = {fact: row.pop(fact) for fact in (*FACTS, "nearness", "deviation")}
+    facts |= {"source": ", ".join(parts), "floor": floor.pop("what")}
+    facts |= {"floor_day": str(floor.pop("day")), "other": other.pop("what")}
     row |= floor | {"null": getattr(nulls, row["null"]), "other_number": other or None}
-    for field in ("number", "other_number", "interval", "objection"):
-        if row.get(field):
-            row[field] = _read_function(row[field])
+    functions = [x for x in ("number", "other_number", "interval", "objection") if row.get(x)]
+    row |= {field: _read_function(row[field]) for field in functions}
     row |= {n: tuple(row[n]) for n in ("arrays", "families", "words") if n in row}
     return Claim(name=name, facts=facts, **row)
 

@@ -19,10 +19,13 @@ NOTHING = 0.01  # nats/token: a set of planes that costs less is worth nothing
 MIN_HEADS = 3  # heads of each kind for a verdict: the offset explains more than half, or less
 
 ByPlane = Float[np.ndarray, "layer frequency"]
+PairsOfHeads = Float[np.ndarray, "layer head of_head"]
 ByHead = Float[np.ndarray, "layer head frequency"]
 HeadDraws = Float[np.ndarray, "draw layer head"]  # draw 0 is the model, others are surrogates
 HeadNumbers = Float[np.ndarray, "layer head number draw"]
 RowCount = Float[np.ndarray, " 1"]
+ByDocument = Float[np.ndarray, " document"]
+Losses = Float[np.ndarray, "document set"]
 
 
 def _shares(length: ByPlane) -> Float[np.ndarray, "layer _"]:
@@ -94,9 +97,7 @@ def fixed_in_longest(coherence: ByHead, length: ByHead, *, above: float = FIXED)
     return float((of_longest > above).sum() / np.isfinite(of_longest).sum())
 
 
-def predicted_share(
-    agreement: Float[np.ndarray, "layer head of_head"], *, median: bool = False
-) -> float:
+def predicted_share(agreement: PairsOfHeads, *, median: bool = False) -> float:
     """Mean or median over heads of the agreement with the head's own mean vectors."""
     same_head = np.diagonal(agreement, axis1=1, axis2=2)
     mean = np.nanmedian if median else np.nanmean
@@ -125,15 +126,10 @@ def average(by_unit: Float[np.ndarray, " unit"], *, fisher: bool = False) -> flo
     return float(by_unit.mean())
 
 
-def cost(
-    loss: Float[np.ndarray, "document set"],
-    tokens: Float[np.ndarray, " document"],
-    *,
-    by_document: bool = False,
-) -> float:
-    """Change of loss under set 0, in nats/token; NaN if no set changes it by 0.01.
+def cost(loss: Losses, tokens: ByDocument, *, by_document: bool = False) -> float:
+    """Mean over tokens, or median `by_document`, of the change of loss under set 0.
 
-    It is the mean over tokens, or the median `by_document`.
+    In nats/token; NaN if no set changes the loss by 0.01.
     """
     change = loss.sum(0) / tokens.sum()
     if by_document:
@@ -144,9 +140,9 @@ def cost(
 def rank_correlation(
     x: Float[np.ndarray, "*head"], y: Float[np.ndarray, "*head"], *, kendall: bool = False
 ) -> float:
-    """Spearman's rank correlation over known heads; NaN for fewer than 4, or equal numbers.
+    """Spearman's rank correlation of known heads, or Kendall's; NaN for fewer than 4.
 
-    With `kendall` it is Kendall's tau.
+    It is also NaN if all numbers are equal.
     """
     known = np.isfinite(x) & np.isfinite(y)
     x, y = x[known], y[known]
@@ -157,12 +153,9 @@ def rank_correlation(
     return float(np.corrcoef(scipy.stats.rankdata(x), scipy.stats.rankdata(y))[0, 1])
 
 
-def correlations(
-    offset_fraction: HeadDraws, log_wavelength: HeadDraws
-) -> Float[np.ndarray, " draw"]:
-    """Rank correlation of both numbers over the heads, in each draw."""
-    draws = zip(offset_fraction, log_wavelength, strict=True)
-    return np.array([rank_correlation(x, y) for x, y in draws])
+def correlations(x: HeadDraws, y: HeadDraws) -> Float[np.ndarray, " draw"]:
+    """Rank correlation of two numbers of the heads, in each draw."""
+    return np.array([rank_correlation(*draw) for draw in zip(x, y, strict=True)])
 
 
 def rank_over_heads(numbers: HeadNumbers, rows: RowCount, *, kendall: bool = False) -> float:
@@ -178,9 +171,9 @@ def known_heads(numbers: HeadNumbers) -> Bool[np.ndarray, "layer head"]:
 def correlation_interval(numbers: HeadNumbers, rows: RowCount) -> tuple[float, float]:
     """95 % interval of `rank_over_heads`; NaN if only one layer has heads.
 
-    Heads of one layer are not independent, so the jackknife leaves out one layer at a time.
-    The interval is Student's t around Fisher's z. The z of a perfect correlation is infinite,
-    so it is replaced by a value half a swap of two neighbours away.
+    The jackknife leaves out one layer at a time, because heads of a layer are not independent.
+    The interval is Student's t around Fisher's z. A perfect correlation has an infinite z, and
+    counts as half a swap of two neighbours away.
     """
     known, rho = known_heads(numbers), rank_over_heads(numbers, rows)
     layers, size = np.flatnonzero(known.any(1)), known.sum()

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,7 @@ import scipy
 import xarray as xr
 
 from ropelens.budget.labels import DOUBTS, Thresholds
-from ropelens.claims.arrays import (
-    claim_arrays,
-    claim_numbers,
-    parts_by_kind,
-    wavelength_arrays,
-)
+from ropelens.claims.arrays import claim_arrays, parts_by_kind, wavelength_arrays
 from ropelens.claims.claims import CLAIMS
 from ropelens.claims.numbers import known_heads
 from ropelens.claims.verdict import Claim, judge
@@ -43,10 +37,9 @@ def classify_heads(
     """Label every head of a profile: a row for each head, with the columns of heads.csv.
 
     - `confidence` estimates how often other sequences of the same text give the same label: the
-      share of `resamples` bootstrap resamples of the groups of sequences (documents, if there
-      are 8 or more) with this label. The difference between a resample and the whole text is
-      multiplied by the square root of 2. NaN with fewer than two groups, without resamples, and
-      for heads that are "untested" (see `Thresholds`).
+      share of bootstrap `resamples` of the groups of sequences (documents, if there are 8 or
+      more) with this label, whose difference from the whole text is multiplied by the square
+      root of 2. NaN for fewer than two groups or "untested" heads (see `Thresholds`).
     - The three fractions are shares of the bits that sinks do not explain; NaN without any. In
       them, shared bits count for position or content, as exchanged keys decide.
       `fraction_low` to `fraction_high` is the 95% interval of the larger one of
@@ -57,10 +50,10 @@ def classify_heads(
       a negative score and semantic heads with a positive score.
     - `offset` is the peak of the fitted kernel of a positional head, if it has 0.3 or more
       of the kernel. `offset_low` to `offset_high` holds the middle half of the kernel.
-    - `top_wavelength` (tokens; infinite for a plane that does not rotate) is the wavelength of
-      the plane with the most selectivity on keys other than sinks; `top_share` is its share.
-      `planes_to_half` planes hold half of the selectivity. `mean_wavelength` (tokens) is the
-      geometric mean over the planes that rotate, with the same weights.
+    - `top_wavelength` (tokens; infinite without rotation) belongs to the plane with the most
+      selectivity on keys other than sinks, and `top_share` is its share. `planes_to_half`
+      planes hold half of it. `mean_wavelength` (tokens) is the geometric mean over the planes
+      that rotate, with the same weights.
 
     `attrs["thresholds"]` holds the thresholds. `attrs["claim"]` holds the verdict on a claim:
     do positional and semantic heads differ in wavelength more than in surrogates, whose
@@ -95,9 +88,7 @@ def classify_heads(
     integers = ("offset", "offset_low", "offset_high", "planes_to_half")
     heads = heads.astype(dict.fromkeys(integers, "Int64") | dict.fromkeys(DOUBTS, "boolean"))
     heads.attrs["thresholds"] = asdict(Thresholds())
-    rows = float(profile["group_scored"].sum())
-    arrays = wavelength_arrays(*claim_numbers(profile), rows=rows)
-    heads.attrs["claim"] = judge_wavelengths(arrays)
+    heads.attrs["claim"] = judge_wavelengths(wavelength_arrays(profile))
     return heads
 
 
@@ -138,17 +129,17 @@ def ledger(
 ) -> pd.DataFrame:
     """`test_claims` for the arrays of a profile, and of further `runs`, by kind of layers."""
     parts, rows = parts_by_kind(profile), list[dict[str, object]]()
-    arrays: dict[str, dict[str, Any]] = {}
-    for kind, part in {"all": profile, **parts}.items():
-        arrays[kind] = claim_arrays(part) | dict((runs or {}).get(kind, {}))
-    named = str(profile.attrs.get("model", "")).lower()
-    for claim, kind in product(claims, arrays):
-        inside = {*parts} if claim.within_kind else {"all"}
-        if kind in inside and arrays[kind].keys() >= {*claim.arrays}:
+    arrays = {kind: claim_arrays(part) for kind, part in {"all": profile, **parts}.items()}
+    arrays = {kind: x | dict((runs or {}).get(kind, {})) for kind, x in arrays.items()}
+    model = str(profile.attrs.get("model", "")).lower()
+    for claim in claims:
+        for kind in parts if claim.within_kind else ["all"]:
+            if not {*claim.arrays} <= arrays[kind].keys():
+                continue
             name = claim.name.encode() + kind.removeprefix("all").encode()
             random = np.random.default_rng([seed % 2**64, *name])
             row = judge(claim, arrays[kind], random, draws) | {"layers": kind}
-            if row["nearness"] == "close" and any(name in named for name in claim.families):
+            if row["nearness"] == "close" and any(name in model for name in claim.families):
                 row["nearness"] = "direct"
             rows.append(row)
     table = pd.DataFrame(rows)
@@ -157,15 +148,14 @@ def ledger(
     return table
 
 
-def compare_settings(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """The table of the first setting, with the share of settings that have the same verdict.
+def compare_settings(every: pd.DataFrame) -> pd.DataFrame:
+    """The table of the first `setting`, with the share of settings that have the same verdict.
 
     `robust` is this share over `settings`. `differ` names the other settings and verdicts. A
     claim is `reversed` if it is contradicted in most settings.
     """
-    table, *_ = tables.values()
     keys = ["claim", "layers"]
-    every = pd.concat(tables, names=["setting", None]).reset_index("setting")
+    table = every[every["setting"] == every["setting"].iloc[0]].drop(columns="setting")
     every = every.merge(table[[*keys, "verdict"]], on=keys, suffixes=("", "_main"))
     every["same"] = every["verdict"] == every["verdict_main"]
     every["reversed"] = every["verdict"] == "contradicted"
@@ -175,8 +165,3 @@ def compare_settings(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     added["differ"] = grouped["differ"].agg(lambda words: "; ".join(words.dropna()))
     added["reversed"] = grouped["reversed"].mean() > 0.5
     return table.join(added, on=keys)
-
-
-def left_out(table: pd.DataFrame) -> list[str]:
-    """Names of the claims that are not in the table, because the model did not run again."""
-    return [claim.name for claim in CLAIMS if claim.name not in {*table["claim"]}]

@@ -7,17 +7,19 @@ geometry matter.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from ropelens.claims.nulls import Arrays, Null
+from ropelens.claims.nulls import Null
 from ropelens.intervals import jackknife_half
 
 VERDICTS = ("holds", "contradicted", "unresolved", "not testable")
 TAIL = 0.025  # share of the draws beyond either bound of the null
 MIN_DRAWS = 39  # with fewer draws, not even a number beyond all of them is rare enough
+NullDraws = Float[np.ndarray, " draw"]
 SAME = 1e-9  # numbers that differ by less are equal, apart from rounding
 
 
@@ -25,16 +27,12 @@ SAME = 1e-9  # numbers that differ by less are equal, apart from rounding
 class Claim:
     """A published claim: a row of claims.toml. That file explains most of the fields.
 
-    `facts` are the columns of the row that describe the claim and its source. `number` makes a
-    number from the `arrays` (names in `claim_arrays`) of the model, and from draws of the
-    `null`. According to the claim the number is large, or small if `sign` is -1. Numbers below
-    `at_least` are not evidence, and a number within ±`beyond` is 0. `limit` is the largest
-    possible number on the claimed side; it is needed if the draws of the null may not reach it.
-
-    `interval` returns the ends of the 95 % interval; the default is a jackknife over the first
-    axis of the arrays. `objection` returns a reason against a test, or "". `min_size` states
-    the necessary size if most draws are alike. `words` are the reasons if the claim holds, is
-    contradicted or is unresolved.
+    `facts` describe the claim and its source. `number` is computed from the `arrays` (names in
+    `claim_arrays`) of the model, and from draws of the `null`. `limit` is the largest possible
+    number on the claimed side; it is needed if the draws may not reach it. `interval` returns
+    the ends of the 95 % interval (default: a jackknife over the first axis of the arrays), and
+    `objection` a reason against a test, or "". `min_size` states the necessary size if most
+    draws are alike. `words` are the reasons: it holds, is contradicted or is unresolved.
     """
 
     name: str
@@ -76,19 +74,17 @@ def judge(
     """
     x, why = tuple(arrays[name] for name in claim.arrays), arrays.get(f"why {claim.name}", "")
     number, low, high, null = math.nan, math.nan, math.nan, np.empty(0)
+    possible = claim.null.possible(x[0]) if len(x[0]) else 0
     with np.errstate(invalid="ignore", divide="ignore"):
         if not len(x[0]):
             why = "no plane of this model rotates"
+        elif possible < MIN_DRAWS + 1:
+            needs, number = claim.null.min_size, claim.count(*x)
+            why = f"{possible} draws are possible; a verdict needs {needs} or more"
         else:
-            number, possible = claim.count(*x), claim.null.possible(x[0])
-            if possible < MIN_DRAWS + 1:
-                needs = claim.null.min_size
-                why = f"{possible} draws are possible; a verdict needs {needs} or more"
-            else:
-                why = why or claim.objection(*x)
-                drawn = claim.null.draw(x, random, draws)
-                null = np.array([claim.count(*sample) for sample in drawn])
-                low, high = claim.interval(*x) if claim.interval else _jackknife(claim, x)
+            number, why = claim.count(*x), why or claim.objection(*x)
+            null = np.array([claim.count(*y) for y in claim.null.draw(x, random, draws)])
+            low, high = (claim.interval or partial(_jackknife, claim))(*x)
     null = null[np.isfinite(null)]
     null_low, null_high = null_bounds(null)
     floored = np.maximum(claim.sign * np.array([number, *null]), claim.at_least)
@@ -120,7 +116,7 @@ def judge(
     }
 
 
-def null_bounds(null: Float[np.ndarray, " draw"]) -> tuple[float, float]:
+def null_bounds(null: NullDraws) -> tuple[float, float]:
     """The draws below and above which an exact test rejects at 2.5 %; NaN for fewer than 39."""
     beyond, in_order = int((1 + len(null)) * TAIL), np.sort(null)
     if beyond == 0:
@@ -129,16 +125,9 @@ def null_bounds(null: Float[np.ndarray, " draw"]) -> tuple[float, float]:
 
 
 def _decide(
-    claim: Claim,
-    number: float,
-    null: Float[np.ndarray, " draw"],
-    bounded: tuple[float, float, float],
+    claim: Claim, number: float, null: NullDraws, bounded: tuple[float, float, float]
 ) -> tuple[str, str]:
-    """The verdict and its reason; `bounded` has the number and the bounds of the floored null.
-
-    A claim holds if its number is beyond the upper bound, and is contradicted if it is beyond
-    the lower bound.
-    """
+    """The verdict and its reason; `bounded` are the number and bounds of the floored null."""
     if not math.isfinite(number):
         return "not testable", claim.missing
     if len(null) and np.ptp([*null, number]) < SAME:
@@ -165,7 +154,7 @@ def _decide(
     return "unresolved", unresolved
 
 
-def _jackknife(claim: Claim, x: Arrays) -> tuple[float, float]:
+def _jackknife(claim: Claim, *x: np.ndarray) -> tuple[float, float]:
     """The 95 % interval over the first axis of the arrays; NaN for fewer than 3 units."""
     if not claim.null.over or len(x[0]) < 3:
         return math.nan, math.nan

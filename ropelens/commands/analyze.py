@@ -14,6 +14,7 @@ from ropelens.analysis.options import (
     Options,
     OutOption,
     TextOption,
+    names_in,
     with_options,
 )
 from ropelens.checkpoints.bundled import check_text, sample_path
@@ -37,9 +38,7 @@ def analyze_command(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="MODEL",
-            help=f"{MODEL_HELP} Several models, such as RUN/history/*, are measured one after "
-            "another. [default: bundled]",
+            metavar="MODEL", help=f"{MODEL_HELP} Can be several. [default: bundled]"
         ),
     ] = None,
     *,
@@ -74,22 +73,21 @@ def analyze_command(
         check_out(out, kind, parts=checkpoints if several else ())
     check_text(first, text or ())
     if several and not text:
-        text = [sample_path(first.partition(":")[2] or "rope")]  # one text for all models
-    with opening(show_progress, "starting"):  # importing torch takes seconds
+        text = [sample_path(first)]  # one text for all models
+    with opening(show_progress, "reading"):  # find errors before the first measurement
         from ropelens.analysis.analysis import check_model, write_checkpoints
         from ropelens.analysis.plan import plan_analysis
         from ropelens.runtime.processes import processes
-    with opening(show_progress, "reading"):  # find errors before the first measurement
+
         how: dict[str, Any] = {"options": options, "run": not plan}
         plans = {name: plan_analysis(c, text, **how) for name, c in checkpoints.items()}
+        folders = {name: out / name if several else out for name in plans}
+        for name, planned in plans.items() if not plan else ():
+            again = checkpoints[name] if several else ""
+            check_model(folders[name], planned.model, again=again)
     if plan:
         print_lines("\n".join(map(str, plans.values())))
         return
-    folders = {name: out / name if several else out for name in plans}
-    with opening(show_progress, "reading"):
-        for name, planned in plans.items():
-            again = checkpoints[name] if several else ""
-            check_model(folders[name], planned.model, again=again)
     for name, planned in plans.items():
         measure_and_save(planned, folders[name], once=several)
     if several and processes().is_main_process:
@@ -114,7 +112,7 @@ def measure_and_save(plan: Plan, folder: Path, *, once: bool = False) -> None:
         analysis = run_plan(plan, folder=folder, progress=show_progress)
     if processes().is_main_process:
         with opening(show_progress, "writing"):
-            folder.parent.mkdir(exist_ok=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
             analysis.save(folder, again=str(plan.arguments["model"]) if once else "")
 
 
@@ -126,39 +124,29 @@ class Sweep(Options):
         None, "HEADS", "Heads with stopped planes: 3.4,12-29.*,full.* [default: all]"
     )
     layers: str | None = setting(
-        None,
-        "LAYERS",
-        "Layers with stopped planes, instead of heads: kinds of layers (full, sliding, ...) or "
-        "numbers (0-3,7), or * for all layers together. [default: one kind after the other]",
+        None, "LAYERS", "Instead of HEADS: full, 0-3,7, ..., or * for all. [default: by kind]"
     )
     keep: Any = setting(
         None,
         "P,P,...",
-        "Shares of the planes that keep rotating, from 0 to 1. An empty text stops only "
-        "bands. [default: 1, 7/8, 3/4, ..., 0; quarters for long text]",
+        "Shares of the planes that keep rotating; empty for only bands. [default: 1, 7/8, 3/4, "
+        "..., 0; quarters for long text]",
         parser=lambda text: tuple(map(float, filter(None, text.split(",")))),
     )
     end: Literal["slow", "fast"] | None = setting(
-        None,
-        None,
-        "Stop the slowest planes first (as p-RoPE does), or the fastest. [default: a "
-        "sweep for each]",
+        None, None, "Planes that stop first: slow as in p-RoPE, or fast. [default: both sweeps]"
     )
     bands: int = setting(0, "N", "Also stop each of N bands of wavelengths by itself.", min=0)
     controls: int | None = setting(
-        None,
-        "N",
-        "Random sets of planes to compare with each step. [default: 3; 1 for long text]",
-        min=0,
+        None, "N", "Random sets of planes for each step. [default: 3; 1 for long text]", min=0
     )
     measures: Any = setting(
         None,
         "NAME,NAME,...",
-        "Measures: loss (on the text), induction (on repeated random tokens), retrieval "
-        "(of needles in the text), change (of attention), labels, copying (loss on "
-        "repeated random tokens by distance). [default: all; for long text loss, "
-        "induction, change and copying]",
-        parser=lambda text: tuple(text.replace(" ", "").split(",")),
+        "loss, induction (on repeated random tokens), retrieval (of needles), change (of "
+        "attention), labels, copying (loss on repeated random tokens by distance). [default: "
+        "all; for long text loss, induction, change and copying]",
+        parser=names_in,
     )
 
 
@@ -192,15 +180,13 @@ def truncate_command(
         check_out(out, "truncation")
     wanted_measures(options.measures or DEFAULT_MEASURES)
     check_text(model, text or ())
-    with opening(show_progress, "starting"):  # importing torch takes seconds
+    sweep = {name: getattr(options, name) for name in Sweep.__annotations__ if name != "end"}
+    sweep["ends"] = ["slow", "fast"] if options.end is None else [options.end]
+    with opening(show_progress, "reading"):  # importing torch takes seconds
         from ropelens.analysis.analysis import check_model, check_sweep
         from ropelens.analysis.plan import plan_analysis
-    values = vars(options)
-    sweep = {name: values[name] for name in Sweep.__annotations__ if name != "end"}
-    sweep["ends"] = ["slow", "fast"] if options.end is None else [options.end]
-    plain = Options(**{name: values[name] for name in Options.__dataclass_fields__})
-    with opening(show_progress, "reading"):
-        planned = plan_analysis(model, text, plain, truncation=sweep, run=not plan)
+
+        planned = plan_analysis(model, text, options, truncation=sweep, run=not plan)
     if plan:
         print_lines(planned)
         return

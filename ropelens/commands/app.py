@@ -6,15 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
-from ropelens.analysis.options import Options, OutOption, path_of, with_options
+from ropelens.analysis.options import ModelArgument, Options, OutOption, path_of, with_options
 from ropelens.checkpoints.bundled import BUNDLED, bundled_facts
-from ropelens.checkpoints.load_options import option
+from ropelens.checkpoints.load_options import Loading, option
 from ropelens.commands.analyze import analyze_command, truncate_command
 from ropelens.commands.claims import claims_command
-from ropelens.commands.prompt import prompt_command
 from ropelens.commands.rope import rope_command
 from ropelens.commands.terminal import finish, print_path, run_app
-from ropelens.runtime.progress import show_progress
+from ropelens.runtime.progress import opening, show_progress
 from ropelens.train.settings import Settings
 
 WITH_STUDY = ("study", "text", "valid", "tokens", "out")  # options together with --study
@@ -55,20 +54,59 @@ def list_bundled() -> None:
     typer.echo("* validation loss, nats per token")
 
 
+@with_options(Loading)
+def prompt_command(
+    model: ModelArgument,
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="Text of 3 to 256 tokens.")],
+    *,
+    versus: Annotated[
+        str | None,
+        option("TEXT", "A token, or another prompt. [default: the second likeliest token]"),
+    ] = None,
+    out: OutOption = Path("prompt"),
+    options: Loading,
+) -> None:
+    """Explain the next token of a prompt: which heads and planes add to its logit.
+
+    The answer is the difference of two logits: of the next token and the token TEXT, or of the
+    next tokens that the prompts PROMPT and TEXT favour.
+
+    Writes index.html (the page), attribution.nc, planes.csv (the planes with the largest
+    attribution), patched_head.nc and patched_position.nc (with another prompt as --versus) and
+    run.json to DIR, and prints the path of the page. No analysis of the model is needed.
+
+    \b
+    Examples:
+      ropelens prompt ./my-llama "The capital of France is"
+      ropelens prompt ./my-llama "The capital of France is" --versus "The capital of Italy is"
+    """
+    from ropelens.runtime.results import check_out
+
+    check_out(out, "prompt")
+    with opening(show_progress, "loading"):
+        from ropelens.analysis.prompt import explain_prompt
+        from ropelens.checkpoints.load import open_checkpoint
+
+        opened = open_checkpoint(model, options)
+        loaded = opened.read()
+    how: Any = {"tokenizer": opened.tokenizer, "progress": show_progress}
+    explain_prompt(loaded, prompt, versus, **how).save(out)
+    finish(out)
+
+
 @with_options(Options, only=("seed", "device"))
 def compare_command(
     paths: Annotated[
         list[Path],
         typer.Argument(
             metavar="DIR...",
-            help="Runs and studies of ropelens train, or folders that ropelens analyze wrote. "
-            "The first is the baseline.",
+            help="Trained runs and studies, or analyzed folders. The first is the baseline.",
         ),
     ],
     *,
     out: OutOption = Path("compared"),
     sequences: Annotated[
-        int, option("N", "Validation sequences for the loss of each run.", min=2, max=10000000)
+        int, option("N", "Validation sequences of a run.", min=2, max=10**7)
     ] = 512,
     options: Options,
 ) -> None:
@@ -92,10 +130,9 @@ def compare_command(
     from ropelens.comparison.compare import compare
     from ropelens.runtime.processes import processes, shared
 
-    how: dict[str, Any] = {"seed": options.seed, "device": options.device}
-    how |= {"sequences": sequences, "progress": show_progress}
+    how: Any = {"sequences": sequences, "seed": options.seed, "device": options.device}
     with shared():
-        comparison = compare(paths, cache=out / "measured", **how)
+        comparison = compare(paths, cache=out / "measured", progress=show_progress, **how)
     if processes().is_main_process:
         Answer().save(out, comparison)
         finish(out)
@@ -104,18 +141,11 @@ def compare_command(
 def report_command(
     folder: Annotated[
         Path,
-        typer.Argument(
-            metavar="DIR", help="A folder that ropelens analyze, truncate or compare wrote."
-        ),
+        typer.Argument(metavar="DIR", help="Folder that analyze, truncate or compare wrote."),
     ],
     *,
     beside: Annotated[
-        Path | None,
-        option(
-            "DIR",
-            "A folder of another model or checkpoint, to show its heads next to the heads of "
-            "DIR.",
-        ),
+        Path | None, option("DIR", "Show the heads of this folder next to the heads of DIR.")
     ] = None,
 ) -> None:
     """Make the page of DIR again from its saved numbers, and print the path of the page.
@@ -136,32 +166,21 @@ def report_command(
 def train_command(
     run: typer.Context,
     *,
-    out: Annotated[
-        Path,
-        option("RUN", "Folder for the run, with its model, or for the study.", parser=path_of),
-    ],
+    out: Annotated[Path, option("RUN", "Folder for the run or the study.", parser=path_of)],
     text: Annotated[
         list[Path] | None,
         option("FILE", "Text file or folder. Can be repeated.", parser=path_of),
     ] = None,
     valid: Annotated[
         list[Path] | None,
-        option(
-            "FILE",
-            "Validation text. Can be repeated. [default: 2% of the sequences]",
-            parser=path_of,
-        ),
+        option("FILE", "Validation text. [default: 2% of the sequences]", parser=path_of),
     ] = None,
     tokens: Annotated[
         Path | None, option("FOLDER", "Instead of --text: a folder with prepared tokens.")
     ] = None,
     study: Annotated[
         Path | None,
-        option(
-            "FILE.toml",
-            "Train all variants, sizes and seeds of a study. Can be used only with --text, "
-            "--valid, --tokens and --out.",
-        ),
+        option("FILE.toml", "Train a study; only with --text, --valid, --tokens and --out."),
     ] = None,
     options: Settings,
 ) -> None:
@@ -172,23 +191,21 @@ def train_command(
       ropelens train --text books/ --variant p-rope:0.75 --out runs/books
       ropelens train --study variants.toml --text books/ --out runs/variants
     """
-    text, valid = text or [], valid or []
-    if study is not None:
-        for parameter in run.command.params:
-            name = str(parameter.name)
-            source = getattr(run.get_parameter_source(name), "name", "")
-            if name not in WITH_STUDY and source == "COMMANDLINE":
-                fault = f"{parameter.opts[0]} cannot be used together with --study"
-                raise typer.BadParameter(f"{fault}. Set it in the file")
-        from ropelens.train.run import run_study
-
-        print_path(run_study(study, out=out, text=text, valid=valid, tokens=tokens))
-    elif bool(text) == (tokens is not None):
+    for parameter in run.command.params if study is not None else ():
+        name = str(parameter.name)
+        source = getattr(run.get_parameter_source(name), "name", "")
+        if name not in WITH_STUDY and source == "COMMANDLINE":
+            fault = f"{parameter.opts[0]} cannot be used together with --study"
+            raise typer.BadParameter(f"{fault}. Set it in the file")
+    if study is None and bool(text) == (tokens is not None):
         raise typer.BadParameter("one of --text, --tokens and --study is needed")
-    else:
-        from ropelens.train.run import train
+    from ropelens.train.run import run_study, train
 
-        print_path(train(options, out=out, text=text, valid=valid, data=tokens))
+    texts: Any = {"out": out, "text": text or [], "valid": valid or []}
+    if study is not None:
+        print_path(run_study(study, tokens=tokens, **texts))
+    else:
+        print_path(train(options, data=tokens, **texts))
 
 
 for name, short_help, command in (

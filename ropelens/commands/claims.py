@@ -17,18 +17,25 @@ import typer
 
 from ropelens.analysis.options import Options, OutOption, TextOption, with_options
 from ropelens.checkpoints.load_options import setting
-from ropelens.checkpoints.names import name_checkpoints, short_names
+from ropelens.checkpoints.names import name_checkpoints
 from ropelens.commands.analyze import PlanOption, measure_and_save
 from ropelens.commands.terminal import finish, print_lines, print_message
 from ropelens.errors import BadArgument
-from ropelens.runtime.folder import file_name, write_whole
+from ropelens.runtime.folder import write_whole
 from ropelens.runtime.progress import opening, show_progress
 
 if TYPE_CHECKING:
     import pandas as pd
-    import xarray as xr
 
     from ropelens.analysis.plan import Plan
+
+    Ledger = tuple[pd.DataFrame, dict[str, Any]]  # a table, and `runs`: facts of each model
+
+PLACES_HELP = "Models, or folders that analyze or claims wrote. [default: bundled]"
+ROBUST_HELP = (
+    "Test the claims on each --text at each of --contexts, also with another statistic. The "
+    "first text at the longest context is the main setting."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,45 +48,30 @@ class Testing(Options):
     quick: bool = setting(
         False, None, "Skip the claims that run the model again.", name="--quick"
     )
-    robust: bool = setting(
-        False,
-        None,
-        "Test the claims on each --text at each of --contexts, also with another statistic. "
-        "The first text at the longest context is the main setting.",
-        name="--robust",
-    )
+    robust: bool = setting(False, None, ROBUST_HELP, name="--robust")
     contexts: Any = setting(
         None,
         "N,N,...",
-        "Contexts for --robust. Claims that run the model again use the longest context.",
+        "Contexts for --robust. Claims that run the model again use the longest one.",
         parser=lambda text: tuple(map(int, text.split(","))),
     )
 
-    @property
-    def measured(self) -> Options:
-        """The options of the analysis."""
-        return Options(**{name: getattr(self, name) for name in Options.__dataclass_fields__})
-
 
 class Setting(NamedTuple):
-    """An analysis in `folder`. If it has a `plan`, the model can run."""
+    """An analysis in `folder`, `saved` or planned. If it `runs`, the model runs for claims."""
 
     name: str
     folder: Path
     plan: Plan | None = None
-    saved: bool = False  # it was measured before
-    runs: bool = False  # claims that run the model again are tested
+    saved: bool = False
+    runs: bool = False
 
 
 @with_options(Testing, only=Testing.__dataclass_fields__.keys() - {"prompts", "attention_on"})
 def claims_command(
     models: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="MODEL|DIR",
-            help="Models as for ropelens analyze, or folders that ropelens analyze or claims "
-            "wrote, which are not measured again. [default: bundled]",
-        ),
+        typer.Argument(metavar="MODEL|DIR", help=PLACES_HELP),
     ] = None,
     *,
     out: OutOption = Path("claims"),
@@ -107,110 +99,85 @@ def claims_command(
     places = name_checkpoints(models or ["bundled"])
     if not plan:
         check_out(out, "claims", parts=places)
-    if options.contexts and not options.robust:
-        raise BadArgument("--contexts belongs to --robust.", hint="--context, or --robust")
-    ledgers = _read_ledgers(places, text, options)
+    ledgers = _read_ledgers(out, places, text, options)
     settings: dict[str, list[Setting]] = {}
     with opening(show_progress, "reading"):  # find errors before the first measurement
-        for name in (name for name, (table, _) in ledgers.items() if table is None):
+        for name in (name for name in places if name not in ledgers):
             settings[name] = _settings(out / name, places[name], text, options, run=not plan)
     for of_model in settings.values() if plan or options.robust else ():
         _print_work(of_model, timed=not plan)
-    if not plan:
-        _test_and_write(out, places, ledgers, settings, options)
-        finish(out)
+    if plan:
+        return
+    for name, of_model in settings.items():
+        ledgers[name] = _test_settings(of_model, name, out, options)
+    _write(out, places, [ledgers[name] for name in places])
+    finish(out)
 
 
-def _test_and_write(
-    out: Path,
-    places: dict[str, str],
-    ledgers: dict[str, tuple[pd.DataFrame | None, dict[str, Any]]],
-    settings: dict[str, list[Setting]],
-    options: Testing,
-) -> None:
-    import pandas as pd
+def _read_ledgers(
+    out: Path, places: dict[str, str], text: TextOption, options: Testing
+) -> dict[str, Ledger]:
+    """The ledgers among the places, by name. Refuses options that do not fit the places."""
+    from ropelens.report.claims import read_ledger
+    from ropelens.runtime.results import other_place, read_record
 
-    from ropelens.analysis.plan import this_command
-    from ropelens.figures.formats import signed
-    from ropelens.profiles.measurement import versions
-    from ropelens.report.claims import claims_sentences, render_claims
-    from ropelens.report.render import write_sentence
-    from ropelens.report.tables import short_facts
-    from ropelens.runtime.results import PAGE, write_folder
-    from ropelens.runtime.savepoint import UNFINISHED
-
-    tables: list[pd.DataFrame] = []
-    runs: dict[str, Any] = {}
-    for name, (table, entries) in ledgers.items():
-        place = Path(places[name])
-        if table is None:
-            table, profile = _test_settings(settings[name], out / UNFINISHED / name, options)
-            table, place = table.assign(model=name), settings[name][0].folder
-            facts = {"facts": ", ".join(short_facts(profile)), "page": PAGE}
-            entries[name] = facts | {"tokens_sha256": profile.attrs["tokens_sha256"]}
-        for entry in entries.values():
-            if "page" in entry:  # the page of the analysis
-                entry["page"] = relpath(place / entry["page"], out)
-        runs |= entries
-        tables.append(table)
-    table = pd.concat(tables)
-    columns = ["claim", "layers", "verdict", "number", "null_low", "null_high", "q_value"]
-    shown = table[columns + ["robust"] * ("robust" in table)]
-    for model, rows in shown.groupby(table["model"], sort=False):
-        number = partial(signed, form=".3g")
-        lines = rows.to_string(index=False, na_rep="–", float_format=number)
-        print_lines(f"{model}\n{lines}\n", err=True)
-    numbers = dict(zip(table["claim"], table["what"], strict=True))
-    meanings = [f"  {claim}: {what}" for claim, what in numbers.items()]
-    print_lines("\n".join([write_sentence("claims", "table"), *meanings, ""]), err=True)
-    record = {
-        "kind": "claims",
-        "findings": claims_sentences(table, places),
-        "command": this_command(),
-        "model": {"name": ", ".join(runs) if len(runs) == 1 else f"{len(runs)} models"},
-        "runs": runs,
-        "versions": versions(),
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    page = partial(render_claims, table, record)
-    results = {"claims.csv": table, "claims.json": table}
-    write_folder(out, record=record, results=results, page=page)
-    shutil.rmtree(out / UNFINISHED, ignore_errors=True)
+    kinds = {name: read_record(place).get("kind") for name, place in places.items()}
+    models = {name: places[name] for name in places if kinds[name] in (None, "comparison")}
+    if options.model is not None and (len(places) > 1 or models or not text or options.robust):
+        what = "--model is the model of one analyzed folder, and needs --text."
+        raise BadArgument(what, hint="ropelens claims DIR --model MODEL --text FILE")
+    if options.contexts and not options.robust:
+        raise BadArgument("--contexts belongs to --robust.", hint="--context, or --robust")
+    needless = "--robust" * (options.robust and len(models) < len(places))
+    needless = needless or "--text" * bool(text and not models and options.model is None)
+    if needless:
+        raise BadArgument("Saved results are not measured again.", hint=f"without {needless}")
+    for place in models.values():
+        if not (text or place.startswith("bundled")):
+            raise other_place(place, "an analyzed folder, or a model with --text FILE")
+    claims = [name for name, kind in kinds.items() if kind == "claims"]
+    ledgers = {name: read_ledger(places[name], out) for name in claims}
+    names = [n for name in places for n in (ledgers[name][1] if name in ledgers else [name])]
+    if len({*names}) < len(names):
+        what, seen = "A ledger has each model once.", ", ".join(names)
+        raise BadArgument(what, seen=seen, hint="each name only once")
+    return ledgers
 
 
 def _settings(
     folder: Path, place: str, text: TextOption, options: Testing, *, run: bool
 ) -> list[Setting]:
     """The settings of a model or an analyzed folder, the main setting first."""
-    with opening(show_progress, "starting"):  # importing torch takes seconds
-        from ropelens.analysis.analysis import check_model
-        from ropelens.analysis.plan import plan_analysis
-        from ropelens.runtime.results import read_record
+    from ropelens.analysis.analysis import check_model
+    from ropelens.analysis.plan import plan_analysis
+    from ropelens.runtime.results import read_record
 
-    if (record := read_record(place)) and options.model is None:
+    record, runs = read_record(place), not options.quick
+    if record and options.model is None:
         return [Setting("main", Path(place), saved=True)]
-    if record and options.model is not None:
+    if record:
         same: Any = {n: getattr(options, n) or record.get(n) for n in ("context", "sequences")}
-        plan = plan_analysis(options.model, text, replace(options.measured, **same), run=run)
+        plan = plan_analysis(str(options.model), text, replace(options, **same), run=run)
         if plan.model["fingerprint"] != record.get("model", {}).get("fingerprint"):
             what = f"{place} was measured on another model than {options.model}."
             raise BadArgument(what, hint="the same model, --dtype and --quantize")
-        return [Setting("main", Path(place), plan, saved=True, runs=not options.quick)]
-    parts: list[Any] = [("sample", text)]
+        return [Setting("main", Path(place), plan, saved=True, runs=runs)]
+    parts: dict[str, Any] = {"sample": text}
     if options.robust and text:
-        if len({*text}) < len(text):
-            raise BadArgument("--text names a text twice.", hint="each text only once")
-        parts = [(name, [path]) for name, path in zip(short_names(text), text, strict=True)]
+        named = name_checkpoints([*map(str, text)])
+        parts = {name: [Path(path)] for name, path in named.items()}
     contexts = sorted({*(options.contexts or ())}, reverse=True) or [options.context]
-    settings = []
-    for context, (name, part) in product(contexts, parts):
-        plan = plan_analysis(place, part, replace(options.measured, context=context), run=run)
-        label = f"{name}, {plan.text.context:,} tokens" if options.robust else "main"
-        inside = folder / file_name(label.replace(", ", "-")) if options.robust else folder
+    settings: dict[str, Setting] = {}
+    for context, (name, part) in product(contexts, parts.items()):
+        plan = plan_analysis(place, part, replace(options, context=context), run=run)
+        label, inside = "main", folder
+        if options.robust:
+            label = f"{name}, {plan.text.context:,} tokens"
+            inside = folder / f"{name}-{plan.text.context}-tokens"
         check_model(inside, plan.model, again=place)
-        runs = context == contexts[0] and not options.quick
-        settings.append(Setting(label, inside, plan, runs=runs))
-    return settings
+        longest = runs and context == contexts[0]
+        settings.setdefault(label, Setting(label, inside, plan, runs=longest))
+    return [*settings.values()]
 
 
 def _print_work(settings: list[Setting], *, timed: bool) -> None:
@@ -229,34 +196,33 @@ def _print_work(settings: list[Setting], *, timed: bool) -> None:
         print_message(f"expected time: {expected} for {len(settings)} settings", by="")
 
 
-def _test_settings(
-    settings: list[Setting], scratch: Path, options: Testing
-) -> tuple[pd.DataFrame, xr.Dataset]:
-    """Table and profile of the main setting; measures analyses that are not saved.
+def _test_settings(settings: list[Setting], name: str, out: Path, options: Testing) -> Ledger:
+    """The ledger of a model; its analyses are measured if they are not saved."""
+    import pandas as pd
 
-    If claims are tested in several settings, the table also compares them.
-    """
     from ropelens.claims.tables import compare_settings
     from ropelens.profiles.measures import open_profile
+    from ropelens.report.tables import short_facts
+    from ropelens.runtime.results import PAGE
+    from ropelens.runtime.savepoint import UNFINISHED
 
-    tables: dict[str, pd.DataFrame] = {}
-    for number, part in enumerate(settings):
+    tables = []
+    for number, part in enumerate(settings, 1):
         if options.robust:
-            print_message(f"setting {number + 1} of {len(settings)}: {part.name}", by="")
+            print_message(f"setting {number} of {len(settings)}: {part.name}", by="")
         if part.plan is not None and not part.saved:
-            part.folder.parent.mkdir(parents=True, exist_ok=True)
             measure_and_save(part.plan, part.folder, once=True)
-        profile = open_profile(part.folder / "profile.nc")
-        tested = _table_of(part, profile, scratch, options)
-        for name, rows in tested.groupby("setting", sort=False):
-            tables[str(name)] = rows.drop(columns="setting")
-    main, profile = next(iter(tables.values())), open_profile(settings[0].folder / "profile.nc")
-    return compare_settings(tables) if options.robust else main, profile
+        tables.append(_table_of(part, out / UNFINISHED / name, options))
+    folder = settings[0].folder
+    profile = open_profile(folder / "profile.nc")
+    facts = {"facts": ", ".join(short_facts(profile)), "page": relpath(folder / PAGE, out)}
+    facts["tokens_sha256"] = profile.attrs["tokens_sha256"]
+    table = pd.concat(tables)
+    table = compare_settings(table) if options.robust else table.drop(columns="setting")
+    return table.assign(model=name), {name: facts}
 
 
-def _table_of(
-    part: Setting, profile: xr.Dataset, scratch: Path, options: Testing
-) -> pd.DataFrame:
+def _table_of(part: Setting, scratch: Path, options: Testing) -> pd.DataFrame:
     """The table of a setting, followed by the table of the other statistics if `robust`.
 
     It is saved in `scratch`, with every setting that affects the numbers in its name.
@@ -267,17 +233,14 @@ def _table_of(
     from ropelens.claims.claims import OTHERS
     from ropelens.profiles.heads import require_budget
     from ropelens.profiles.measurement import versions
+    from ropelens.profiles.measures import open_profile
     from ropelens.runtime.savepoint import savepoint
 
+    profile = open_profile(part.folder / "profile.nc")
     require_budget(profile)
     seed, plan, runs = options.seed, part.plan, None
     key = {name: profile.attrs.get(name) for name in ("tokens_sha256", "created")}
-    key |= {
-        "runs": part.runs,
-        "seed": seed,
-        "robust": options.robust,
-        "versions": versions(),
-    }
+    key |= {"runs": part.runs, "seed": seed, "robust": options.robust, "versions": versions()}
     key |= plan.model | plan.arguments if plan else {}
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
     if (file := scratch / f"{digest}.csv").exists():
@@ -288,37 +251,42 @@ def _table_of(
         how: Any = {"tokenizer": plan.source.tokenizer, "progress": show_progress}
         with savepoint(scratch / digest, key):
             runs = claim_runs(profile, live, plan.text, seed=seed, **how)
-    tables = [ledger(profile, seed=seed, runs=runs).assign(setting=part.name)]
+    table = ledger(profile, seed=seed, runs=runs).assign(setting=part.name)
     if options.robust:
         others = ledger(profile, seed=seed, runs=runs, claims=OTHERS)
-        tables.append(others.assign(setting=f"{part.name}, other statistic"))
-    write_whole(file, pd.concat(tables).to_csv(index=False))
-    return pd.concat(tables)
+        others["setting"] = f"{part.name}, other statistic"
+        table = pd.concat([table, others])
+    write_whole(file, table.to_csv(index=False))
+    return table
 
 
-def _read_ledgers(
-    places: dict[str, str], text: TextOption, options: Testing
-) -> dict[str, tuple[pd.DataFrame | None, dict[str, Any]]]:
-    """Table and `runs` of each ledger, by name. Other places have None and an empty run."""
-    from ropelens.report.claims import read_ledger
-    from ropelens.runtime.results import other_place, read_record
+def _write(out: Path, places: dict[str, str], ledgers: list[Ledger]) -> None:
+    """Print the table of all models, and write it with its page."""
+    import pandas as pd
 
-    kinds = {name: read_record(place).get("kind") for name, place in places.items()}
-    models = [name for name, kind in kinds.items() if kind in (None, "comparison")]
-    if options.model is not None and (len(places) > 1 or models or not text or options.robust):
-        what = "--model is the model of one analyzed folder, and needs --text."
-        raise BadArgument(what, hint="ropelens claims DIR --model MODEL --text FILE")
-    needless = "--robust" * (options.robust and len(models) < len(places))
-    needless = needless or "--text" * bool(text and not models and options.model is None)
-    if needless:
-        raise BadArgument("Saved results are not measured again.", hint=f"without {needless}")
-    ledgers: dict[str, tuple[pd.DataFrame | None, dict[str, Any]]] = {}
-    for name, place in places.items():
-        if name in models and not (text or place.startswith("bundled")):
-            raise other_place(place, "an analyzed folder, or a model with --text FILE")
-        ledgers[name] = read_ledger(place) if kinds[name] == "claims" else (None, {name: {}})
-    names = [name for _, entries in ledgers.values() for name in entries]
-    if len(set(names)) < len(names):
-        what, seen = "A ledger has each model once.", ", ".join(names)
-        raise BadArgument(what, seen=seen, hint="each name only once")
-    return ledgers
+    from ropelens.analysis.plan import this_command
+    from ropelens.figures.formats import signed
+    from ropelens.profiles.measurement import versions
+    from ropelens.report.claims import claims_sentences, render_claims
+    from ropelens.report.render import write_sentence
+    from ropelens.runtime.results import write_folder
+    from ropelens.runtime.savepoint import UNFINISHED
+
+    table = pd.concat([table for table, _ in ledgers])
+    runs = {name: facts for _, entries in ledgers for name, facts in entries.items()}
+    columns = ["claim", "layers", "verdict", "number", "null_low", "null_high", "q_value"]
+    shown = table[columns + ["robust"] * ("robust" in table)]
+    for model, rows in shown.groupby(table["model"], sort=False):
+        number = partial(signed, form=".3g")
+        lines = rows.to_string(index=False, na_rep="–", float_format=number)
+        print_lines(f"{model}\n{lines}\n", err=True)
+    numbers = dict(zip(table["claim"], table["what"], strict=True))
+    meanings = [f"  {claim}: {what}" for claim, what in numbers.items()]
+    print_lines("\n".join([write_sentence("claims", "table"), *meanings, ""]), err=True)
+    model = {"name": ", ".join(runs) if len(runs) == 1 else f"{len(runs)} models"}
+    record = {"kind": "claims", "command": this_command(), "versions": versions()}
+    record |= {"findings": claims_sentences(table, places), "model": model, "runs": runs}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    results, page = {"claims.csv": table, "claims.json": table}, partial(render_claims, table)
+    write_folder(out, record=record, results=results, page=partial(page, record))
+    shutil.rmtree(out / UNFINISHED, ignore_errors=True)

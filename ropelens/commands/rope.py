@@ -35,37 +35,26 @@ def rope_command(
     *,
     config: Annotated[
         str | None,
-        option(
-            "CONFIG",
-            "Compare with this configuration: a config.json, or the name of a model. [default: "
-            "the configuration of MODEL]",
-        ),
+        option("CONFIG", "Compare with this config.json or model. [default: MODEL]"),
     ] = None,
     context: Annotated[
         int | None,
-        option(
-            "N",
-            "Length in tokens, for variants that depend on the length (dynamic, longrope). "
-            "[default: the trained context]",
-            min=1,
-        ),
+        option("N", "Length for dynamic and longrope. [default: the trained context]", min=1),
     ] = None,
     variant: Annotated[
-        str | None,
-        option("NAME[:VALUE]", "Rotate as this RoPE variant: p-rope:0.75, yarn:4, ..."),
+        str | None, option("NAME[:VALUE]", "Rotate as this variant: p-rope:0.75, yarn:4, ...")
     ] = None,
     verbose: Annotated[
-        bool, option(None, "Print one table for each layer.", name="--verbose")
+        bool, option(None, "Print a table per layer.", name="--verbose")
     ] = False,
     options: Loading,
 ) -> None:
     """Measure and print the rotation of a model or of arrays in a file.
 
     The first three lines name the kinds of layers, their bases and wavelengths, and the dead
-    planes, in which all queries or keys are 0. A table follows, with a row for each plane:
-    measured frequency (rad/token), measured wavelength (tokens), the frequency in the model's
-    buffer ("stated"), the frequency from its configuration, and the relative difference between
-    measured and stated. --variant measures an edited model.
+    planes, in which all queries or keys are 0. A table with a row for each plane follows: the
+    measured frequency (rad/token) and wavelength (tokens), the frequencies in the model's
+    buffer ("stated") and configuration, and the relative difference of measured and stated.
 
     The last line is the verdict: "rotates as configured", or the fault. The exit status is 0,
     or 1 for a fault. Edits do not change the verdict.
@@ -164,6 +153,9 @@ def _table(rope: xr.Dataset) -> str:
     names = ["inv_freq", "wavelength", "inv_freq_stated", "inv_freq_configured"]
     first = rope.isel(layer=0)
     layers, rotary_dim = rope["layer"].values.tolist(), int(first["rotary_dim"])
+    title = f"layer{'s' * (len(layers) > 1)} {ranges(layers)}: "
+    if rope["residual"].isnull().all():
+        return f"{title}no attention ({first['layer_type'].item()})\n"
     # A plane that is dead in a layer is measured in another one.
     columns = {name: pd.DataFrame(rope[name].values).bfill().iloc[0] for name in names}
     planes = pd.DataFrame(columns).dropna(subset="inv_freq")
@@ -175,9 +167,6 @@ def _table(rope: xr.Dataset) -> str:
     formatters = [form.format for form in forms]
     rows = planes.to_string(index=False, na_rep="", header=header, formatters=formatters)
     rotation = f"{rotary_dim // 2} planes, {first['pairing'].item()} pairing"
-    title = f"layer{'s' * (len(layers) > 1)} {ranges(layers)}: "
-    if rope["residual"].isnull().all():
-        return f"{title}no attention ({first['layer_type'].item()})\n"
     rotation = rotation if rotary_dim else "no rotation"
     title += f"{rotation} (residual {rope['residual'].max():.1e})"
     scale = first["query_scale"]

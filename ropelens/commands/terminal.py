@@ -136,9 +136,9 @@ def run_analysis(
 ) -> None:
     """Run a script that answers one question about a model and a text.
 
-    MODEL, --text, --context and --sequences of the command line, with `rows` and `truncation`
-    as for `analyze`, give an `Analysis`, from which `answer` computes the answer. It is written
-    to reports/SCRIPT/MODEL next to the script's folder, with an index. Prints its path.
+    `answer` gets the `Analysis` of the options of the command line, with `rows` and
+    `truncation` as for `analyze`. Its answer is written to reports/SCRIPT/MODEL next to the
+    script's folder, with an index, and the path is printed.
     """
     script = Path(str(sys.modules[answer.__module__].__file__)).resolve()
     reports = script.parents[1] / "reports"
@@ -163,9 +163,8 @@ def run_analysis(
 def run_app(app: typer.Typer, *, name: str = "ropelens") -> None:
     """Run a command and exit.
 
-    The status is 0 after success, 2 for wrong usage, and 1 for other errors that a user can
-    cause, which print one line. It is 128 + N after the signal N. Any other error is a bug and
-    shows a traceback.
+    The status is 0 after success, 2 for wrong usage, 1 for other errors of a user, which print
+    one line, and 128 + N after the signal N. Any other error is a bug and shows a traceback.
     """
     open_streams()
     quiet_libraries()

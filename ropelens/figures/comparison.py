@@ -13,7 +13,7 @@ import xarray as xr
 from ropelens.comparison import table as tables
 from ropelens.figures import style
 from ropelens.figures.formats import plotly_text, ranges, short_count
-from ropelens.figures.planes import AXIS_TITLE, NO_PLANES, mark_trained
+from ropelens.figures.planes import mark_trained, set_wavelengths
 from ropelens.interventions.truncation_table import best_head
 from ropelens.profiles.measures import NEEDLES
 
@@ -28,6 +28,7 @@ PLANE_PANELS = {
 HEADS = ("layer", "head")
 AVERAGED = {*HEADS, "kv_head", "trial", "retrieval_length", "depth"}
 Panels = Mapping[str, Callable[[str], xr.DataArray]]
+"""For each axis title, the values of a group over `entry` and the dimension of x."""
 """For each axis title, the values of a group over `entry` and the dimension of x."""
 
 
@@ -47,10 +48,10 @@ def group_looks(comparison: xr.Dataset) -> dict[str, Look]:
 
 def variant_looks(names: Sequence[str]) -> dict[str, Look]:
     """Look of each variant: fixed for `KNOWN_VARIANTS`, the next unused look for others."""
+    kinds = [*zip(style.VARIANT_COLORS, VARIANT_SYMBOLS, strict=True)]
     palette = [
         Look(symbol, {"color": color, "dash": dash, "width": 2})
-        for dash in DASHES
-        for color, symbol in zip(style.VARIANT_COLORS, VARIANT_SYMBOLS, strict=True)
+        for dash, (color, symbol) in itertools.product(DASHES, kinds)
     ]
     known, written = KNOWN_VARIANTS, [name.replace(":", "-") for name in names]
     unused = itertools.cycle(
@@ -70,8 +71,9 @@ def _line_panels(
     """Stack the panels, with the mean and range of each group's entries."""
     size = {"height": 560, "spacing": 0.08} | size
     figure = style.stacked(title, max(1, len(panels)), **size)
+    looks = group_looks(comparison)
     for row, (unit, values_of) in enumerate(panels.items(), start=1):
-        for group, look in group_looks(comparison).items():
+        for group, look in looks.items():
             values = _averaged(values_of(group)).transpose("entry", ...)
             if not values.sizes["entry"]:
                 continue
@@ -80,8 +82,8 @@ def _line_panels(
             bars, name = style.interval_bars(mean, low, high, **whiskers), plotly_text(group)
             data = {"x": mean[mean.dims[0]].values, "y": mean.values, "error_y": bars}
             marks = {"mode": "lines+markers", "marker": {"symbol": look.symbol, "size": 6}}
-            legend = {"name": name, "legendgroup": group, "showlegend": row == 1}
             marks |= {"line": look.line, "hovertemplate": f"{name}<br>{hover}<extra></extra>"}
+            legend = {"name": name, "legendgroup": group, "showlegend": row == 1}
             figure.add_scatter(**data, **marks, **legend, row=row, col=1)
         figure.update_yaxes(title_text=unit, row=row)
     return style.note_missing(figure, "these quantities were not measured")
@@ -93,21 +95,21 @@ def plot_loss_change(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
     `table` is `summarize_comparison(comparison)`. Each ring is a pair of runs with one seed.
     """
     rows = table[table["loss_change"].notna()].iloc[::-1]
-    baseline = plotly_text(comparison.attrs["baseline"])
+    baseline, looks = plotly_text(comparison.attrs["baseline"]), group_looks(comparison)
     figure = style.new_figure(f"Loss compared with {baseline}", height=140 + 46 * len(rows))
     for row in rows.to_dict("records"):
-        symbol, line = group_looks(comparison)[row["group"]]
-        color, mean, low, high = line["color"], row["loss_change"], row["low"], row["high"]
+        symbol, color = looks[row["group"]].symbol, looks[row["group"]].line["color"]
+        mean, low, high = row["loss_change"], row["low"], row["high"]
         pairs = tables.paired_changes(comparison["loss"], row["group"]).values
         ring = {"size": 13, "symbol": "circle-open", "color": color, "line_width": 1.5}
-        hover = "one pair: %{x:+.4f} nats/token<extra></extra>"
-        name, points = plotly_text(row["group"]), {"mode": "markers", "marker": ring}
-        figure.add_scatter(x=pairs, y=[name] * len(pairs), **points, hovertemplate=hover)
-        points["marker"] = {"size": 8, "symbol": symbol, "color": color}
-        bars = style.interval_bars([mean], [low], [high], color=color, width=7)
+        names, hover = [plotly_text(row["group"])], "one pair: %{x:+.4f} nats/token"
+        look = {"mode": "markers", "marker": ring, "hovertemplate": f"{hover}<extra></extra>"}
+        figure.add_scatter(x=pairs, y=names * len(pairs), **look)
         hover = f"%{{x:+.4f}} nats/token (95% interval over {row['over']}: "
-        hover += f"{low:+.4f} to {high:+.4f})<extra></extra>"
-        figure.add_scatter(x=[mean], y=[name], error_x=bars, **points, hovertemplate=hover)
+        look["hovertemplate"] = f"{hover}{low:+.4f} to {high:+.4f})<extra></extra>"
+        look["marker"] = {"size": 8, "symbol": symbol, "color": color}
+        bars = style.interval_bars([mean], [low], [high], color=color, width=7)
+        figure.add_scatter(x=[mean], y=names, error_x=bars, **look)
     figure.add_vline(x=0, line={"color": style.MUTED, "width": 1.5})
     title = "difference in loss; right is worse (nats/token)"
     figure.update_xaxes(title_text=title, exponentformat="none")
@@ -128,9 +130,8 @@ def plot_position_loss(comparison: xr.Dataset) -> go.Figure:
     title, hover = "Loss by position in the text", "position %{x:.0f}: %{y:.3f} nats/token"
     figure = _line_panels(title, comparison, panels, hover)
     figure.update_yaxes(exponentformat="none", zeroline=True, zerolinecolor=style.MUTED, row=2)
-    longest = int(comparison["position_stop"].max())
-    _set_tokens(figure, comparison, longest, "position in the text (tokens, log scale)")
-    return figure
+    style.set_counts(figure, comparison["position_stop"], style.POSITION_TITLE)
+    return _mark_trained_context(figure, comparison)
 
 
 def plot_copying(comparison: xr.Dataset) -> go.Figure:
@@ -142,17 +143,15 @@ def plot_copying(comparison: xr.Dataset) -> go.Figure:
     figure = _line_panels(title, comparison, panels, hover)
     figure.update_yaxes(rangemode="tozero")
     figure.add_hline(y=1 / NEEDLES, line=style.DOTTED, row=2)
-    longest = max(int(comparison[dim].max()) for dim in ("copy_distance", "prompt_length"))
-    _set_tokens(figure, comparison, longest, "distance or prompt length (tokens, log scale)")
-    return figure
+    lengths = [*comparison["copy_distance"], *comparison["prompt_length"]]
+    style.set_counts(figure, lengths, "distance or prompt length (tokens, log scale)")
+    return _mark_trained_context(figure, comparison)
 
 
-def _set_tokens(figure: go.Figure, comparison: xr.Dataset, longest: int, title: str) -> None:
-    """Give x ticks at powers of two up to `longest`, and mark the trained context."""
-    powers = [2**k for k in range(int(np.log2(longest)) + 1)]
-    style.set_x(figure, style.log_axis({power: f"{power:,}" for power in powers}), title)
+def _mark_trained_context(figure: go.Figure, comparison: xr.Dataset) -> go.Figure:
     context = int(comparison.attrs["context"])
     style.mark(figure, context, "trained context ", xanchor="right")
+    return figure
 
 
 def plot_comparison_planes(comparison: xr.Dataset) -> go.Figure:
@@ -171,17 +170,13 @@ def plot_comparison_planes(comparison: xr.Dataset) -> go.Figure:
     panels = {unit: partial(values_of_group, name) for unit, name in PLANE_PANELS.items()}
     title, hover = "Norms and selectivity of planes", "%{y:.3f}, wavelength %{x:.3~s} tokens"
     figure = _line_panels(title, comparison, panels, hover, spacing=0.05)
-    wavelengths = np.concatenate([place for place, _ in places.values()])
-    wavelengths = wavelengths if np.isfinite(wavelengths).any() else NO_PLANES
-    ends = np.log10([np.nanmin(wavelengths) / 1.3, np.nanmax(wavelengths) * 1.3]).tolist()
-    powers = {power: short_count(power) for power in 10.0 ** np.arange(9)}
-    style.set_x(figure, style.log_axis(powers, range=ends), AXIS_TITLE)
+    set_wavelengths(figure, np.array([place for place, _ in places.values()]))
+    ring = {"symbol": "circle-open", "size": 13, "color": style.MUTED}
+    look: dict[str, Any] = {"mode": "markers", "marker": ring, "hoverinfo": "skip"}
+    look |= {"name": "does not rotate", "legendgroup": "still"}
     for row, values_of in enumerate(panels.values(), start=1):
         still = [values_of(group).mean("entry")[~turns] for group, (_, turns) in places.items()]
         x = np.concatenate([values["frequency"] for values in still])
-        ring = {"symbol": "circle-open", "size": 13, "color": style.MUTED}
-        look: dict[str, Any] = {"mode": "markers", "marker": ring, "hoverinfo": "skip"}
-        look |= {"name": "does not rotate", "legendgroup": "still"}
         look["showlegend"] = row == 1 and len(x) > 0
         figure.add_scatter(x=x, y=np.concatenate(still), **look, row=row, col=1)
     figure.update_yaxes(nticks=5, rangemode="tozero", zeroline=True, zerolinecolor=style.MUTED)
@@ -196,33 +191,34 @@ def _split_rotations(comparison: xr.Dataset) -> xr.Dataset:
     for number, group in enumerate(comparison["group"].values):
         entry = comparison.isel(entry=[number])
         wavelength = entry["wavelength"].transpose("layer", "frequency", ...).values[..., 0]
-        layers: dict[bytes, list[int]] = {}
-        for layer in np.flatnonzero(np.isfinite(wavelength).any(1)).tolist():
-            layers.setdefault(np.log(wavelength[layer]).round(3).tobytes(), []).append(layer)
-        for alike in layers.values() if len(layers) > 1 else ():
-            longest = np.nanmax(np.where(np.isfinite(wavelength), wavelength, np.nan)[alike])
-            name = f"{group}, layers {ranges(alike)} (to {short_count(longest)} tokens)"
-            chosen = np.isin(np.arange(len(wavelength)), alike)
-            part = entry.where(xr.DataArray(chosen, dims="layer"))
+        wavelength = np.where(np.isfinite(wavelength), wavelength, np.nan)
+        rotating = np.flatnonzero(np.isfinite(wavelength).any(1))
+        rotations = np.log(wavelength[rotating]).round(3)
+        alike = pd.Series(rotating).groupby([*map(np.ndarray.tobytes, rotations)], sort=False)
+        kinds = [of_kind.tolist() for _, of_kind in alike]
+        for layers in kinds if len(kinds) > 1 else ():
+            longest = short_count(np.nanmax(wavelength[layers]))
+            name = f"{group}, layers {ranges(layers)} (to {longest} tokens)"
+            part = entry.where(entry["layer"].isin(layers))
             parts.append(part.assign_coords(group=("entry", [name])))
-        parts += [entry] if len(layers) < 2 else []
+        parts += [entry] if len(kinds) < 2 else []
     return xr.concat(parts, "entry").assign_attrs(comparison.attrs)
 
 
 def plane_places(comparison: xr.Dataset, group: str) -> tuple[np.ndarray, np.ndarray]:
     """Wavelength at which each plane is drawn (tokens), and whether it rotates [frequency].
 
-    It is the median over layers. A plane that does not rotate gets its wavelength in the first
-    entry that has the same planes and rotates this plane, else NaN.
+    A plane that does not rotate is drawn at its wavelength in the first entry that has the same
+    planes and rotates this plane, else at NaN. Entries have the median over their layers.
     """
     wavelength = comparison["wavelength"].median("layer").transpose("entry", "frequency").values
     exists = ~np.isnan(wavelength)
-    of_group = wavelength[np.flatnonzero(comparison["group"].values == group)[0]]
+    of_group = wavelength[comparison["group"].values == group][0]
     alike = wavelength[(exists == ~np.isnan(of_group)).all(axis=1)]
-    turning = np.isfinite(alike)
-    first = alike[turning.argmax(0), np.arange(alike.shape[1])]
-    substitute = np.where(turning.any(0), first, np.nan)
-    return np.where(np.isfinite(of_group), of_group, substitute), np.isfinite(of_group)
+    turns, turning = np.isfinite(of_group), np.isfinite(alike)
+    substitute = alike[turning.argmax(0), np.arange(alike.shape[1])]
+    substitute = np.where(turning.any(0), substitute, np.nan)
+    return np.where(turns, of_group, substitute), turns
 
 
 def _count(entries: xr.Dataset, label: str) -> xr.DataArray:
@@ -254,8 +250,5 @@ def plot_growth(comparison: xr.Dataset) -> go.Figure:
         figure.update_yaxes(rangemode="normal" if "loss" in unit else "tozero", row=row)
     figure.update_yaxes(nticks=4, exponentformat="none")
     figure.add_hline(y=1 / NEEDLES, line=style.DOTTED, row=max(1, len(panels)))
-    longest = int(comparison["step"].max())
-    ticks = 4 ** np.arange(0, int(np.log2(max(2, longest))) // 2 + 1)
-    axis = style.log_axis({int(tick): f"{tick:,}" for tick in ticks})
-    style.set_x(figure, axis, "training (steps, log scale)")
+    style.set_counts(figure, comparison["step"], "training (steps, log scale)", base=4)
     return figure

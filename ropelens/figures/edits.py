@@ -11,7 +11,7 @@ import xarray as xr
 from ropelens.errors import BadArgument, public
 from ropelens.figures import style
 from ropelens.figures.formats import NO_NUMBER, number, short_count
-from ropelens.figures.planes import mark_trained, plane_borders, set_wavelengths, trained_reach
+from ropelens.figures.planes import mark_trained, plane_borders, reach_of, set_wavelengths
 from ropelens.figures.truncated_heads import END_LOOKS, KEPT_AXIS, KEPT_TITLE, MEAN_OF_DRAWS
 from ropelens.interventions.truncation_table import (
     QUARTER,
@@ -61,9 +61,8 @@ def plot_truncation(
     - "class": change of loss, attention and labels of each class of tokens, with the share of
       planes stopped that is nearest to a quarter.
 
-    If the sweep stops planes in one kind of layers after the other, `layers` names the kind; by
-    default it is the first one. `table` is `summarize_truncation(truncation)`, if you already
-    have it.
+    `layers` names the kind of layers if the sweep has several; the default is the first kind.
+    `table` is `summarize_truncation(truncation)`, if you already have it.
     """
     table = summarize_truncation(truncation) if table is None else table
     sweeps = sweeps_by_kind(truncation)
@@ -74,13 +73,14 @@ def plot_truncation(
     table = table[table["edit"].isin(truncation["edit"].values)]
     what, wanted = ("bands", ["band"]) if by == "band" else ("planes from an end", END_LOOKS)
     kinds = [kind for kind in wanted if (table["kind"] == kind).any()]
-    faults = [] if kinds else [f"stopped no {what}"]
     if by == "class":
         classes = class_changes(truncation)
-        faults[:0] = ["did not measure classes of tokens"] * classes.empty
+        faults = ["did not measure classes of tokens"] * classes.empty
     else:
         missing = [name for name in measures if table[summary_column(name)].isna().all()]
-        faults[:0] = [f"did not measure {name}" for name in missing]
+        faults = [f"did not measure {name}" for name in missing]
+        faults += [] if measures else ["has no measures to draw"]
+    faults += [] if kinds else [f"stopped no {what}"]
     if faults:
         hint = "truncate(model, text, ends=..., bands=..., measures=..., tokenizer=...)"
         raise BadArgument(f"The sweep {faults[0]}.", hint=hint)
@@ -95,24 +95,23 @@ def plot_truncation(
 def _ends_figure(
     truncation: xr.Dataset, table: pd.DataFrame, ends: list[str], measures: list[str]
 ) -> go.Figure:
-    title = f"Effect of stopping planes from either end{_in_layers(truncation)}"
+    title = f"Effect of stopping planes from either end{_swept(truncation)[0]}"
     panels: dict[str, Any] = {"rows": len(measures), "cols": len(ends), "shared_yaxes": True}
     panels |= {"horizontal_spacing": 0.04, "vertical_spacing": 0.08}
     figure = _with_words_above(title, height=180 + 240 * len(measures), **panels)
     draws, unmodified = table[table["kind"] == "random"], table[table["kind"] == "none"]
     for row, measure in enumerate(measures, start=1):
         for column, end in enumerate(ends, start=1):
-            place = {"row": row, "col": column}
-            of_end = table[table["kind"] == end]
+            place, of_end = {"row": row, "col": column}, table[table["kind"] == end]
             steps = [draws, unmodified, of_end[of_end["kept"] == 0]]
             means = pd.concat(steps).groupby("kept")[measure].mean()
             line = {"x": means.index, "y": means, "showlegend": row == column == 1}
             _add_draws(figure, draws, measure, x=draws["kept"], line=line, **place)
             words, color, symbol = END_LOOKS[end]
             rows = pd.concat([unmodified, of_end]).sort_values("kept", ascending=False)
-            marker = {"color": color, "symbol": symbol, "size": 7}
-            look = {"mode": "lines+markers", "cliponaxis": False, "marker": marker}
-            look |= {"line": {"color": color, "width": 2}, "name": words, "legendgroup": end}
+            look = {"mode": "lines+markers", "cliponaxis": False, "name": words}
+            look |= {"line": {"color": color, "width": 2}, "legendgroup": end}
+            look["marker"] = {"color": color, "symbol": symbol, "size": 7}
             data = _change_trace(rows, measure) | {"x": rows["kept"], "showlegend": row == 1}
             figure.add_scatter(**data, **look, **place)
         figure.update_yaxes(title_text=AXIS_TITLES[measure], row=row, col=1)
@@ -125,14 +124,14 @@ def _ends_figure(
 
 
 def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: str) -> go.Figure:
-    bands = table[table["kind"] == "band"]
-    title = f"Effect of stopping one band of wavelengths{_in_layers(truncation)}"
-    figure, wavelength = _with_words_above(title, height=400), _swept_wavelengths(truncation)
-    borders = plane_borders(wavelength)
-    outer = bands[["wavelength_low", "wavelength_high"]].to_numpy(float)
-    inside = [(wavelength >= first) & (wavelength <= last) for first, last in outer]
-    spans = np.array([(borders[0][band].min(), borders[1][band].max()) for band in inside])
-    low, high = spans.T
+    bands, (words, layers, wavelength) = table[table["kind"] == "band"], _swept(truncation)
+    figure = _with_words_above(f"Effect of stopping one band of wavelengths{words}", height=400)
+    starts, stops = plane_borders(wavelength)
+    spans = {}
+    for row in bands.to_dict("records"):
+        inside = (wavelength >= row["wavelength_low"]) & (wavelength <= row["wavelength_high"])
+        spans[row["band"]] = starts[inside].min(), stops[inside].max()
+    low, high = np.array([*spans.values()]).T
     bars, color = _change_trace(bands, measure), style.VARIANT_COLORS[2]
     look = {"color": color, "opacity": 0.55, "line": {"width": 1}}
     place = {"x": (low + high) / 2, "width": high - low, "error_y": None}
@@ -142,17 +141,16 @@ def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: str) -> 
     look = {"mode": "markers", "marker": {"color": color, "size": 6}, "showlegend": False}
     figure.add_scatter(**bars, x=np.sqrt(low * high), **look)
     draws = table[table["kind"] == "band control"]
-    span = dict(zip(bands["band"], spans, strict=True))
     means = draws.groupby("band")[measure].mean()
-    middles = [float(np.sqrt(span[band].prod())) for band in draws["band"]]
-    ends_of_lines = [place for band in means.index for place in (*span[band], None)]
+    middles = [float(np.sqrt(np.prod(spans[band]))) for band in draws["band"]]
+    ends_of_lines = [place for band in means.index for place in (*spans[band], None)]
     line = {"x": ends_of_lines, "y": [y for mean in means for y in (mean, mean, None)]}
     _add_draws(figure, draws, measure, x=middles, line=line)
     figure.update_yaxes(title_text=AXIS_TITLES[measure], zeroline=True)
     set_wavelengths(figure, wavelength)
-    ends = np.log10([spans.min(), spans.max()])
-    figure.update_xaxes(range=[float(ends[0]) - 0.03, float(ends[1]) + 0.03])
-    mark_trained(figure, truncation, _swept(truncation))
+    first, last = np.log10([low.min(), high.max()]).tolist()
+    figure.update_xaxes(range=[first - 0.03, last + 0.03])
+    mark_trained(figure, truncation, layers)
     return figure
 
 
@@ -177,19 +175,12 @@ def _classes_figure(table: pd.DataFrame, ends: list[str]) -> go.Figure:
     return figure.update_layout(scattermode="group", margin_t=80)
 
 
-def _in_layers(truncation: xr.Dataset) -> str:
-    """Words for the title of a sweep of one kind of layers."""
-    (name, *_) = swept_layers(truncation)
-    return "" if name == "all" else f", {name} layers"
-
-
-def _swept_wavelengths(truncation: xr.Dataset) -> np.ndarray:
-    """Wavelengths [layer, frequency] of the layers whose planes stop."""
-    return truncation["wavelength"].transpose("layer", "frequency").values[_swept(truncation)]
-
-
-def _swept(truncation: xr.Dataset) -> list[int]:
-    return sorted(n for numbers in swept_layers(truncation).values() for n in numbers)
+def _swept(truncation: xr.Dataset) -> tuple[str, list[int], np.ndarray]:
+    """Words for a title, the layers whose planes stop, and wavelengths [layer, frequency]."""
+    kinds = swept_layers(truncation)
+    layers = sorted(n for numbers in kinds.values() for n in numbers)
+    words = "" if "all" in kinds else f", {next(iter(kinds))} layers"
+    return words, layers, truncation["wavelength"].transpose("layer", ...).values[layers]
 
 
 def _with_words_above(title: str, *, height: int, **panels: Any) -> go.Figure:
@@ -235,11 +226,9 @@ def _add_draws(
 
 def _mark_shares(figure: go.Figure, truncation: xr.Dataset, end: str, *, column: int) -> None:
     """Mark the trained context in a column, with words above the first panel."""
-    wavelength = _swept_wavelengths(truncation)
-    rotates, (name, trained) = (
-        np.isfinite(wavelength),
-        trained_reach(truncation, _swept(truncation)),
-    )
+    _, layers, wavelength = _swept(truncation)
+    name, trained = reach_of(truncation, layers, "trained context")
+    rotates = np.isfinite(wavelength)
     most = rotates.sum(axis=1).argmax()  # the layer with most rotating planes
     turning = wavelength[most][rotates[most]]
     if len(turning) < 2 or not turning[0] <= trained <= turning[-1]:
@@ -268,15 +257,14 @@ def plot_silenced(table: pd.DataFrame) -> go.Figure:
     title = "Change of loss if heads are silenced"
     figure = style.new_figure(title, height=130 + 34 * len(sets), **panels)
     for row in table.to_dict("records"):
-        color = style.COLORS.get(row["label"], style.MUTED)
         change, low, high = row["change"], row["low"], row["high"]
-        symbol = style.SYMBOLS.get(row["label"], "line-ns-open")
-        hover = f"{row['tokens']}<br>%{{y}}<br>%{{x:+.4f}} nats/token ({low:+.4f} to "
-        look = {"mode": "markers", "marker": {"color": color, "size": 9, "symbol": symbol}}
-        data = {"x": [change], "y": [row["what"]], "showlegend": False}
+        color = style.COLORS.get(row["label"], style.MUTED)
+        marker = {"color": color, "symbol": style.SYMBOLS.get(row["label"], "line-ns-open")}
+        data = {"x": [change], "y": [row["what"]], "showlegend": False, "mode": "markers"}
         data["error_x"] = style.interval_bars([change], [low], [high], color=color)
-        look["hovertemplate"] = f"{hover}{high:+.4f})<extra></extra>"
-        figure.add_scatter(**data, **look, row=1, col=kinds.index(row["tokens"]) + 1)
+        hover = f"{row['tokens']}<br>%{{y}}<br>%{{x:+.4f}} nats/token ({low:+.4f} to "
+        data |= {"hovertemplate": f"{hover}{high:+.4f})<extra></extra>", "marker_size": 9}
+        figure.add_scatter(**data, marker=marker, row=1, col=kinds.index(row["tokens"]) + 1)
     figure.update_annotations(font_size=12)
     figure.update_xaxes(zeroline=True, nticks=5, rangemode="tozero")
     figure.update_xaxes(title_text="change (nats/token)", col=1 + len(kinds) // 2)

@@ -35,13 +35,10 @@ def signed(value: float, form: str = "+.3f") -> str:
 
 def change_and_interval(value: float, low: float, high: float) -> tuple[str, str]:
     """Return a change and its interval with three decimals, or `signed` if all would be 0."""
-    known = [abs(v) for v in (value, low, high) if math.isfinite(v)]
-    coarse = max(known, default=0) >= ROUNDED_AWAY
-    texts = [
-        number(v, "+.3f") if coarse and math.isfinite(v) else signed(v)
-        for v in (value, low, high)
-    ]
-    return texts[0], f"{texts[1]} to {texts[2]}" if math.isfinite(low) else NO_NUMBER
+    known = [v for v in (value, low, high) if math.isfinite(v)]
+    write = number if any(abs(v) >= ROUNDED_AWAY for v in known) else signed
+    change, *ends = (write(v, "+.3f") if v in known else NO_NUMBER for v in (value, low, high))
+    return change, " to ".join(ends) if math.isfinite(low) else NO_NUMBER
 
 
 def mean_count(value: float) -> str:

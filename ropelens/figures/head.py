@@ -1,5 +1,6 @@
 """Figures of one head: planes, kernel, attention on an excerpt, one pair, and reach."""
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,15 @@ MAX_MARKED_PLANES = 32  # markers of more planes overlap and are slow
 MAX_TOKENS_WITH_GAPS = 32  # gaps between the cells of more tokens would cover too much
 MAX_DISTANCE = 1024  # of a moved key (tokens)
 MEASURED = {"line": {"width": 2, "shape": "hvh"}, "fill": "tozeroy", "fillcolor": style.SHADE}
+KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "kernel_measured": ("fitted to the attention", MEASURED),
+    "kernel_predicted": ("predicted from mean query and key", {"line": style.DASHED}),
+}
+THIN, CIRCLES = {"mode": "lines", "showlegend": False}, {"mode": "lines+markers"}
+REACH_LINES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "found_share": ("run_distance", "of copies found", CIRCLES | {"marker_size": 9}),
+    "extrapolated_share": ("distance", "of copies found (extrapolated)", THIN),
+}
 FILLED = {"marker": {"size": 4}, "fill": "tozeroy", "fillcolor": style.SHADE}
 LINES: dict[str, dict[str, Any]] = {
     "on keys": FILLED | {"line": {"width": 1.5, "shape": "hvh"}},
@@ -38,12 +48,10 @@ LINES: dict[str, dict[str, Any]] = {
 def plot_selectivity(profile: xr.Dataset, *, layer: Layer = None, head: Head) -> go.Figure:
     """Selectivity, norms and coherence of a head by wavelength, in three panels.
 
-    `profile` may be a capture, whose selectivity then includes sinks. The
-    head is "2.3", or layer=2, head=3.
-
     Selectivity is the push of a plane toward the keys that the head picks. Norms bound the
-    push. Coherence is 1 if the plane has the same vector for all tokens, and at least 0. Trace
-    `meta` names the variable of each axis; `customdata` is the wavelength in tokens.
+    push. Coherence is 1 if the plane has the same vector for all tokens, and at least 0. The
+    selectivity of a capture includes sinks. The head is "2.3", or layer=2, head=3. Trace `meta`
+    names the variable of each axis; `customdata` is the wavelength in tokens.
     """
     profile, layer, head, place = head_of(profile, layer, head)
     indices = {"layer": layer, "head": head, "kv_head": kv_heads(profile)[layer, head]}
@@ -59,9 +67,10 @@ def plot_selectivity(profile: xr.Dataset, *, layer: Layer = None, head: Head) ->
             marked = name == "selectivity_keys" or len(places) <= MAX_MARKED_PLANES
             look = LINES[side] | {"mode": "lines+markers" if marked else "lines", "meta": meta}
             look |= {"name": side, "legendgroup": side, "showlegend": row < 3}
-            hover = f"{side} %{{y:.3f}}<br>wavelength %{{customdata:.3~s}} tokens"
-            look["hovertemplate"] = f"{hover}<extra></extra>"
-            figure.add_scatter(**data, **look, row=row, col=1)
+            hover = (
+                f"{side} %{{y:.3f}}<br>wavelength %{{customdata:.3~s}} tokens<extra></extra>"
+            )
+            figure.add_scatter(**data, **look, hovertemplate=hover, row=row, col=1)
         figure.update_yaxes(title_text=unit, nticks=5, row=row)
     figure.update_yaxes(zeroline=True, row=1)
     figure.update_yaxes(rangemode="tozero", row=2)
@@ -85,16 +94,13 @@ def plot_kernel(profile: xr.Dataset, *, layer: Layer = None, head: Head) -> go.F
     if "kernel" not in profile:
         hint = "a profile with its budget, or plot_attention"
         raise BadArgument("These results have no fitted kernel.", hint=hint)
-    arrays = kernel_arrays(profile)
     start, last = profile["offset_start"].values, profile["offset_stop"].values - 1
     named = [f"{a}" if a == b else f"{a} to {b}" for a, b in zip(start, last, strict=True)]
     figure = style.new_figure(f"Kernel of layer {layer}, head {head}", height=340)
-    for name, words, look in (
-        ("kernel_measured", "fitted to the attention", MEASURED),
-        ("kernel_predicted", "predicted from mean query and key", {"line": style.DASHED}),
-    ):
+    for name, y in kernel_arrays(profile).items():
+        words, look = KERNELS[name]
         hover = f"offset %{{customdata}}: %{{y:.2%}} {words}<extra></extra>"
-        data = {"x": start + 1, "y": arrays[name][layer, head], "customdata": named}
+        data = {"x": start + 1, "y": y[layer, head], "customdata": named}
         trace = {"name": words, "mode": "lines", "meta": {"y": name}, "hovertemplate": hover}
         figure.add_scatter(**data, **trace, **look)
     context = int(profile["offset_stop"].values[-1])
@@ -128,20 +134,17 @@ def plot_attention(
 ) -> go.Figure:
     """Attention of each query token (row) to the keys (columns) that it sees, in an excerpt.
 
-    `profile` may be a capture, whose prompt number `excerpt` is shown. The head is "2.3", or
-    layer=2, head=3.
-
     The weights of a row, with a learned sink, sum to 1. The colour grows with the square root
-    of the weight, so that small weights are visible.
+    of the weight, so that small weights are visible. `excerpt` is the number of a prompt if
+    `profile` is a capture. The head is "2.3", or layer=2, head=3.
     """
     profile, layer, head, place = head_of(profile, layer, head)
     strings = excerpt_tokens(profile, excerpt)
     named = np.array([plotly_text(visible_token(token)) for token in strings], dtype=object)
     ticks = [plotly_text(visible_token(token, longest=12)) for token in strings]
     one_head = profile["excerpt_attention"].isel(excerpt=excerpt, layer=layer, head=head)
-    weights = one_head.transpose("excerpt_query", "excerpt_key").values
-    weights = weights[: len(strings), : len(strings)]
-    keys = np.arange(len(named))
+    keys = np.arange(len(strings))
+    weights = one_head.transpose("excerpt_query", "excerpt_key").values[keys][:, keys]
     title = "Attention of layer {}, head {} on an excerpt".format(*place)
     figure = style.new_figure(title, height=640)
     # The colour bar is in the empty half above the diagonal.
@@ -157,11 +160,10 @@ def plot_attention(
     hover = "%{customdata[0]} → %{customdata[1]}: %{z:.1%}<extra></extra>"
     look |= {"zmin": 0, "zmax": 1, "meta": {"z": "attention"}, "hovertemplate": hover}
     figure.add_heatmap(**data, **look)
-    axis = {"tickfont": {"size": 10}, "showgrid": False, "ticks": ""}
-    axis |= {"tickvals": keys, "ticktext": ticks}
-    figure.update_xaxes(title_text="key (token)", tickangle=-90, **axis)
-    figure.update_yaxes(title_text="query (token)", **axis)
-    figure.update_yaxes(range=[len(keys) - 0.5, -0.5])
+    axis = {"tickfont": {"size": 10}, "showgrid": False, "ticks": "", "tickvals": keys}
+    figure.update_xaxes(title_text="key (token)", ticktext=ticks, tickangle=-90, **axis)
+    axis["range"] = [len(keys) - 0.5, -0.5]
+    figure.update_yaxes(title_text="query (token)", ticktext=ticks, **axis)
     return style.note_missing(figure, "this head has no attention on the excerpt")
 
 
@@ -218,28 +220,23 @@ def plot_reach(
     figure = style.new_figure(title, height=400)
     names = reach["variant"].values.tolist()
     looks = variant_looks([name for name in names if name != OWN_ROTATION])
-    thin = {"mode": "lines", "showlegend": False}
-    marked = {"mode": "lines+markers", "marker": {"size": 9}}
-    shares = reach[["found_share", "extrapolated_share"]].isel(indices).mean(averaged)
-    for name in names:  # the rotation of the model itself has the colour of text
+    shares = reach[[*REACH_LINES]].isel(indices).mean(averaged)
+    for name, (variable, (dim, words, look)) in product(names, REACH_LINES.items()):
+        # The rotation of the model itself has the colour of text.
         line = dict(looks[name].line) if name in looks else {"width": 2.5}
-        for variable, dim, words, look in (
-            ("found_share", "run_distance", "of copies found", marked | {"line": line}),
-            ("extrapolated_share", "distance", "of copies found (extrapolated)",
-                thin | {"line": line | {"dash": "dot", "width": 1.5}}),
-        ):  # fmt: skip
-            hover = f"{name}<br>%{{y:.0%}} {words} %{{x:,.0f}} tokens back<extra></extra>"
-            data = {"x": reach[dim].values, "y": shares[variable].sel(variant=name).values}
-            meta = {"name": name, "legendgroup": name, "meta": {"y": f"{variable} {name}"}}
-            figure.add_scatter(**data, **look, **meta, hovertemplate=hover)
+        line |= {"dash": "dot", "width": 1.5} if dim == "distance" else {}
+        hover = f"{name}<br>%{{y:.0%}} {words} %{{x:,.0f}} tokens back<extra></extra>"
+        data = {"x": reach[dim].values, "y": shares[variable].sel(variant=name).values}
+        meta = {"name": name, "legendgroup": name, "meta": {"y": f"{variable} {name}"}}
+        figure.add_scatter(**data, **look, **meta, line=line, hovertemplate=hover)
     figure.update_yaxes(title_text="copies found (% of rows)", tickformat=".0%")
     figure.update_yaxes(range=[-0.03, 1.03])
     distances = [*reach["run_distance"].values, *reach["distance"].values]
     low, high = np.log10([min(distances), max(distances)]).tolist()
     ticks = [10**power for power in range(int(low), int(high) + 1)]
     ticks = ticks if reach.sizes["distance"] else distances
-    ends = [low - 0.05, high + 0.05]
-    axis = style.log_axis({tick: short_count(tick) for tick in ticks}, range=ends)
+    axis = {tick: short_count(tick) for tick in ticks}
+    axis = style.log_axis(axis, range=[low - 0.05, high + 0.05])
     style.set_x(figure, axis, "distance (tokens, log scale)")
     below = {"yref": "container", "y": 0, "yanchor": "bottom"}  # room for several rows
     figure.update_layout(legend=below, meta=style.DRAWN_FROM_ONE)
@@ -249,8 +246,7 @@ def plot_reach(
 
 def reach_arrays(reach: xr.Dataset) -> dict[str, np.ndarray]:
     """Variables of `reach` by variant, [layer, head, distance]."""
+    named = product(map(str, reach.data_vars), reach["variant"].values)
     return {
-        f"{name} {variant}": reach[name].sel(variant=variant).values
-        for name in map(str, reach.data_vars)
-        for variant in reach["variant"].values
+        f"{name} {variant}": reach[name].sel(variant=variant).values for name, variant in named
     }

@@ -1,6 +1,7 @@
 """Figures of all heads: the map, and the claim about wavelengths."""
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from ropelens.profiles.kinds import layers_by_kind
 MAX_HEADS_WITH_SIGNS = 24  # cells of wider layers show no sign or offset
 IDLE = "no attention"  # layers of a hybrid model
 FULL_COLOR = 2.0  # bits from which the colour of a cell is full
+FOLLOWS = ("follows_position", "follows_content", "follows_chance")
 CLAIM_PANELS = {"rows": 2, "cols": 1, "row_heights": [0.8, 0.2], "vertical_spacing": 0.2}
 
 
@@ -34,14 +36,12 @@ def plot_head_map(
     the sign of the label. The head `selected` (layer, head) gets a frame.
     """
     heads = inputs.head_table(profile, heads)
-    layers, count = profile.sizes["layer"], profile.sizes["head"]
-    bits = inputs.head_grid(profile, heads, inputs.numbers(heads, "total_bits")).astype(float)
-    labels = inputs.head_grid(profile, heads, heads["label"])
-    hovers = inputs.head_grid(profile, heads, inputs.hover_lines(heads))
-    offset = inputs.head_grid(profile, heads, inputs.numbers(heads, "offset")).astype(float)
-    # Cells have 13 to 40 pixels; title, legend and axis need 130.
-    height = int(np.clip(layers * 40, 200, max(300, layers * 13)) + 130)
-    figure = style.new_figure("Heads by layer: label and strength", height=height)
+    grid, columns = partial(inputs.head_grid, profile, heads), ("total_bits", "offset")
+    bits, offset = (grid(inputs.numbers(heads, name)).astype(float) for name in columns)
+    labels, hovers = grid(heads["label"]), grid(inputs.hover_lines(heads))
+    layers, count = labels.shape
+    figure = style.layer_map("Heads by layer: label and strength", layers, count, "head")
+    figure.update_xaxes(constrain="domain")
     for label in style.LABEL_ORDER:
         here = labels == label
         signs = np.where(np.isnan(offset), style.SIGNS[label], np.char.mod("%.0f", offset))
@@ -50,8 +50,7 @@ def plot_head_map(
     colors = {k: v for k, v in style.COLORS.items() if (heads["label"] == k).any()}
     if idle := inputs.idle_layers(profile):
         colors[IDLE] = style.MUTED
-        z = np.full((layers, count), np.nan)
-        z[idle] = 1.0
+        z = np.where(np.isin(np.arange(layers), idle)[:, None], 1.0, np.full(count, np.nan))
         look: dict[str, Any] = {"colorscale": [[0, style.SHADE], [1, style.SHADE]]}
         if "layer_type" in profile.coords:
             look["customdata"] = np.tile(profile["layer_type"].values[:, None], (1, count))
@@ -60,17 +59,12 @@ def plot_head_map(
     for name, color in colors.items():  # legend entries, which heat maps do not have
         look = {"mode": "markers", "marker": {"color": color, "symbol": "square", "size": 11}}
         figure.add_scatter(x=[None], y=[None], name=name, hoverinfo="skip", **look)
-    # The room at both ends of an axis is for the stroke of the frame.
-    across = style.index_axis(count, "head", most=16, room=max(0.05, 0.006 * count))
-    down = style.index_axis(layers, "layer", most=16, room=max(0.05, 0.006 * layers))
-    figure.update_xaxes(**across | {"range": across["range"][::-1]}, constrain="domain")
     kinds = layers_by_kind(profile)
     if len(kinds) > 1:
         kind_of = {n: kind for kind, members in kinds.items() for n in members}
         ticks = [n for n in range(layers) if not n or kind_of[n] != kind_of[n - 1]]
-        down |= {"tickvals": ticks, "ticktext": [f"{n} {kind_of[n]}" for n in ticks]}
-        down["title_text"] = "layer (index, kind)"
-    figure.update_yaxes(**down)
+        names = [f"{n} {kind_of[n]}" for n in ticks]
+        figure.update_yaxes(tickvals=ticks, ticktext=names, title_text="layer (index, kind)")
     if selected is not None:
         figure.add_shape(inputs.frame_of(selected))
     return style.note_missing(figure, "no head has a number of bits", bits)
@@ -78,17 +72,15 @@ def plot_head_map(
 
 def _add_cells(figure: go.Figure, label: str, *, z: np.ndarray, **texts: np.ndarray) -> None:
     """Draw the heads with this label; `z` is NaN for other heads."""
-    layers, count = z.shape
     rgb = ",".join(map(str, hex_to_rgb(style.COLORS[label])))
     # The colour of diffuse cells is close to the colour of the page, light or dark.
     ink = style.MUTED if label == "diffuse" else style.INK["light"]
     look: dict[str, Any] = {"colorscale": [[0, f"rgba({rgb},0.2)"], [1, f"rgba({rgb},1)"]]}
     look |= {"zmin": 0, "zmax": FULL_COLOR, "showscale": False, "showlegend": False}
-    look |= {"texttemplate": "%{text}"} if count <= MAX_HEADS_WITH_SIGNS else {}
     look |= {"textfont_color": ink, "hovertemplate": "%{customdata}<extra></extra>"}
-    gaps = {"xgap": 2 if count <= MAX_HEADS_WITH_SIGNS else 1}
-    gaps |= {"ygap": 2 if layers <= MAX_HEADS_WITH_SIGNS else 1}
-    figure.add_heatmap(z=z, **texts, **look, **gaps, name=label)
+    down, across = (1 + (size <= MAX_HEADS_WITH_SIGNS) for size in z.shape)
+    look |= {"texttemplate": "%{text}"} if across == 2 else {}
+    figure.add_heatmap(z=z, **texts, **look, xgap=across, ygap=down, name=label)
 
 
 def _add_points(
@@ -141,9 +133,8 @@ def plot_follow(
     """
     heads = inputs.head_table(profile, heads)
     shown = ~heads["label"].isin(style.EXCLUDED_LABELS).to_numpy()
-    names = ("follows_content", "follows_position", "follows_chance")
-    columns = heads.reindex(columns=names)
-    x, y, chance = (np.where(shown, inputs.numbers(columns, name), np.nan) for name in names)
+    columns = heads.reindex(columns=FOLLOWS)
+    y, x, chance = (np.where(shown, inputs.numbers(columns, name), np.nan) for name in FOLLOWS)
     title = "Attention after keys exchanged contents"
     figure = style.new_figure(title, height=430, rows=1, cols=1)
     if np.isfinite(chance).any():
@@ -179,21 +170,23 @@ def plot_claim(
     x = np.exp(x)
     figure = style.new_figure(claim_title(heads.attrs.get("claim")), height=430, **CLAIM_PANELS)
     _add_points(figure, heads, x, y, selected)
-    rho = correlations(*drawn)
-    stroke = {"symbol": "line-ns-open", "size": 16, "color": style.MUTED, "line_width": 1.5}
+    rho, stroke = correlations(*drawn), {"symbol": "line-ns-open", "size": 16}
+    stroke |= {"color": style.MUTED, "line_width": 1.5}
     diamond = {"symbol": "star-diamond", "size": 14}
     parts = ("surrogate", rho[1:], stroke), ("this model", rho[:1], diamond)
     for words, value, marker in parts:
-        hover = f"{words}: %{{x:.2f}}<extra></extra>"
         look = {"mode": "markers", "marker": marker, "showlegend": False}
-        figure.add_scatter(x=value, y=0 * value, **look, hovertemplate=hover, row=2, col=1)
-    ticks = [float(f"{n * 10.0**power:g}") for power in range(-1, 10) for n in (1, 3)]
+        look["hovertemplate"] = f"{words}: %{{x:.2f}}<extra></extra>"
+        figure.add_scatter(x=value, y=0 * value, **look, row=2, col=1)
+    ticks = {
+        n * 10.0**power: short_count(n * 10.0**power) for power in range(10) for n in (1, 3)
+    }
     used = np.log10(x[np.isfinite(x) & (x > 0)])
     ends = [float(used.min()) - 0.15, float(used.max()) + 0.15] if used.size else [0, 6]
-    figure.update_xaxes(**style.log_axis({tick: short_count(tick) for tick in ticks}), row=1)
-    figure.update_xaxes(title_text="mean wavelength (tokens, log scale)", range=ends, row=1)
-    figure.update_yaxes(title_text="explained by<br>offset (0 to 1)", row=1)
-    figure.update_yaxes(range=[-0.04, 1.04], tickvals=[0, 0.25, 0.5, 0.75, 1], row=1)
+    figure.update_xaxes(**style.log_axis({0.1: "0.1", 0.3: "0.3"} | ticks, range=ends), row=1)
+    figure.update_xaxes(title_text="mean wavelength (tokens, log scale)", row=1)
+    axis = {"range": [-0.04, 1.04], "tickvals": [0, 0.25, 0.5, 0.75, 1]}
+    figure.update_yaxes(title_text="explained by<br>offset (0 to 1)", **axis, row=1)
     axis = {"range": [-1.05, 1.05], "tickvals": [-1, -0.5, 0, 0.5, 1]}
     title = "diamond: this model; strokes: surrogates<br>rank correlation (−1 to 1)"
     figure.update_xaxes(title_text=title, **axis, row=2)

@@ -1,6 +1,5 @@
 """Profiles and tables of heads in the form that figures read."""
 
-from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,16 @@ from ropelens.budget.labels import DOUBTS
 from ropelens.errors import BadArgument, Count
 from ropelens.figures.formats import number, short_count
 from ropelens.figures.style import LABEL_ORDER
+
+BITS_HOVER = (
+    "{total_bits:.2f} bits: sink {sink_bits:.2f}, position {position_bits:.2f}, "
+    "content {content_bits:.2f}, interaction {interaction_bits:.2f}<br>"
+)
+FOLLOW_HOVER = (
+    "keys exchange contents: {follows_position:.0%} of the attention stays, "
+    "{follows_content:.0%} moves (chance {follows_chance:.0%})<br>"
+)
+PLANE_HOVER = "strongest plane: {} tokens, {} of the push"
 
 Selected = tuple[Count, Count] | str | None  # the head that a figure marks: (2, 3) or "2.3"
 
@@ -33,28 +42,27 @@ def head_of(
         raise BadArgument(f"The capture does not have head {name}.", hint=f'heads="{name}"')
     capture = profile.drop_vars(["layer", "head_of_layer"]).sel(head=name, drop=True)
     capture = capture if "prompt" in capture.dims else capture.expand_dims("prompt")
-    one, tokens = capture.isel(prompt=0), capture["key_token"]
+    one, tokens = capture.isel(prompt=0), capture["key_token"].broadcast_like(capture["prompt"])
     seen = one["score"].notnull()
     shares = one["attention"].fillna(0) - seen / seen.sum("key")
     push = (one["contribution"].fillna(0) * shares).sum("key")
     push = push.isel(query=slice(1, None)).mean("query")  # row 0 has no choice
-    values = {"selectivity_keys": push, "selectivity_sink": push * np.nan}
+    by_head = {"selectivity_keys": push, "selectivity_sink": push * np.nan}
     for side, dim in (("q", "query"), ("k", "key")):
-        values[f"{side}_norm"] = norm = one[f"{side}_norm"].mean(dim)
+        by_head[f"{side}_norm"] = norm = one[f"{side}_norm"].mean(dim)
         length = (one[f"{side}_still"].mean(dim) ** 2).sum("part") ** 0.5
-        values[f"{side}_coherence"] = length / norm
-    values |= {"wavelength": one["wavelength"], "excerpt_attention": capture["attention"]}
-    tokens = tokens if "prompt" in tokens.dims else tokens.expand_dims("prompt")
-    axes: dict[str, list[str]] = {"excerpt_token": [], "excerpt_length": []}
-    axes |= {name: ["layer", "kv_head"] for name in ("k_norm", "k_coherence")}
-    axes["wavelength"] = ["layer"]
+        by_head[f"{side}_coherence"] = length / norm
+    by_head["excerpt_attention"] = capture["attention"]
+    dims = {name: ["layer", "kv_head" if name[0] == "k" else "head"] for name in by_head}
+    values = by_head | {"wavelength": one["wavelength"]}
     values |= {"excerpt_token": tokens, "excerpt_length": (tokens != "").sum("key")}
+    dims |= {"wavelength": ["layer"]}
     values = {
-        name: x.drop_vars([*x.coords]).expand_dims(axes.get(name, ["layer", "head"]))
+        name: x.drop_vars([*x.coords]).expand_dims(dims.get(name, []))
         for name, x in values.items()
     }
-    dims = {"prompt": "excerpt", "query": "excerpt_query", "key": "excerpt_key"}
-    return xr.Dataset(values, attrs=profile.attrs).rename(dims), 0, 0, place
+    renamed = {"prompt": "excerpt", "query": "excerpt_query", "key": "excerpt_key"}
+    return xr.Dataset(values, attrs=profile.attrs).rename(renamed), 0, 0, place
 
 
 def place_of(layer: Layer, head: Head | None) -> tuple[int, int]:
@@ -62,26 +70,26 @@ def place_of(layer: Layer, head: Head | None) -> tuple[int, int]:
     numbers = str(head).split(".") if layer is None else [str(layer), str(head)]
     if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
         what = "A figure of one head needs its layer and its index."
-        seen = f"layer {layer}, head {head}"
-        raise BadArgument(what, seen=seen, hint='head="2.3", or layer=2, head=3')
+        seen, hint = f"layer {layer}, head {head}", 'head="2.3", or layer=2, head=3'
+        raise BadArgument(what, seen=seen, hint=hint)
     return int(numbers[0]), int(numbers[1])
 
 
-def selected_place(selected: Selected) -> tuple[int, int] | None:
-    """Layer and index of the head that a figure marks, or None."""
-    return place_of(None, selected) if isinstance(selected, str) else selected
+def selected_place(selected: Selected) -> tuple[int, int]:
+    """Layer and index of the head that a figure marks."""
+    return place_of(None, selected) if isinstance(selected, str) else selected or (-9, -9)
 
 
 def frame_of(selected: Selected) -> dict[str, Any]:
     """The shape that frames the cell of a head in a map of layers and heads."""
-    layer, head = selected_place(selected) or (-9, -9)
+    layer, head = selected_place(selected)
     corners = {"x0": head - 0.5, "x1": head + 0.5, "y0": layer - 0.5, "y1": layer + 0.5}
     look = {"line": {"width": 3}, "fillcolor": "rgba(0,0,0,0)"}
     return {"name": "selected", "type": "rect"} | corners | look
 
 
 def head_table(profile: xr.Dataset, heads: pd.DataFrame | None) -> pd.DataFrame:
-    """Return `heads`, or the default classification of `profile` if `heads` is None.
+    """`heads`, or the default classification of `profile` if `heads` is None.
 
     Raises `BadArgument` for a table with other heads, or with unknown labels.
     """
@@ -93,18 +101,16 @@ def head_table(profile: xr.Dataset, heads: pd.DataFrame | None) -> pd.DataFrame:
     places = list(zip(heads["layer"].astype(int), heads["head"].astype(int), strict=True))
     known = heads["label"].isin(LABEL_ORDER).all() and inside.issuperset(places)
     if not places or len(set(places)) != len(places) or not known:
-        raise BadArgument(
-            "The table of heads and the profile do not describe the same model.",
-            seen=f"{len(places)} rows, {len(set(places) & inside)} of the profile's heads",
-            hint="pass the table that classify_heads(profile) returns",
-        )
+        what = "The table of heads and the profile do not describe the same model."
+        seen = f"{len(places)} rows, {len(set(places) & inside)} of the profile's heads"
+        hint = "pass the table that classify_heads(profile) returns"
+        raise BadArgument(what, seen=seen, hint=hint)
     return heads
 
 
 def row_of(heads: pd.DataFrame, selected: Selected) -> int:
     """Row of the head `selected`. Raises `ValueError` if there is none."""
-    places = [*zip(heads["layer"], heads["head"], strict=True)]
-    return places.index(selected_place(selected) or (-1, -1))
+    return [*zip(heads["layer"], heads["head"], strict=True)].index(selected_place(selected))
 
 
 def numbers(heads: pd.DataFrame, name: str) -> np.ndarray:
@@ -141,11 +147,11 @@ def kv_heads(profile: xr.Dataset) -> np.ndarray:
 
 
 def hover_lines(heads: pd.DataFrame) -> np.ndarray:
-    rows = heads.assign(**{name: is_true(heads, name) for name in DOUBTS}).to_dict("records")
-    return np.array([_head_hover(row) for row in rows], dtype=object)
+    rows: list[Any] = heads.assign(**{n: is_true(heads, n) for n in DOUBTS}).to_dict("records")
+    return np.array([*map(_head_hover, rows)], dtype=object)
 
 
-def _head_hover(row: dict[Hashable, Any]) -> str:
+def _head_hover(row: dict[str, Any]) -> str:
     offset = ""
     if not pd.isna(row["offset"]):
         offset = f", offset {int(row['offset'])}"
@@ -153,17 +159,7 @@ def _head_hover(row: dict[Hashable, Any]) -> str:
         offset = f", offsets {int(row['offset_low'])} to {int(row['offset_high'])}"
     sure = "" if pd.isna(row["confidence"]) else f" (confidence {row['confidence']:.2f})"
     doubt = "".join(f", {name}" for name in DOUBTS if row[name])
-    follow = ""
-    if not pd.isna(row.get("follows_chance")):
-        follow = (
-            f"keys exchange contents: {row['follows_position']:.0%} of the attention stays, "
-            f"{row['follows_content']:.0%} moves (chance {row['follows_chance']:.0%})<br>"
-        )
-    return (
-        f"<b>L{row['layer']} H{row['head']}</b> {row['label']}{offset}{sure}{doubt}<br>"
-        f"{row['total_bits']:.2f} bits: sink {row['sink_bits']:.2f}, "
-        f"position {row['position_bits']:.2f}, content {row['content_bits']:.2f}, "
-        f"interaction {row['interaction_bits']:.2f}<br>{follow}"
-        f"strongest plane: {short_count(row['top_wavelength'])} tokens, "
-        f"{number(row['top_share'], '.0%')} of the push"
-    )
+    follow = "" if pd.isna(row.get("follows_chance")) else FOLLOW_HOVER.format(**row)
+    strongest = short_count(row["top_wavelength"]), number(row["top_share"], ".0%")
+    first = "<b>L{layer} H{head}</b> {label}".format(**row) + f"{offset}{sure}{doubt}<br>"
+    return first + BITS_HOVER.format(**row) + follow + PLANE_HOVER.format(*strongest)

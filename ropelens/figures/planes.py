@@ -1,6 +1,7 @@
 """Figures of planes: the axis of wavelengths, the push of heads by wavelength, and norms."""
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -36,10 +37,10 @@ def wavelength_positions(wavelength: np.ndarray) -> np.ndarray:
     apart = np.diff(np.sort(finite, axis=-1), axis=-1)
     apart = apart[np.isfinite(apart)]
     usual = float(np.median(apart)) if apart.size else float(np.log(2))
-    longest = float(np.nanmax(finite)) if np.isfinite(finite).any() else 0.0
-    most = int(endless.sum(-1).max())
-    few = not (apart.size and most)
-    step = usual if few else min(usual, (longest - float(np.nanmin(finite))) / (3 * most))
+    known, step, most = finite[np.isfinite(finite)], usual, int(endless.sum(-1).max())
+    longest = float(known.max()) if known.size else 0.0
+    if apart.size and most:
+        step = min(usual, (longest - float(known.min())) / (3 * most))
     gap = usual / 2 + 0.5 + max(step / 2, LONE_HALF_WIDTH)
     # cumsum numbers the planes of a layer that do not rotate: 1, 2, 3, ...
     beyond = longest + gap + step * (np.cumsum(endless, axis=-1) - 1)
@@ -61,27 +62,21 @@ def set_wavelengths(figure: go.Figure, wavelength: np.ndarray) -> None:
     style.set_x(figure, style.log_axis(ticks, range=ends.tolist()), AXIS_TITLE)
 
 
-def mark_context(
-    figure: go.Figure,
-    profile: xr.Dataset,
-    layers: list[int] | None = None,
-    *,
-    row: int | None = None,
-    color: str = style.MUTED,
-    below: bool = False,
-) -> None:
-    """Mark the window, chunk or context of `layers`, in one row of panels or in all.
+def reach_of(results: xr.Dataset, layers: Sequence[int], name: str) -> tuple[str, int]:
+    """Name and length (tokens) of the window or chunk of `layers`, or of a shorter context."""
+    context = name, int(results.attrs.get(name.replace(" ", "_"), 0))
+    return min(window_of(results, layers) or context, context, key=itemgetter(1))
 
-    Planes with longer wavelengths do not finish one turn.
-    """
-    layers = list(range(profile.sizes["layer"])) if layers is None else layers
-    context = ("context", int(profile.attrs.get("context", 0)))
-    name, length = min(window_of(profile, layers) or context, context, key=itemgetter(1))
+
+def mark_context(
+    figure: go.Figure, profile: xr.Dataset, layers: Sequence[int], **look: Any
+) -> None:
+    """Mark the window, chunk or context of `layers`; slower planes do not finish one turn."""
+    name, length = reach_of(profile, layers, "context")
     turning = profile["wavelength"].values[layers]
     turning = turning[np.isfinite(turning)]
     if turning.size and turning.min() < length < turning.max():
-        place: dict[str, Any] = {"y": 0, "yanchor": "top"} if below else {"yanchor": "bottom"}
-        style.mark(figure, length, name, color=color, row=row, **place)
+        style.mark(figure, length, name, **{"yanchor": "bottom"} | look)
 
 
 def plane_borders(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -91,16 +86,15 @@ def plane_borders(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
     place = np.log(wavelength_positions(wavelength))
     low, high = np.full_like(place, np.nan), np.full_like(place, np.nan)
-    for layer in range(len(place)):
-        for kind in (np.isfinite(wavelength[layer]), np.isinf(wavelength[layer])):
-            planes = np.flatnonzero(kind)
-            planes = planes[np.argsort(place[layer, planes], kind="stable")]
-            centre = place[layer, planes]
-            half = np.diff(centre) / 2 if len(centre) > 1 else np.array([LONE_HALF_WIDTH])
-            half = np.maximum(half, 1e-3)  # planes with equal wavelengths need a width too
-            half = np.pad(half, 1, mode="edge")
-            low[layer, planes] = centre - half[: len(centre)]
-            high[layer, planes] = centre + half[1:][: len(centre)]
+    for layer, kind in itertools.product(range(len(place)), (np.isfinite, np.isinf)):
+        planes = np.flatnonzero(kind(wavelength[layer]))
+        planes = planes[np.argsort(place[layer, planes], kind="stable")]
+        centre = place[layer, planes]
+        half = np.diff(centre) / 2 if len(centre) > 1 else np.array([LONE_HALF_WIDTH])
+        half = np.maximum(half, 1e-3)  # planes with equal wavelengths need a width too
+        half = np.pad(half, 1, mode="edge")
+        low[layer, planes] = centre - half[: len(centre)]
+        high[layer, planes] = centre + half[1:][: len(centre)]
     return np.exp(low), np.exp(high)
 
 
@@ -131,16 +125,10 @@ def plane_map(wavelength: np.ndarray, values: np.ndarray, layers: np.ndarray) ->
     return {"x": edges, "z": np.where(rows >= 0, moved, np.nan), "text": np.array(names)}
 
 
-def trained_reach(dataset: xr.Dataset, layers: list[int]) -> tuple[str, int]:
-    """Name and length (tokens) of the window of `layers`, or the trained context."""
-    trained = int(dataset.attrs.get("trained_context", 0))
-    return window_of(dataset, layers) or ("trained context", trained)
-
-
-def mark_trained(figure: go.Figure, dataset: xr.Dataset, layers: list[int]) -> None:
+def mark_trained(figure: go.Figure, results: xr.Dataset, layers: Sequence[int]) -> None:
     """Mark the reach of `layers` if it is inside the range of the first panel."""
     low, high = 10.0 ** np.array(figure.layout.xaxis.range)
-    name, context = trained_reach(dataset, layers)
+    name, context = reach_of(results, layers, "trained context")
     if low < context < high:
         words = f"{name}<br>{context:,} tokens"
         style.mark(figure, context, words, xanchor="right", yanchor="bottom")
@@ -158,9 +146,9 @@ def plot_head_wavelengths(
     """
     heads = head_table(profile, heads)
     kinds = {k: n for k, n in layers_by_kind(profile).items() if heads["layer"].isin(n).any()}
-    order = by_position(heads)
-    rows = heads.iloc[order]
-    order = order[np.argsort([_rank(kinds, n) for n in rows["layer"]], kind="stable")]
+    several, last = len(kinds) > 1, {"row": len(kinds) + 1, "col": 1}
+    rank = {layer: number for number, of_kind in enumerate(kinds.values()) for layer in of_kind}
+    order = sorted(by_position(heads), key=lambda row: rank[heads["layer"].iloc[row]])
     rows = heads.iloc[order]
     layer, head = (rows[name].to_numpy(int) for name in ("layer", "head"))
     names = np.array([f"L{n} H{h}" for n, h in zip(layer, head, strict=True)])
@@ -170,66 +158,46 @@ def plot_head_wavelengths(
     wavelength = profile["wavelength"].values
     cells = plane_map(wavelength, shares[layer, head].astype(np.float32), layer)
     edges, below = cells["x"], int(np.clip(13 * len(order), 120, 560))
-    above = MEANS_HEIGHT * len(kinds)
-    panels: dict[str, Any] = {"row_heights": [*[MEANS_HEIGHT] * len(kinds), below]}
-    panels["spacing"] = 0.03 if len(kinds) == 1 else 0.05
-    height, title = above + MEANS_HEIGHT + below, "Push toward keys by wavelength"
-    figure = style.stacked(title, len(kinds) + 1, height=height, **panels)
+    above, title = MEANS_HEIGHT * len(kinds), "Push toward keys by wavelength"
+    size: dict[str, Any] = {"height": above + MEANS_HEIGHT + below}
+    size |= {"row_heights": [MEANS_HEIGHT] * len(kinds) + [below]}
+    figure = style.stacked(title, len(kinds) + 1, **size, spacing=0.05 if several else 0.03)
     bar = {"thickness": 10, "nticks": 4, "title": {"text": "share<br>(%)"}}
     bar |= {"len": below / (above + below), "y": 0, "yanchor": "bottom"}
     hover = "%{y}<br>%{z:.0f}% of the push at %{text} tokens<extra></extra>"
     look = {"colorscale": style.sequential(cells["z"]), "zmin": 0, "colorbar": bar}
-    look["hovertemplate"] = hover
-    last = {"row": len(kinds) + 1, "col": 1}
-    figure.add_heatmap(**cells, y=names, **look, **last)
+    figure.add_heatmap(**cells, y=names, **look, hovertemplate=hover, **last)
     breadth = np.log10(edges[-1] / edges[0])
     silent = {"mode": "markers", "hoverinfo": "skip", "showlegend": False, "cliponaxis": False}
-    for label in style.LABEL_ORDER[:3]:
-        of_label = names[(rows["label"] == label).to_numpy()]
-        marker = {"color": style.COLORS[label], "symbol": style.SYMBOLS[label], "size": 7}
-        x = np.full(len(of_label), 10 ** (np.log10(edges[0]) - 0.015 * breadth))
-        figure.add_scatter(x=x, y=of_label, marker=marker, **silent, **last)
+    colors, symbols = (rows["label"].map(looks) for looks in (style.COLORS, style.SYMBOLS))
+    x, marker = 10 ** (np.log10(edges[0]) - 0.015 * breadth), {"color": colors, "size": 7}
+    marker["symbol"] = symbols
+    figure.add_scatter(x=np.full(len(names), x), y=names, marker=marker, **silent, **last)
     set_wavelengths(figure, wavelength)
     figure.update_xaxes(range=np.log10([edges[0], edges[-1]]) - [0.03 * breadth, 0])
-    label_names = {n: f"{n} ({(heads['label'] == n).sum()} heads)" for n in style.LABEL_ORDER}
     for row, (kind, layers) in enumerate(kinds.items(), start=1):
-        of_kind = heads[heads["layer"].isin(layers)]
-        _add_label_lines(figure, wavelength, shares, of_kind, label_names, row)
-        named = f"{kind} layers:<br>" if len(kinds) > 1 else ""
-        words = f"{named}mean<br>share (%)"
+        _add_label_lines(figure, wavelength, shares, heads, layers, row=row)
+        words = f"{kind} layers:<br>" * several + "mean<br>share (%)"
         figure.update_yaxes(title_text=words, rangemode="tozero", nticks=4, row=row)
-        mark_context(figure, profile, layers, row=row if len(kinds) > 1 else None)
-    if len(kinds) > 1:
-        _name_kinds(figure, [_rank(kinds, n) for n in layer], [*kinds], **last)
+        mark_context(figure, profile, layers, row=row if several else "all")
+    white = {"color": "#ffffff", "width": 2}
+    for first in np.unique([rank[n] for n in layer], return_index=True)[1] if several else ():
+        if first:
+            figure.add_hline(y=first - 0.5, line=white, **last)
+        place = {"x": 1, "xref": "x domain", "xanchor": "right", "y": first, "showarrow": False}
+        ink = {"font_color": "#ffffff", "font_size": 12, "bgcolor": "rgba(0,0,0,0.45)"}
+        words = f"{[*kinds][rank[layer[first]]]} layers"
+        figure.add_annotation(place | ink, text=words, **last)
     shown = names[:: -(-len(order) // MAX_ROW_NAMES)] if len(order) else names
     axis = {"title_text": "head (layer, head)", "type": "category", "showgrid": False}
     axis |= {"range": [len(order) - 0.4, -0.6], "categoryarray": names}
     figure.update_yaxes(**axis, tickvals=shown, tickfont_size=11, row=len(kinds) + 1)
     if selected is not None:
-        here = np.flatnonzero(order == row_of(heads, selected))
-        y = float(here[0]) if here.size else -2.0
+        here = row_of(heads, selected)
+        y = order.index(here) if here in order else -2
         box = {"x0": edges[0], "x1": edges[-1], "y0": y - 0.5, "y1": y + 0.5}
-        line = {"color": "#ffffff", "width": 2}
-        figure.add_shape(name="selected", type="rect", **box, line=line, **last)
+        figure.add_shape(name="selected", type="rect", **box, line=white, **last)
     return style.note_missing(figure, "no head prefers keys other than sinks", cells["z"])
-
-
-def _rank(kinds: Mapping[str, list[int]], layer: int) -> int:
-    """Index of the kind of a layer."""
-    return next(index for index, layers in enumerate(kinds.values()) if layer in layers)
-
-
-def _name_kinds(
-    figure: go.Figure, kind_of_row: Sequence[int], kinds: Sequence[str], **panel: int
-) -> None:
-    """Name the kinds of layers at the right of their first rows, and divide their rows."""
-    for number in sorted({*kind_of_row}):
-        first = list(kind_of_row).index(number)
-        if first:
-            figure.add_hline(y=first - 0.5, line={"color": "#ffffff", "width": 2}, **panel)
-        place = {"x": 1, "xref": "x domain", "xanchor": "right", "y": first, "showarrow": False}
-        ink = {"font_color": "#ffffff", "font_size": 12, "bgcolor": "rgba(0,0,0,0.45)"}
-        figure.add_annotation(place | ink, text=f"{kinds[number]} layers", **panel)
 
 
 def _add_label_lines(
@@ -237,24 +205,21 @@ def _add_label_lines(
     wavelength: Float[np.ndarray, "layer frequency"],
     shares: Float[np.ndarray, "layer head frequency"],
     heads: pd.DataFrame,
-    names: Mapping[str, str],
+    layers: Sequence[int],
+    *,
     row: int,
 ) -> None:
-    """Draw the mean share of each label's heads in a row of panels; `names` are for the legend.
-
-    Planes that do not rotate break a line.
-    """
+    """Draw the mean share of each label in `layers`. Planes that do not rotate break a line."""
     places = np.log(wavelength_positions(wavelength))
     for label in style.LABEL_ORDER[:3]:
-        rows = heads[heads["label"] == label]
-        if len(rows) < 2:
-            continue
-        layers, columns = rows["layer"].to_numpy(int), rows["head"].to_numpy(int)
-        points = {"y": shares[layers, columns], "wavelength": wavelength[layers]}
-        points["place"] = places[layers].round(4)  # measured layers differ in the last digits
+        of_label = heads[heads["label"] == label]
+        rows = of_label[of_label["layer"].isin(layers)]
+        at, columns = rows["layer"].to_numpy(int), rows["head"].to_numpy(int)
+        points = {"y": shares[at, columns], "wavelength": wavelength[at]}
+        points["place"] = places[at].round(4)  # measured layers differ in the last digits
         flat = pd.DataFrame({name: values.ravel() for name, values in points.items()}).dropna()
         mean = flat.groupby("place").mean()
-        if mean.empty:
+        if len(rows) < 2 or mean.empty:
             continue
         breaks = np.flatnonzero(np.isinf(mean["wavelength"]))
         data = {"x": np.exp(mean.index.to_numpy()), "y": mean["y"].to_numpy()}
@@ -263,8 +228,8 @@ def _add_label_lines(
         look = {"line": {"color": style.COLORS[label], "width": 2}, "mode": "lines+markers"}
         look["marker"] = {"symbol": style.SYMBOLS[label], "size": 8}
         hover = f"{label}<br>wavelength %{{text}} tokens<br>%{{y:.1f}}%<extra></extra>"
+        look |= {"name": f"{label} ({len(of_label)} heads)", "legendgroup": label}
         named = any(trace.legendgroup == label for trace in figure.data)
-        look |= {"name": names[label], "legendgroup": label}
         place: dict[str, Any] = {"showlegend": not named, "row": row, "col": 1}
         figure.add_scatter(**data, **look, hovertemplate=hover, **place)
 
@@ -287,44 +252,43 @@ def plot_norms(profile: xr.Dataset, *, layer: Count | None = None) -> go.Figure:
     what = "layer" if layer is None else "head"
     scope = "mean over heads" if layer is None else f"heads of layer {layer}"
     rows, wavelength = profile.sizes[what], profile["wavelength"].values
-    sides = [*NORM_PANELS.items()][: 2 + bool(profile["v_norm"].notnull().any())]
     kinds = layers_by_kind(profile) if layer is None else {"": [int(layer)]}
     kinds = {k: n for k, n in kinds.items() if np.isfinite(wavelength[n]).any()} or kinds
-    panels = [(*side, kind) for side in sides for kind in kinds]
+    several, valued = len(kinds) > 1, bool(profile["v_norm"].notnull().any())
+    sides = [*NORM_PANELS.items()][: 2 + valued]
+    panels = [(*side, *kind) for side in sides for kind in kinds.items()]
     height = 170 + len(panels) * int(np.clip(rows * 30 / len(kinds), 120, max(220, rows * 9)))
     size: dict[str, Any] = {"height": height, "spacing": 0.1 if rows <= 16 else 0.05}
-    size["row_heights"] = [max(len(kinds[kind]), rows / 4) for *_, kind in panels]
+    size["row_heights"] = [max(len(layers), rows / 4) for *_, layers in panels]
     figure = style.stacked(f"Norms by wavelength, {scope}", len(panels), **size)
-    for row, (side, name, kind) in enumerate(panels, start=1):
+    for row, (side, name, kind, layers) in enumerate(panels, start=1):
         dim = "head" if side == "query" else "kv_head"
-        values = profile[name].transpose("layer", dim, "frequency")
-        by_layer, of_kind = layer is None, np.array(kinds[kind])
-        norms = (values.mean(dim)[of_kind] if by_layer else values[layer]).values
-        layers = of_kind if by_layer else np.full(len(norms), layer)
-        cells = plane_map(wavelength, norms, layers)
+        values, of_row = profile[name].transpose("layer", dim, "frequency"), what
+        if layer is None:
+            norms, y = values.mean(dim)[layers].values, np.array(layers)
+        else:
+            norms, y = values[layer].values, np.arange(values.sizes[dim])
+            of_row = what if side == "query" else "key-value head"
+        cells = plane_map(wavelength, norms, y if layer is None else np.full(len(y), layer))
         bottom, top = figure.layout[f"yaxis{row}"].domain
         bar = {"thickness": 10, "nticks": 4, "len": top - bottom, "yanchor": "top", "y": top}
-        most = float(np.nanmax(cells["z"], initial=0))
-        look = {"colorscale": style.sequential(cells["z"]), "zmin": 0, "zmax": most}
-        look["colorbar"] = bar
+        look = {"colorscale": style.sequential(cells["z"]), "colorbar": bar, "zmin": 0}
+        look["zmax"] = float(np.nanmax(cells["z"], initial=0))
         hover = f"{what} %{{y}}<br>wavelength %{{text}} tokens<br>{side} norm %{{z:.3f}}"
         look |= {"name": f"{side} norm", "hovertemplate": f"{hover}<extra></extra>"}
-        y = of_kind if by_layer else np.arange(len(norms))
         figure.add_heatmap(**cells, y=y, **look, row=row, col=1)
         # An annotation, because the title of a colour bar would widen the margin.
         place = {"x": 0, "xref": "paper", "xanchor": "left", "y": 1, "yanchor": "bottom"}
-        named = f" of {kind} layers" if len(kinds) > 1 else ""
-        words = {"text": f"{side} norm{named} (model units)", "font_size": 12}
-        figure.add_annotation(place | words, yref=f"y{row} domain".replace("y1 ", "y "))
-        of_row = what if by_layer or side == "query" else "key-value head"
-        axis = style.index_axis(len(norms), of_row)
-        if len(kinds) > 1:  # numbers of layers have gaps
-            step = -(-len(of_kind) // 8)
-            axis |= {"range": [of_kind[-1] + 0.5, of_kind[0] - 0.5], "tickvals": y[::step]}
+        words = f"{side} norm{f' of {kind} layers' * several} (model units)"
+        yref = f"{figure.data[-1].yaxis} domain"
+        figure.add_annotation(place, text=words, font_size=12, yref=yref)
+        axis = style.index_axis(len(y), of_row)
+        if several:  # numbers of layers have gaps
+            axis |= {"range": [y[-1] + 0.5, y[0] - 0.5], "tickvals": y[:: -(-len(y) // 8)]}
         figure.update_yaxes(**axis, row=row)
     set_wavelengths(figure, wavelength)
     figure.update_xaxes(range=np.log10(figure.data[0].x[[0, -1]]), showgrid=False)
-    for row, (*_, kind) in enumerate(panels if len(kinds) > 1 else panels[:1], start=1):
-        only = row if len(kinds) > 1 else None
-        mark_context(figure, profile, kinds[kind], row=only, color="#ffffff", below=True)
+    look = {"color": "#ffffff", "y": 0, "yanchor": "top"}
+    for row, (*_, layers) in enumerate(panels if several else panels[:1], start=1):
+        mark_context(figure, profile, layers, **look, row=row if several else "all")
     return style.note_missing(figure, "no queries and keys were measured")

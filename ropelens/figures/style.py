@@ -41,6 +41,7 @@ MUTED = "#80868d"  # grey of secondary lines, on a light and on a dark page
 DASHED = {"width": 2, "dash": "4px,3px", "color": MUTED}  # predictions and random planes
 DOTTED = {"width": 1.5, "dash": "dot", "color": MUTED}  # marks a position on an axis
 DRAWN_FROM_ONE = {"drawn_from": 1}  # layout `meta`: x is at x + 1, as a log axis has no 0
+POSITION_TITLE = "position in the text (tokens, log scale)"
 NO_DATA = "no data"  # name of the note in a figure without numbers
 SHADE = "rgba(128,132,140,0.22)"
 TEXT_ONLY = "%{text}<extra></extra>"  # `hovertemplate` that shows the trace's `text`
@@ -82,7 +83,7 @@ def template(theme: Theme) -> go.layout.Template:
 
 
 def new_figure(title: str, *, height: int, **panels: Any) -> go.Figure:
-    """Return an empty figure; `panels` are keywords of `plotly.subplots.make_subplots`."""
+    """Empty figure; `panels` are keywords of `plotly.subplots.make_subplots`."""
     figure = make_subplots(**panels) if panels else go.Figure()
     return figure.update_layout(template=template("light"), title_text=title, height=height)
 
@@ -98,6 +99,13 @@ def set_x(figure: go.Figure, axis: Mapping[str, Any], title: str) -> None:
     figure.update_xaxes(**axis)
     *_, last = figure.select_xaxes()
     last.title.text = title
+
+
+def set_counts(figure: go.Figure, counts: Any, title: str, *, base: int = 2) -> None:
+    """Give every x axis a log scale with ticks at powers of `base` up to the largest count."""
+    longest = max(1, int(np.max(counts)))
+    powers = [base**k for k in range(longest.bit_length()) if base**k <= longest]
+    set_x(figure, log_axis({power: f"{power:,}" for power in powers}), title)
 
 
 def sequential(z: np.ndarray) -> list[list[Any]]:
@@ -129,26 +137,27 @@ def index_axis(count: int, what: str, *, most: int = 8, room: float = 0.0) -> di
     return ticks | {"title_text": f"{what} (index)"}
 
 
+def layer_map(title: str, layers: int, count: int, across: str) -> go.Figure:
+    """Figure for cells of 13 to 40 pixels, with a row for each layer, and axes with indices."""
+    height = int(np.clip(layers * 40, 200, max(300, layers * 13)) + 130)
+    figure, axes = new_figure(title, height=height), ((layers, "layer"), (count, across))
+    # The room at both ends of an axis is for the stroke of the frame.
+    down, right = (index_axis(n, x, most=16, room=max(0.05, 0.006 * n)) for n, x in axes)
+    figure.update_yaxes(**down)
+    return figure.update_xaxes(**right | {"range": right["range"][::-1]})
+
+
 def mark(
-    figure: go.Figure,
-    x: float,
-    text: str,
-    *,
-    color: str = MUTED,
-    row: int | None = None,
-    col: Any = "all",
-    **note: Any,
+    figure: go.Figure, x: float, text: str, *, row: Any = "all", col: Any = "all", **look: Any
 ) -> None:
-    """Mark a context: a dotted line in the panels of `row` (default: all) and `col`, and `text`
-    above the first.
-    """
-    figure.add_vline(
-        x=x, line=DOTTED | {"color": color}, name="context", row=row or "all", col=col
-    )
+    """Draw a dotted line at x in the panels of `row` and `col`, and `text` above the first."""
+    line = DOTTED | {"color": look.pop("color", MUTED)}
+    figure.add_vline(x=x, line=line, name="context", row=row, col=col)
     drawn = float(np.log10(x)) if figure.layout.xaxis.type == "log" else x
-    axes = [f"{axis}{row if row and row > 1 else ''}" for axis in "xy"]
-    place = {"x": drawn, "y": 1, "xref": axes[0], "yref": f"{axes[1]} domain", "yanchor": "top"}
-    figure.add_annotation(place | {"text": text, "name": "context"} | note)
+    number = "" if row in (1, "all") else row
+    place = {"x": drawn, "xref": f"x{number}", "y": 1, "yref": f"y{number} domain"}
+    place |= {"yanchor": "top", "text": text, "name": "context"}
+    figure.add_annotation(place | look)
 
 
 def note_missing(figure: go.Figure, why: str, values: Any = None) -> go.Figure:

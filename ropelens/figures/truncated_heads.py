@@ -1,5 +1,6 @@
 """Figure of one head while planes stop."""
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -39,17 +40,16 @@ def plot_head_truncation(
     title = f"Layer {layer}, head {head} while planes stop"
     figure = style.stacked(title, len(panels), height=120 + 150 * len(panels))
     hover = "%{x:.3~%} of the planes rotate: %{y:.3f}, %{text}<extra></extra>"
-    for row, name in enumerate(panels, start=1):
-        for kind in kinds_of(truncation):
-            look: dict[str, Any] = MEAN_OF_DRAWS
-            if kind in END_LOOKS:
-                words, color, _ = END_LOOKS[kind]
-                look = {"name": words, "legendgroup": kind, "mode": "lines+markers"}
-                look |= {"line": {"color": color, "width": 2}, "marker": {"size": 9}}
-                look |= {"hovertemplate": hover, "cliponaxis": False}
-            x, y = rotating_shares(truncation, kind), arrays[f"{name}_{kind}"][layer, head]
-            trace = look | {"meta": {"y": f"{name}_{kind}"}, "showlegend": row == 1}
-            figure.add_scatter(x=x, y=y, **trace, row=row, col=1)
+    for (row, name), kind in product(enumerate(panels, start=1), kinds_of(truncation)):
+        look: dict[str, Any] = MEAN_OF_DRAWS
+        if kind in END_LOOKS:
+            words, color, _ = END_LOOKS[kind]
+            look = {"name": words, "legendgroup": kind, "mode": "lines+markers"}
+            look |= {"line": {"color": color, "width": 2}, "marker": {"size": 9}}
+            look |= {"hovertemplate": hover, "cliponaxis": False}
+        x, y = rotating_shares(truncation, kind), arrays[f"{name}_{kind}"][layer, head]
+        trace = look | {"meta": {"y": f"{name}_{kind}"}, "showlegend": row == 1}
+        figure.add_scatter(x=x, y=y, **trace, row=row, col=1)
         figure.update_yaxes(title_text=HEAD_PANELS[name], nticks=5, row=row)
     figure.update_yaxes(autorangeoptions_include=[0, 0.01])  # tiny changes stay flat
     axis = {"range": [-0.03, 1.03], "tickvals": [0, 0.5, 1]}
@@ -85,27 +85,28 @@ def head_steps(truncation: xr.Dataset) -> dict[str, np.ndarray]:
     the first index after its end marks a missing label. If a sweep stops planes in one kind of
     layers after the other, a layer has the numbers of the sweep of its kind.
     """
-    sweeps = sweeps_by_kind(truncation)
+    sweeps, missing = sweeps_by_kind(truncation), len(style.LABEL_ORDER)
     if len(sweeps) > 1:
-        parts = [(head_steps(part), swept_layers(part)[name]) for name, part in sweeps.items()]
-        joined, missing = parts[0][0], {"f": np.nan, "u": len(style.LABEL_ORDER)}
-        for arrays, layers in parts[1:]:
+        joined, *others = map(head_steps, sweeps.values())
+        for arrays, layers in zip(
+            others, [*swept_layers(truncation).values()][1:], strict=True
+        ):
             for name, values in arrays.items():
-                same_steps = values.shape == joined[name].shape
-                of_layers = values[layers] if same_steps else missing[values.dtype.kind]
-                joined[name][layers] = of_layers
+                known = values.shape == joined[name].shape
+                absent = missing if name.startswith("label") else np.nan
+                joined[name][layers] = values[layers] if known else absent
         return joined
     numbers: dict[str, np.ndarray] = {}
-    for kind in kinds_of(truncation):
+    names = [name for name in (*HEAD_PANELS, "label") if name in truncation]
+    for kind, name in product(kinds_of(truncation), names):
+        values = truncation[name].transpose("layer", "head", "edit").values
         steps = _steps(truncation, kind).values()
-        for name in (name for name in HEAD_PANELS if name in truncation):
-            values = truncation[name].transpose("layer", "head", "edit").values
+        if name != "label":
             means = [values[..., entries].mean(-1) for entries in steps]
             numbers[f"{name}_{kind}"] = np.stack(means, axis=-1)
-        if kind in END_LOOKS and "label" in truncation:
-            labels = truncation["label"].transpose("layer", "head", "edit").values.astype(str)
-            labels = labels[..., [entries[0] for entries in steps]]
-            known = [labels == label for label in style.LABEL_ORDER]
-            indices = np.select(known, range(len(style.LABEL_ORDER)), len(style.LABEL_ORDER))
+        elif kind in END_LOOKS:
+            labels = values.astype(str)[..., [entries[0] for entries in steps]]
+            named = [labels == label for label in style.LABEL_ORDER]
+            indices = np.select(named, range(missing), missing)
             numbers[f"label_{kind}"] = indices.astype(np.uint8)
     return numbers

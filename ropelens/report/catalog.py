@@ -1,16 +1,17 @@
 """Tables of the figures on each page, with the functions that draw them."""
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, get_args
 
-import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from ropelens.errors import BadArgument
 from ropelens.figures import comparison, head, heads, planes, truncated_heads
 from ropelens.figures.edits import MeasureName, plot_truncation, summary_column
 from ropelens.report.render import page_words
@@ -20,9 +21,9 @@ from ropelens.report.render import page_words
 class PageFigure:
     """A figure on a page. The words around it are in templates/words.toml.
 
-    `draw` draws the results of the page. `known` returns False if they have no data for it. On
-    the page of a profile, `section` is its place: "all" heads, the chosen "head" or the
-    "model".
+    `draw` draws the results of the page, and raises `BadArgument` if they have no data for it;
+    `known` returns False in this case. On the page of a profile, `section` is its place: "all"
+    heads, the chosen "head" or the "model".
     """
 
     name: str
@@ -62,37 +63,30 @@ SIDE_BY_SIDE = ("selectivity", "attention", "pair", "kernel")  # figures of a se
 HEAD_SWEEP_FIGURE = PageFigure("stopped", truncated_heads.plot_head_truncation,
     section="head", layout={"margin_t": 56, "height": 400},
     known=lambda sweep, **_: (
-        _has_ends(sweep) and bool({*truncated_heads.HEAD_PANELS} & {*sweep})))
+        bool({*truncated_heads.HEAD_PANELS} & {*sweep})
+        and bool(sweep["kind"].isin([*truncated_heads.END_LOOKS]).any())))
 
 REACH_FIGURE = PageFigure("reach", head.plot_reach,
     section="head", layout={"margin_t": 12, "height": 360, "showlegend": True},
     known=lambda reach: bool(reach["found_share"].notnull().any()))
 
 
-def _measures_in(table: pd.DataFrame) -> list[MeasureName]:
-    return [n for n in get_args(MeasureName) if table[summary_column(n)].notna().any()]
 
 
-def _other_measures(table: pd.DataFrame) -> list[MeasureName]:
-    return [name for name in _measures_in(table) if name != "loss"]
 
 
-def _has_ends(sweep: pd.DataFrame | xr.Dataset) -> bool:
-    return bool(sweep["kind"].isin(["slow", "fast"]).any())
+
+
+def _plot_other_measures(sweep: xr.Dataset, table: pd.DataFrame) -> go.Figure:
+    names = [n for n in get_args(MeasureName)[1:] if table[summary_column(n)].notna().any()]
+    return plot_truncation(sweep, measures=names, table=table)
 
 
 SWEEP_FIGURES = (
-    PageFigure("truncation", plot_truncation,
-        known=lambda _, table: _has_ends(table) and "loss" in _measures_in(table)),
-    PageFigure("bands", partial(plot_truncation, by="band"),
-        known=lambda _, table: "band" in {*table["kind"]} and "loss" in _measures_in(table)),
-    PageFigure("classes", partial(plot_truncation, by="class"),
-        known=lambda sweep, table: (
-            _has_ends(table) and bool(np.any(sweep.get("class_tokens", 0))))),
-    PageFigure("others",
-        lambda sweep, table: plot_truncation(
-            sweep, measures=_other_measures(table), table=table),
-        known=lambda _, table: _has_ends(table) and bool(_other_measures(table))),
+    PageFigure("truncation", plot_truncation),
+    PageFigure("bands", partial(plot_truncation, by="band")),
+    PageFigure("classes", partial(plot_truncation, by="class")),
+    PageFigure("others", _plot_other_measures),
 )
 
 COMPARISON_FIGURES = (
@@ -113,19 +107,21 @@ def draw(
     rows: Sequence[PageFigure], results: xr.Dataset | None, **more: Any
 ) -> dict[PageFigure, go.Figure]:
     """Draw the figures of `rows` for which the `results` have data; {} if they are None."""
-    known = [row for row in rows if results is not None and row.known(results, **more)]
-    return {row: row.draw(results, **more) for row in known}
+    figures = {}
+    for row in rows if results is not None else ():
+        with contextlib.suppress(BadArgument):  # the results have no data for the figure
+            if row.known(results, **more):
+                figures[row] = row.draw(results, **more)
+    return figures
 
 
 def draw_profile(
     profile: xr.Dataset, heads: pd.DataFrame, selected: tuple[int, int]
 ) -> dict[PageFigure, go.Figure]:
     """Draw the `PROFILE_FIGURES` for the `selected` head (layer, head)."""
-    arguments: dict[str, dict[str, Any]] = {
-        "all": {"heads": heads, "selected": selected},
-        "head": {"layer": selected[0], "head": selected[1]},
-        "model": {},
-    }
+    of_head: dict[str, Any] = dict(zip(("layer", "head"), selected, strict=True))
+    of_all: dict[str, Any] = {"heads": heads, "selected": selected}
+    arguments = {"all": of_all, "head": of_head, "model": {}}
     figures: dict[PageFigure, go.Figure] = {}
     for row in PROFILE_FIGURES:
         figures |= draw([row], profile, **arguments[row.section])
@@ -141,9 +137,8 @@ def card(row: PageFigure, figure: go.Figure) -> dict[str, Any]:
 def bare(figure: go.Figure, **layout: Any) -> dict[str, Any]:
     """JSON of a figure for the script, which sets the title, the colours and the legend."""
     figure = go.Figure(figure)
-    figure.update_layout(title_text="", template=None, dragmode=False, autosize=True)
-    figure.update_layout(paper_bgcolor="rgba(0,0,0,0)")
     if figure.layout.legend.yref == "container" and figure.layout.legend.y:  # at the top
         layout = {"legend_y": 1, "legend_yanchor": "top", "margin_t": 90} | layout
-    figure.update_layout({"margin_t": 36} | layout)
+    figure.update_layout(title_text="", template=None, dragmode=False, autosize=True)
+    figure.update_layout({"paper_bgcolor": "rgba(0,0,0,0)", "margin_t": 36} | layout)
     return json.loads(figure.to_json(engine="json"))

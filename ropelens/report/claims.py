@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Hashable, Mapping
 from itertools import chain
+from os.path import relpath
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -11,7 +12,6 @@ import numpy as np
 import pandas as pd
 
 from ropelens.claims.claims import CLAIMS
-from ropelens.claims.tables import left_out
 from ropelens.claims.verdict import VERDICTS
 from ropelens.errors import BadArgument, explained
 from ropelens.figures.formats import plural
@@ -31,8 +31,8 @@ CLAIM_FIGURES = {
 """Address on the page of an analysis of the figure that the `call` of a claim draws."""
 
 
-def read_ledger(folder: str) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Table and `runs` of a folder of claims. Raises `BadArgument` if they make no page."""
+def read_ledger(folder: str, out: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Table and `runs` of a folder of claims, with the addresses of pages from `out`."""
     record = read_record(folder)
     with explained(f"The claims in {folder} cannot be read.", error=BadArgument):
         table = pd.read_csv(Path(folder) / "claims.csv")
@@ -43,14 +43,16 @@ def read_ledger(folder: str) -> tuple[pd.DataFrame, dict[str, Any]]:
                 table[column] = table["claim"].map(facts).fillna("")
         table = table.fillna(dict.fromkeys(("over", "other", "floor_day", "differ"), ""))
         render_claims(table, record)
+    runs = record["runs"].values()
+    for run in (run for run in runs if "page" in run):  # the page of the analysis
+        run["page"] = relpath(Path(folder) / run["page"], out)
     return table, record["runs"]
 
 
 def claims_sentences(table: pd.DataFrame, places: Mapping[str, str] | None = None) -> list[str]:
     """Sentences that count the verdicts of all models, and list contradicted claims.
 
-    With the `places` of models, they also list claims that were left out, and the command that
-    tests them.
+    With the `places` of models, they also name claims that were left out, and their command.
     """
     sentences: list[str] = []
     holds: list[tuple[Hashable, int, int]] = []
@@ -70,7 +72,10 @@ def claims_sentences(table: pd.DataFrame, places: Mapping[str, str] | None = Non
     if several:
         record = {"total": table["claim"].nunique(), "most": sorted(holds, key=lambda x: -x[1])}
         sentences.insert(0, write_sentence("claims", "several", **record))
-    missing = {str(model): left_out(rows) for model, rows in table.groupby("model")}
+    tested = {str(model): {*names} for model, names in table.groupby("model")["claim"]}
+    missing = {
+        m: [c.name for c in CLAIMS if c.name not in names] for m, names in tested.items()
+    }
     if places is not None and any(missing.values()):
         commands = [_command(places.get(model)) for model, names in missing.items() if names]
         lists = {"names": chain(*missing.values()), "commands": commands}

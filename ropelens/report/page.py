@@ -66,71 +66,69 @@ def render_page(
     """
     _check_results(truncation, "truncation", profile)
     _check_results(reach, "reach", profile)
-    selected = layer, head = first_head(heads) if prompt is None else prompt["selected"]
-    figures = draw_profile(profile, heads, selected) if prompt is None else prompt["figures"]
-    figures |= draw([catalog.HEAD_SWEEP_FIGURE], truncation, layer=layer, head=head)
+    shown = _labels_and_claims(profile, heads) if prompt is None else dict(prompt)
+    figures, selected = shown.pop("figures"), shown.pop("selected")
+    place = {"layer": selected[0], "head": selected[1]}
+    figures |= draw([catalog.HEAD_SWEEP_FIGURE], truncation, **place)
     figures |= draw([catalog.REACH_FIGURE], reach)
     other = {} if beside is None else _beside(profile, *beside, figures)
     measured: dict[str, Any] = {"truncation": truncation, "reach": reach}
     payload = build_payload(profile, heads, figures, selected=selected, **measured)
-    payload["beside"] = other.pop("payload", None)
-    payload["prompt"] = prompt is not None
-    section = None if truncation is None else _sweep_section(truncation, table, payload)
-    columns, claims = tables.head_columns(profile, heads), pd.DataFrame()
-    if prompt is None:
-        sentences, claims = words.head_words(heads), ledger(profile).assign(model="")
-    else:
-        sentences = {"headline": prompt["headline"]}
-        sentences |= {str(number): note for number, note in enumerate(prompt["notes"])}
+    payload |= {"beside": other.pop("payload", None), "prompt": prompt is not None}
     claim, thresholds = (heads.attrs.get(name) for name in ("claim", "thresholds"))
-    return render(
-        "page.html",
-        scripts=["save.js", *(f"page/{name}.js" for name in SCRIPTS)],
-        payload=payload,
-        truncation=section,
-        labelled="label" in (truncation or ()),
-        cards=[card(row, figure) for row, figure in figures.items()],
-        pinned=catalog.SIDE_BY_SIDE,
-        colors=COLORS,
-        glyphs=SIGNS,
-        prompt=prompt,
-        claims=ledger_rows(claims) if len(claims) else [],
-        claims_sentence=claims_sentences(claims)[0] if len(claims) else "",
-        claim_glyphs=GLYPHS,
-        idle_layers=idle_layers(profile),
-        idle=words.idle_words(profile),
-        counts=words.label_counts(heads),
-        beside=other,
-        cautions=words.cautions(profile, heads) if prompt is None else [],
-        headline=sentences.pop("headline"),
-        notes=sentences.values(),
-        claim_numbers=claim_title(claim),
-        verdict=claim["verdict"] if claim else "",
-        label_rules=write_sentence("profile", "label_rules", thresholds=thresholds),
-        map_by={n: by for n, by in page_words()["map_by"].items() if not n or n in heads}
-        | ({} if prompt is None else {"": "attribution"})
-        | {column.name: column.meaning for column in tables.searched_columns(profile, heads)},
-        columns=columns,
-        rows=tables.head_rows(heads, columns),
-        sizes=profile.sizes,
-        **about(profile, heads) | ({} if prompt is None else {"scope": ""}),
-    )
+    columns = tables.head_columns(profile, heads)
+    colours = {n: words for n, words in page_words()["map_by"].items() if not n or n in heads}
+    colours |= {} if prompt is None else {"": "attribution"}
+    colours |= {x.name: x.meaning for x in tables.searched_columns(profile, heads)}
+    values = about(profile, heads) | {
+        "truncation": truncation is not None and _sweep_section(truncation, table, payload),
+        "labelled": "label" in (truncation or ()),
+        "cards": [card(row, figure) for row, figure in figures.items()],
+        "pinned": catalog.SIDE_BY_SIDE,
+        "colors": COLORS,
+        "glyphs": SIGNS,
+        "prompt": prompt,
+        "claim_glyphs": GLYPHS,
+        "idle_layers": idle_layers(profile),
+        "idle": words.idle_words(profile),
+        "counts": words.label_counts(heads),
+        "beside": other,
+        "claim_numbers": claim_title(claim),
+        "verdict": claim["verdict"] if claim else "",
+        "label_rules": write_sentence("profile", "label_rules", thresholds=thresholds),
+        "map_by": colours,
+        "columns": columns,
+        "rows": tables.head_rows(heads, columns),
+        "sizes": profile.sizes,
+    }
+    scripts = ["save.js", *(f"page/{name}.js" for name in SCRIPTS)]
+    return render("page.html", scripts=scripts, payload=payload, **values | shown)
+
+
+def _labels_and_claims(profile: xr.Dataset, heads: pd.DataFrame) -> dict[str, Any]:
+    """The figures, sentences and claims of a profile, for its page."""
+    headline, *notes = words.head_words(heads).values()
+    selected, claims = first_head(heads), ledger(profile).assign(model="")
+    shown: dict[str, Any] = {"headline": headline, "notes": notes, "selected": selected}
+    shown |= {"claims": ledger_rows(claims), "claims_sentence": claims_sentences(claims)[0]}
+    shown["figures"] = draw_profile(profile, heads, selected)
+    return shown | {"cautions": words.cautions(profile, heads)}
 
 
 def _sweep_section(
     truncation: xr.Dataset, table: pd.DataFrame | None, payload: dict[str, Any]
 ) -> dict[str, Any]:
     """Section of a sweep for the template. Adds its figures to the `payload`."""
-    table = summarize_truncation(truncation) if table is None else table
-    section: dict[str, Any] = {"text": str(truncation.attrs.get("text", ""))}
-    section |= {"cards": [], "sentences": words.sweep_sentences(truncation, table)}
+    table, cards = summarize_truncation(truncation) if table is None else table, []
     for kind, sweep in sweeps_by_kind(truncation).items():
         rows = table[table["edit"].isin(sweep["edit"].values)]
         for row, figure in draw(catalog.SWEEP_FIGURES, sweep, table=rows).items():
             name = row.name if kind == "all" else f"{row.name}-{kind}"
             payload["figures"][name] = bare(figure)
-            section["cards"].append(card(row, figure) | {"name": name})
-    return section
+            cards.append(card(row, figure) | {"name": name})
+    sentences = words.sweep_sentences(truncation, table)
+    text = str(truncation.attrs.get("text", ""))
+    return {"text": text, "cards": cards, "sentences": sentences}
 
 
 def first_head(heads: pd.DataFrame) -> tuple[int, int]:
@@ -167,13 +165,11 @@ def _beside(
 
 def render_comparison(comparison: xr.Dataset, table: pd.DataFrame) -> str:
     """Text of the page of a comparison and its summary `table`."""
-    captions = {
-        page_words()["figures"][row.name]["explain"].format(**comparison.attrs): figure
-        for row, figure in draw(catalog.COMPARISON_FIGURES, comparison, table=table).items()
-    }
+    drawn = draw(catalog.COMPARISON_FIGURES, comparison, table=table).items()
+    explained = [(card(row, figure)["explain"], figure) for row, figure in drawn]
     return render_figures(
         "comparison.html",
-        captions,
+        {text.format(**comparison.attrs): figure for text, figure in explained},
         question=str(comparison.attrs.get("question", QUESTION)),
         findings=words.comparison_sentences(comparison, table),
         columns=tables.comparison_columns(table),
@@ -185,17 +181,13 @@ def render_comparison(comparison: xr.Dataset, table: pd.DataFrame) -> str:
 
 def render_figures(template: str, figures: Mapping[str, go.Figure], **values: object) -> str:
     """Text of a page with figures by their captions; `values` are used by the template."""
-    bare_figures = [bare(figure) for figure in figures.values()]
-    return render(
-        template,
-        scripts=["save.js", "answer.js"],
-        payload={"figures": bare_figures, "templates": page_templates()},
-        cards=[
-            {"name": number, "title": figure.layout.title.text, "explain": caption}
-            for number, (caption, figure) in enumerate(figures.items())
-        ],
-        **values,
-    )
+    drawn = [bare(figure) for figure in figures.values()]
+    payload = {"figures": drawn, "templates": page_templates()}
+    values["cards"] = [
+        {"name": number, "title": figure.layout.title.text, "explain": caption}
+        for number, (caption, figure) in enumerate(figures.items())
+    ]
+    return render(template, scripts=["save.js", "answer.js"], payload=payload, **values)
 
 
 @public

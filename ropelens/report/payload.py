@@ -13,7 +13,7 @@ from ropelens.budget.labels import DOUBTS
 from ropelens.figures import style
 from ropelens.figures.formats import plotly_text, visible_token
 from ropelens.figures.head import excerpt_tokens, farthest_distance, kernel_arrays, reach_arrays
-from ropelens.figures.heads import bit_shares
+from ropelens.figures.heads import FOLLOWS, bit_shares
 from ropelens.figures.inputs import is_true, kv_heads, numbers
 from ropelens.figures.planes import wavelength_positions
 from ropelens.figures.truncated_heads import head_steps, kinds_of, rotating_shares
@@ -26,7 +26,6 @@ PLANE_ARRAYS = (
     *("selectivity_keys", "selectivity_sink"),
     *("q_norm", "q_coherence", "k_norm", "k_coherence"),
 )
-FOLLOWS = ("follows_position", "follows_content", "follows_chance")
 FINE_CELLS = 700_000  # a page with more attention weights stores whole percents
 LARGEST_MISS = 0.01  # largest accepted error of an attention weight that the script computes
 STEPS = 2**13 - 1  # steps from 0 to the largest coordinate: finer there than a half float
@@ -44,16 +43,15 @@ def build_payload(
     reach: xr.Dataset | None = None,
 ) -> dict[str, Any]:
     """Payload of a page, without the model that is compared with its model."""
-    payload = {
-        **model_payload(profile, heads, figures),
+    payload = model_payload(profile, heads, figures)
+    payload |= {
         "name": model_name(profile),
-        "selected": list(selected),
-        "colors": style.COLORS,
-        "symbols": style.SYMBOLS,
-        "labelOrder": list(style.LABEL_ORDER),
-        "farthest": [farthest_distance(profile, n) for n in range(profile.sizes["layer"])],
+        "selected": selected,
         "templates": page_templates(),
     }
+    payload |= {"colors": style.COLORS, "symbols": style.SYMBOLS}
+    payload["labelOrder"] = style.LABEL_ORDER
+    payload["farthest"] = [farthest_distance(profile, n) for n in range(profile.sizes["layer"])]
     more: dict[str, np.ndarray] = {}
     if truncation is not None:
         more |= head_steps(truncation)
@@ -101,15 +99,13 @@ def _on_page(row: PageFigure, figure: go.Figure, profile: xr.Dataset) -> dict[st
 
 
 def packed_head_arrays(profile: xr.Dataset) -> dict[str, dict]:
-    arrays = {}
+    arrays = {name: packed(v, dims=HEAD_DIMS) for name, v in kernel_arrays(profile).items()}
     for name in PLANE_ARRAYS:
         dims = ("layer", "kv_head" if name.startswith("k_") else "head")
         arrays[name] = packed(profile[name].transpose(*dims, "frequency").values, dims=dims)
-    arrays |= {name: packed(v, dims=HEAD_DIMS) for name, v in kernel_arrays(profile).items()}
     wavelength = profile["wavelength"].values
-    arrays["wavelength"] = packed(wavelength, dims=("layer",))
-    arrays["wavelength_position"] = packed(wavelength_positions(wavelength), dims=("layer",))
-    return arrays
+    places = {"wavelength": wavelength, "wavelength_position": wavelength_positions(wavelength)}
+    return arrays | {name: packed(values, dims=("layer",)) for name, values in places.items()}
 
 
 def page_templates() -> dict[str, dict]:
@@ -230,31 +226,28 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
         excerpt, count = profile.isel(excerpt=number), len(tokens)
         causal = np.tril(np.ones((count, count), bool))
         weights = excerpt["excerpt_attention"].values[..., :count, :count]
-        queries, keys = (
-            excerpt[f"excerpt_{side}_still"].values[..., :count, :] for side in ("query", "key")
-        )
+        stills = (excerpt[f"excerpt_{side}_still"].values for side in ("query", "key"))
+        queries, keys = (still[..., :count, :] for still in stills)
         known = np.isfinite(queries).any((2, 3))
         read = np.zeros(keys.shape[:2], bool)
         read[known.nonzero()[0], reads[known]] = True
-        sizes: tuple[Any, Any] = (None, None)
-        if profile.sizes["excerpt"] * queries[known].size > FINE_NUMBERS:
-            sizes = _step_sizes(queries, keys, reads, planes, scale)
-        (queries, query), (keys, key) = (
-            stepped(*side) for side in ((queries, known, sizes[0]), (keys, read, sizes[1]))
-        )
+        coarse = profile.sizes["excerpt"] * queries[known].size > FINE_NUMBERS
+        sizes = _step_sizes(queries, keys, reads, planes, scale) if coarse else (None, None)
+        queries, query = stepped(queries, known, sizes[0])
+        keys, key = stepped(keys, read, sizes[1])
         live &= known
-        for layer, head in zip(*live.nonzero(), strict=True):
+        for layer, head in np.argwhere(live):
             turning = inv_freq[layer, : planes[layer]]
             q = rotated(queries[layer, head], turning)
             k = rotated(keys[layer, reads[layer, head]], turning)
             scores = np.where(causal, scale[layer] * q @ k.T, -np.inf)
             miss = np.abs(softmax(scores, axis=-1) - weights[layer, head]).max()
             live[layer, head] = miss <= LARGEST_MISS
-        words: dict[str, Any] = {"tokens": [visible_token(token) for token in tokens]}
-        words["names"] = [plotly_text(token) for token in words["tokens"]]
-        words["ticks"] = [plotly_text(visible_token(token, longest=12)) for token in tokens]
-        words |= {"query": query, "key": key, "lead": _lead(excerpt, causal, known)}
-        excerpts.append(words)
+        words = [visible_token(token) for token in tokens]
+        ticks = [plotly_text(visible_token(token, longest=12)) for token in tokens]
+        shown = {"tokens": words, "names": [*map(plotly_text, words)], "ticks": ticks}
+        vectors = {"query": query, "key": key, "lead": _lead(excerpt, causal, known)}
+        excerpts.append(shown | vectors)
         measured.append(weights.swapaxes(-1, -2)[..., causal.T])
     given = [np.nan_to_num(weights[~live]).clip(0, 1) for weights in measured]
     steps, root = (255, 2) if sum(cells.size for cells in given) <= FINE_CELLS else (100, 1)

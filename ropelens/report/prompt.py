@@ -3,11 +3,11 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.attention.variables import labelled
@@ -22,6 +22,8 @@ from ropelens.runtime.results import write_folder
 
 HEAD_FIGURES = ("selectivity", "attention", "pair")
 HEAD_SCORES = ("previous_token", "self_mass", "sink_mass", "entropy_bits", "induction")
+NO_LABELS: dict[str, Any] = {"cautions": [], "scope": ""}  # of a page without labels
+EFFECTS_MAP = PageFigure("map", plot_effects, section="all", words="effects")
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +43,7 @@ class PromptResults:
     def findings(self) -> list[str]:
         """Sentences about the next token, the planes and the patches."""
         first = write_sentence("results", "prompt", **self.facts)
-        results = (self.attribution, *self.patches)
-        return [first, *(line for result in results for line in words.describe(result))]
+        return [first, *chain(*map(words.describe, (self.attribution, *self.patches)))]
 
     def save(self, folder: str | Path) -> Path:
         """Write the page, the numbers and run.json to `folder`; return the page."""
@@ -64,24 +65,16 @@ class PromptResults:
         total = self.attribution["attribution"].sum("frequency", min_count=1)
         effects = profile[[*HEAD_SCORES]].assign(attribution=total).reset_coords(drop=True)
         heads = effects.to_dataframe(["layer", "head"]).dropna(subset="attribution")
-        place: Any = heads["attribution"].abs().idxmax()
-        selected = int(place[0]), int(place[1])
+        layer, head = map(int, heads["attribution"].abs().idxmax())  # type: ignore[call-overload]
         heads = heads.reset_index().assign(label="untested")
-        rows = [row for row in PROFILE_FIGURES if row.name in HEAD_FIGURES]
-        headline, *notes = self.findings
-        prompt: dict[str, Any] = {"headline": headline, "notes": notes, "selected": selected}
-        prompt["planes"] = top_planes(self.attribution).to_dict("records")
-        prompt["figures"] = self._figures(selected)
-        prompt["figures"] |= draw(rows, profile, layer=selected[0], head=selected[1])
-        return render_page(profile, heads, prompt=prompt)
-
-    def _figures(self, selected: tuple[int, int]) -> dict[PageFigure, go.Figure]:
-        """Figures of all heads; `selected` is the head with a frame."""
-        drawn = {"map": plot_effects(self.attribution, selected=selected)}
-        drawn["top"] = plot_top_planes(self.attribution)
+        drawn = {"top": plot_top_planes(self.attribution)}
         drawn |= {f"patched_{x.attrs['over']}": plot_effects(x) for x in self.patches}
-        words_of = {"map": "effects"}
-        return {
-            PageFigure(name, plot_effects, section="all", words=words_of.get(name, "")): figure
-            for name, figure in drawn.items()
-        }
+        figures = {EFFECTS_MAP: plot_effects(self.attribution, selected=(layer, head))}
+        figures |= {PageFigure(n, plot_effects, section="all"): x for n, x in drawn.items()}
+        rows = [row for row in PROFILE_FIGURES if row.name in HEAD_FIGURES]
+        figures |= draw(rows, profile, layer=layer, head=head)
+        headline, *notes = self.findings
+        prompt: dict[str, Any] = {"headline": headline, "notes": notes} | NO_LABELS
+        prompt |= {"figures": figures, "selected": (layer, head)}
+        prompt["planes"] = top_planes(self.attribution).to_dict("records")
+        return render_page(profile, heads, prompt=prompt)

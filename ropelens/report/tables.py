@@ -16,8 +16,6 @@ from ropelens.profiles.measures import NEEDLES
 from ropelens.report.render import page_words
 from ropelens.report.words import CHANCE, kind_words, scope
 
-Write = Callable[[Any], str]
-
 
 @dataclass(frozen=True)
 class Column:
@@ -27,7 +25,7 @@ class Column:
     title: str
     unit: str
     meaning: str
-    write: Write = formats.number
+    write: Callable[[Any], str] = formats.number
 
 
 FORMS: dict[str, Any] = {"short": formats.short_count, "mean": formats.mean_count, "text": str}
@@ -39,6 +37,12 @@ OF_RUN = {
     "rows": "{} of each sequence",
     "seed": "{}",
 }
+
+
+SEQUENCES = (
+    "{sequences:,} for the loss, {head_sequences:,} for heads and planes, "
+    "{growth_sequences:,} for heads and planes at each step"
+)
 
 
 def columns_of(table: str) -> tuple[Column, ...]:
@@ -58,7 +62,7 @@ def head_columns(profile: xr.Dataset, heads: pd.DataFrame) -> tuple[Column, ...]
 
 def searched_columns(profile: xr.Dataset, heads: pd.DataFrame) -> tuple[Column, ...]:
     """One column for each set of tokens in the option `attention_on` of the run."""
-    names = [str(name) for name in heads if str(name).startswith("attention_on_")]
+    names = heads.columns[heads.columns.str.startswith("attention_on_")]
     meanings = {name: profile[name].attrs["long_name"] for name in names if name in profile}
     return tuple(
         Column(name, meaning.removeprefix("mean attention "), "0–1", meaning)
@@ -75,8 +79,7 @@ def head_rows(heads: pd.DataFrame, columns: tuple[Column, ...]) -> list[dict[str
 def comparison_columns(table: pd.DataFrame) -> tuple[Column, ...]:
     """Columns in which this table has a number."""
     known = {name for name in table if table[name].notna().any()}
-    if "loss_change" not in known:
-        known.discard("worse")
+    known -= {"worse"} if "loss_change" not in known else set()
     return tuple(column for column in columns_of("comparison") if column.name in known)
 
 
@@ -84,8 +87,8 @@ def comparison_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
     rows, columns = [], comparison_columns(table)
     for row in table.to_dict("records"):
         change = formats.change_and_interval(row["loss_change"], row["low"], row["high"])
-        row["loss_change"] = "\n".join(change) if row["over"] else formats.NO_NUMBER
         worse = f"{row['worse']} of {row['pairs']}"
+        row["loss_change"] = "\n".join(change) if row["over"] else formats.NO_NUMBER
         row["worse"] = worse if row["pairs"] else formats.NO_NUMBER
         cells = [column.write(row[column.name]) for column in columns]
         rows.append({"name": str(row["group"]), "cells": cells})
@@ -126,9 +129,9 @@ def short_facts(profile: xr.Dataset) -> list[str]:
 
 def _loss(attrs: Mapping[str, Any]) -> str:
     error = float(attrs.get("loss_se", math.nan))
-    if not math.isfinite(error):
-        return f"{attrs['loss']:.3f} nats per token"
-    return f"{attrs['loss']:.3f} ± {error:.3f} nats per token (standard error)"
+    known = math.isfinite(error)
+    interval, source = f" ± {error:.3f}" * known, " (standard error)" * known
+    return f"{attrs['loss']:.3f}{interval} nats per token{source}"
 
 
 def run_facts(profile: xr.Dataset, heads: pd.DataFrame) -> list[tuple[str, str]]:
@@ -143,8 +146,8 @@ def run_facts(profile: xr.Dataset, heads: pd.DataFrame) -> list[tuple[str, str]]
     if sizes["kv_head"] != sizes["head"]:
         facts["key-value heads"] = f"{sizes['kv_head']} per layer"
     if thresholds := heads.attrs.get("thresholds"):
-        shown = ", ".join(f"{name} {value:.3g}" for name, value in thresholds.items())
-        facts["label thresholds"] = shown
+        words = (f"{name} {value:.3g}" for name, value in thresholds.items())
+        facts["label thresholds"] = ", ".join(words)
     return list(facts.items())
 
 
@@ -152,23 +155,19 @@ def about_comparison(comparison: xr.Dataset, table: pd.DataFrame) -> dict[str, A
     """Facts about the compared runs or models, by the names in templates."""
     attrs, names = comparison.attrs, comparison["entry"].values.tolist()
     what = "runs" if "context" in attrs else "models"
-    facts = [f"{len(table)} variants"] if len(names) > len(table) else []
-    facts.append(f"{len(names)} {what}")
+    facts = [f"{len(table)} variants"] * (len(names) > len(table)) + [f"{len(names)} {what}"]
     if what == "runs":
         seen = sorted({int(tokens) for tokens in comparison["tokens_seen"].max("step").values})
-        tokens = " and ".join(f"{count:,}" for count in seen)
-        facts.append(f"context {int(attrs['context']):,}")
-        facts.append(f"{tokens} training tokens" + " each" * (len(seen) == 1))
-        used = f"{attrs['sequences']:,} for the loss, {attrs['head_sequences']:,} for heads "
-        used += f"and planes, {attrs['growth_sequences']:,} for heads and planes at each step"
-        run = [("context", f"{attrs['context']:,} tokens")]
-        run += [("text", "validation text of the runs"), ("sequences", used)]
+        tokens = " and ".join(f"{count:,}" for count in seen) + " training tokens"
+        facts += [f"context {attrs['context']:,}", tokens + " each" * (len(seen) == 1)]
+        run = {"context": f"{attrs['context']:,} tokens", "text": "validation text of the runs"}
+        run["sequences"] = SEQUENCES.format(**attrs)
     else:
         models = comparison["model"].values.tolist()
         names = [f"{entry} ({model})" for entry, model in zip(names, models, strict=True)]
         sources = dict.fromkeys(comparison["source"].values.tolist())
-        run = [("text", "; ".join(filter(None, sources)))]
-    compared = [(what, ", ".join(names)), ("baseline", str(attrs["baseline"])), *run]
-    made = [("seed", str(attrs["seed"])), ("created", str(attrs["created"]))]
-    about_runs = {"model": str(attrs["model"]), "facts": facts, "run": compared + made}
-    return about_runs | _scope_and_command(attrs)
+        run = {"text": "; ".join(filter(None, sources))}
+    run = {what: ", ".join(names), "baseline": str(attrs["baseline"])} | run
+    run |= {name: str(attrs[name]) for name in ("seed", "created")}
+    shown = {"model": str(attrs["model"]), "facts": facts, "run": list(run.items())}
+    return shown | _scope_and_command(attrs)

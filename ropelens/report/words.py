@@ -13,6 +13,7 @@ from ropelens.claims.tables import classify_heads
 from ropelens.comparison.table import group_entries, summarize_comparison
 from ropelens.errors import public
 from ropelens.figures.formats import change_and_interval, short_count
+from ropelens.figures.heads import FOLLOWS
 from ropelens.figures.inputs import idle_layers
 from ropelens.figures.style import EXCLUDED_LABELS, LABEL_ORDER
 from ropelens.intervals import ENOUGH_DOCUMENTS
@@ -109,12 +110,10 @@ def head_words(heads: pd.DataFrame) -> dict[str, str]:
 
 def _label_numbers(label: str, heads: pd.DataFrame) -> Record:
     """The numbers of a sentence about the heads with one label: medians over these heads."""
-    names = ("follows_position", "follows_content", "follows_chance", *FRACTIONS[:2])
-    median = heads.reindex(columns=[*names, "total_bits", "sink_bits"]).median()
-    numbers = {name.removeprefix("follows_"): float(median[name]) for name in names}
-    sink = (heads["sink_bits"] / heads["total_bits"]).median()
-    numbers |= {"total": float(median["total_bits"]), "sink": float(sink)}
-    return {"label": label, "heads": len(heads)} | numbers
+    median = heads.reindex(columns=[*FOLLOWS, *FRACTIONS[:2], "total_bits"]).median()
+    numbers = {name.removeprefix("follows_"): float(median[name]) for name in median.index}
+    sink = float((heads["sink_bits"] / heads["total_bits"]).median())
+    return {"label": label, "heads": len(heads), "sink": sink} | numbers
 
 
 def attention_sentences(profile: xr.Dataset) -> list[str]:
@@ -181,30 +180,30 @@ def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame) -> list[str]:
     """Sentences about a sweep and its summary `table`, first on the cost of planes."""
     if len(sweeps := sweeps_by_kind(sweep)) > 1:
         edits = [table[table["edit"].isin(x["edit"].values)] for x in sweeps.values()]
-        parts = zip(sweeps.values(), edits, strict=True)
-        return [sentence for part in parts for sentence in sweep_sentences(*part)]
-    rows = _sweep_records(table)
+        return [*itertools.chain(*map(sweep_sentences, sweeps.values(), edits))]
+    rows, classes = _sweep_records(table), class_changes(sweep)
     setup: Record = {name: int(sweep.attrs[name]) for name in ("context", "trained_context")}
     setup["heads"] = str(sweep.attrs.get("heads", "*")).removeprefix("*").removeprefix(".*")
-    ends, free, classes = _quarters(rows, "loss_change"), _free(rows), class_changes(sweep)
-    records: dict[str, Record | None] = {}
-    if free and (fast := [row for row in ends if row["kind"] == "fast"]):
-        records["short"] = {"free": free, "fast": fast[0]}
-    records |= {"ends": {"rows": ends}, "far": {"rows": _quarters(rows, "far_loss_change")}}
-    if copies := _quarters(rows, "copy_loss_change"):
-        distance = int(sweep["copy_distance"][-1])
-        records["copies"] = {"rows": copies, "distance": distance, "plain": rows[0]}
-    records["free"] = free
-    if bands := [r for r in rows if r["kind"] == "band" and r["loss_change"] is not None]:
-        most = max(bands, key=lambda row: row["loss_change"])
-        records["bands"] = {"count": len(bands), "most": most}
-    records["labels"] = {"rows": _quarters(rows, "labels_changed")}
-    if rows[0]["retrieval"] is not None:
-        records["retrieval"] = {"share": rows[0]["retrieval"], "chance": CHANCE}
-    if len(classes):
-        by_edit = {edit: rows.to_dict("records") for edit, rows in classes.groupby("edit")}
-        of_ends = [row | {"classes": by_edit[row["edit"]]} for row in ends]
-        records["classes"] = {"rows": of_ends}
+    ends, free = _quarters(rows, "loss_change"), _free(rows)
+    fast = next((row for row in ends if row["kind"] == "fast"), None)
+    copied: Record = {"rows": _quarters(rows, "copy_loss_change"), "plain": rows[0]}
+    if copied["rows"]:
+        copied["distance"] = int(sweep["copy_distance"][-1])
+    bands = [r for r in rows if r["kind"] == "band" and r["loss_change"] is not None]
+    most = max(bands, key=lambda row: row["loss_change"], default=None)
+    share = rows[0]["retrieval"]
+    by_edit = {edit: of_edit.to_dict("records") for edit, of_edit in classes.groupby("edit")}
+    records: dict[str, Record | None] = {
+        "short": {"free": free, "fast": fast} if free and fast else None,
+        "ends": {"rows": ends},
+        "far": {"rows": _quarters(rows, "far_loss_change")},
+        "copies": copied,
+        "free": free,
+        "bands": {"count": len(bands), "most": most} if bands else None,
+        "labels": {"rows": _quarters(rows, "labels_changed")},
+        "retrieval": None if share is None else {"share": share, "chance": CHANCE},
+        "classes": {"rows": [x | {"classes": by_edit[x["edit"]]} for x in ends if by_edit]},
+    }
     return [*write_sentences("truncation", records, setup=setup).values()]
 
 
@@ -248,6 +247,10 @@ def reach_sentences(reach: xr.Dataset) -> list[str]:
     measured = reach["found_share"].notnull().any(("variant", "run_distance"))
     distance = reach["distance"].values
     far = distance[distance >= max(distance, default=0) / 10]
+    facts: Record = {"own": OWN_ROTATION, "copied": reach.attrs.get("copied", "")}
+    facts |= {"heads": (int(measured.sum()), measured.size)}
+    facts |= {"beyond": [far.min(), far.max()] if len(far) else None}
+    facts |= {"distances": reach["run_distance"].values.tolist()}
     sentences = []
     for name in reach["variant"].values.tolist():
         variant = reach.sel(variant=name)
@@ -256,57 +259,46 @@ def reach_sentences(reach: xr.Dataset) -> list[str]:
         best = variant.isel(layer=layer, head=head)
         error = 100 * abs(best["foretold_share"] - best["found_share"]).max().item()
         numbers = {
-            "variant": name,
-            "best": f"{layer}.{head}",
-            "own": OWN_ROTATION,
-            "copied": reach.attrs.get("copied", ""),
-            "distances": reach["run_distance"].values.tolist(),
-            **{end: best[f"found_{end}"].values.tolist() for end in ("share", "low", "high")},
-            "finders": int((near >= 0.5).sum()),
-            "heads": (int(measured.sum()), measured.size),
-            "predicted": error if np.isfinite(error) else None,
-            "beyond": [far.min(), far.max()] if len(far) else None,
-            "extrapolated": float(best["extrapolated_share"].sel(distance=far).mean()),
+            end: best[f"found_{end}"].values.tolist() for end in ("share", "low", "high")
         }
-        sentences.append(write_sentence("reach", "copies", **numbers))
+        numbers |= {"finders": int((near >= 0.5).sum()), "best": f"{layer}.{head}"}
+        numbers["predicted"] = error if np.isfinite(error) else None
+        numbers["extrapolated"] = float(best["extrapolated_share"].sel(distance=far).mean())
+        sentences.append(write_sentence("reach", "copies", variant=name, **numbers, **facts))
     return sentences
 
 
 def comparison_sentences(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
     """Sentences about a comparison and its `table`, and the sentences of its author."""
     rows, attrs = table.to_dict("records"), comparison.attrs
-    baseline = str(attrs["baseline"])
-    records: dict[str, Record | None] = {}
+    baseline, writers = {"baseline": str(attrs["baseline"])}, []
     if "source" in comparison.coords:
         models = {*comparison["model"].values.tolist()}
         sources = comparison["source"].values.astype(str)
         sampled = {text.rpartition(", sampled from ")[2] for text in sources}
         writers = sorted(models & sampled) if len(models) > 1 else []
-        records["sampled"] = {"writers": writers} if writers else None
+    records: dict[str, Record | None] = {"sampled": {"writers": writers} if writers else None}
     if known := [row for row in rows if not pd.isna(row["loss_change"])]:
         known.sort(key=lambda row: row["loss_change"])
         changes = [_change_record(row, ("loss_change", "low", "high")) for row in known]
         of_one_seed = any(row["over"] == "sequences" for row in known)
-        losses = {"baseline": baseline, "changes": changes, "of_one_seed": of_one_seed}
-        records["losses"] = losses
+        records["losses"] = baseline | {"changes": changes, "of_one_seed": of_one_seed}
     else:
-        unpaired = {"baseline": baseline, "rows": rows, "of_runs": "context" in attrs}
-        records["unpaired_losses"] = unpaired
+        records["unpaired_losses"] = baseline | {"rows": rows, "of_runs": "context" in attrs}
     if "loss_past_context" in table and table["loss_past_context"].notna().any():
         past = _changes_by_group(table, "loss_past_context")
         records["past_context"] = {"rows": rows, "changes": past}
     if "repeat_gain" in table:
-        repeats: Record = {"rows": rows, "chance": CHANCE}
-        repeats["gain_changes"] = _changes_by_group(table, "repeat_gain")
-        repeats["retrieval_changes"] = _changes_by_group(table, "retrieval")
-        records["repeats"] = repeats
+        gains, retrieval = (_changes_by_group(table, n) for n in ("repeat_gain", "retrieval"))
+        repeats = {"gain_changes": gains, "retrieval_changes": retrieval}
+        records["repeats"] = {"rows": rows, "chance": CHANCE} | repeats
     records["previous_token"] = {"rows": rows}
     fastest = comparison["wavelength"].min(("layer", "frequency"))
     turns = fastest < np.inf  # False for NaN as well
     still = [group for group in table["group"] if not group_entries(turns, group).any()]
     records["without_rotation"] = {"groups": still} if still else None
-    if runs := attrs.get("unfinished"):
-        records["unfinished"] = {"runs": runs}
+    runs = attrs.get("unfinished")
+    records["unfinished"] = {"runs": runs} if runs else None
     lead, added = (str(attrs.get(name, "")) for name in ("lead", "findings"))
     sentences = write_sentences("comparison", records).values()
     return [*filter(None, [lead]), *sentences, *added.splitlines()]

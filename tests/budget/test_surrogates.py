@@ -22,7 +22,6 @@ from ropelens.budget.fits import fit_models
 from ropelens.budget.logit import SCORES, normalize_weights, score_models
 from ropelens.budget.offsets import OffsetRows, fit_offsets, sampled_offsets
 from ropelens.budget.surrogates import Draws, _orders, draw_surrogates
-from ropelens.claims.arrays import wavelength_arrays
 from ropelens.claims.numbers import correlations, rank_correlation
 from ropelens.claims.tables import judge_wavelengths
 from ropelens.claims.verdict import null_bounds
@@ -163,7 +162,9 @@ def heads_of(rho: list[float], *, layers: int = 4, heads: int = 6) -> list[np.nd
 
 
 def verdict_of(fraction: np.ndarray, wavelength: np.ndarray) -> SimpleNamespace:
-    return SimpleNamespace(**judge_wavelengths(wavelength_arrays(fraction, wavelength)))
+    numbers = np.moveaxis(np.stack([fraction, wavelength]), (2, 3), (0, 1))
+    arrays = {"head_numbers": numbers, "scored_rows": np.array([np.inf])}
+    return SimpleNamespace(**judge_wavelengths(arrays))
 
 
 def test_bounds_equal_an_exact_test():

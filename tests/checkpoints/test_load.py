@@ -178,7 +178,7 @@ def test_bundled_is_small_and_described(name: str):
     assert "public-domain" in card
     assert "license: mit" in card
     assert "/work" not in card
-    lines = sample_path(name).read_text(encoding="utf-8").splitlines()
+    lines = sample_path(f"bundled:{name}").read_text(encoding="utf-8").splitlines()
     lengths = [len(bundled_tokenizer(name)(json.loads(x)["text"]).input_ids) for x in lines]
     assert len(lengths) >= 48
     assert set(lengths) == {512}, "a document is one context"

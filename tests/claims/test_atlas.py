@@ -13,6 +13,7 @@ from synthetic_profile import synthetic_profile
 
 import ropelens as rl
 from ropelens.budget.labels import Thresholds
+from ropelens.claims.arrays import parts_by_kind
 from ropelens.claims.claim_runs import why_no_effect
 from ropelens.claims.claims import CLAIMS, OTHERS
 from ropelens.claims.tables import compare_settings, ledger
@@ -104,6 +105,10 @@ def test_claims_are_tested_within_each_kind_of_layers():
     alone = ledger(part, draws=60).set_index("claim")["number"]
     numbers = table[table["layers"] == "sliding"].set_index("claim")["number"]
     pd.testing.assert_series_equal(numbers, alone[numbers.index])
+    still = profile["wavelength"].where(profile["layer"] > 2, np.inf)
+    kinds["layer_type"] = ("layer", ["none"] * 3 + ["sliding", "sliding", "full"])
+    unrotated = profile.assign_coords(kinds).assign({"wavelength": still})
+    assert [part.sizes["layer"] for part in parts_by_kind(unrotated).values()] == [2, 1]
     kinds = {"layer_type": ("layer", ["full"] * 6), "reach": ("layer", [64] * 6)}
     assert ledger(profile.assign_coords(kinds), draws=60).equals(ledger(profile, draws=60))
 
@@ -130,7 +135,8 @@ def test_robust_is_the_share_of_settings_with_the_verdict_of_the_main_setting():
     verdicts |= {"b, other": ["unresolved", "contradicted"], "c": ["holds", "holds"]}
     names = {"claim": ["x", "y"], "layers": "all"}
     tables = {name: pd.DataFrame(names | {"verdict": v}) for name, v in verdicts.items()}
-    table = compare_settings({**tables, "d": tables["b"][1:]}).drop(columns=[*names])
+    every = pd.concat({**tables, "d": tables["b"][1:]}, names=["setting", None])
+    table = compare_settings(every.reset_index("setting")).drop(columns=[*names])
     assert table.values.tolist() == [
         ["holds", 3 / 4, 4, "b, other: unresolved", False],
         ["contradicted", 4 / 5, 5, "c: holds", True],

@@ -77,5 +77,5 @@ def test_names_tell_checkpoints_apart(run: Path):
     assert name_checkpoints(models) == in_order
     assert list(name_checkpoints(["a/model", "b/model"])) == ["a-model", "b-model"]
     for same in ([models[0], f"{models[0]}/."], ["a/m", "a/m"], ["a:m", "a?m"]):
-        with pytest.raises(BadArgument, match="Two checkpoints have the same name"):
+        with pytest.raises(BadArgument, match="Two checkpoints or texts have the same name"):
             name_checkpoints(same)

@@ -376,10 +376,9 @@ def test_heads_are_in_the_order_of_their_positional_fraction(measured):
     frame = next(shape for shape in figure.layout.shapes if shape.name == "selected")
     row = names.index("L1 H2") if "L1 H2" in names else -2  # outside the panel
     assert (frame.y0, frame.y1) == (row - 0.5, row + 0.5)
-    signs = {t.marker.symbol: list(t.y) for t in figure.select_traces({"mode": "markers"})}
-    positional = known[known.label == "positional"].itertuples()
-    names = {f"L{row.layer} H{row.head}" for row in positional}
-    assert set(signs[SYMBOLS["positional"]]) == names
+    (signs,) = figure.select_traces({"mode": "markers"})
+    assert list(signs.y) == names
+    assert list(signs.marker.symbol) == [SYMBOLS[label] for label in ordered["label"]]
 
 
 def test_changes_have_intervals_by_kind_of_token():
