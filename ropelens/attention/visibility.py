@@ -52,8 +52,12 @@ class Visibility:
 
     def rows(self, index: Int[Tensor, "_ some"]) -> "Visibility":
         """The rows with these indices, which all sequences share or each sequence has."""
-        sequence = torch.arange(max(len(self.first), len(self.position)))[:, None]
-        return self._map(lambda x: x[sequence[: len(x)].to(x.device), index.to(x.device)])
+
+        def take(table: Tensor) -> Tensor:
+            sequence = torch.arange(len(table), device=table.device)[:, None]
+            return table[sequence, index.to(table.device)]
+
+        return self._map(take)
 
     def on(self, device: torch.device) -> "Visibility":
         """The same tables on a device."""
