@@ -98,8 +98,6 @@ def python(capfd: pytest.CaptureFixture[str]) -> Command:
 
 @pytest.fixture(autouse=True, scope="session")
 def few_draws() -> Iterator[None]:
-    """By default, claims make 60 draws instead of 1,000."""
-
     def few(*args: object, draws: int = 1000, **options: object) -> pd.DataFrame:
         return ledger(*args, draws=60 if draws == 1000 else draws, **options)
 
@@ -155,7 +153,6 @@ def save_family(folder: Path, name: str, **config: object) -> Path:
 
 @contextmanager
 def works_or_is_refused() -> Iterator[None]:
-    """Allow a RopelensError with one short line, and warnings."""
     line = ""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -59,7 +59,6 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of real checkpoints and texts next to the repository."""
     default = Path(__file__).parents[2] / "shared"
     folder = Path(os.environ.get("ROPELENS_SHARED", default))
     if not (folder / "checkpoints").is_dir():

@@ -14,7 +14,6 @@ from unittest import mock
 
 
 def settings() -> Mapping[str, str]:
-    """Environment variables: one thread, no GPU, and the modules of the tests."""
     limits = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return limits | {"PYTHONPATH": os.pathsep.join(sys.path)}
 

@@ -30,7 +30,6 @@ def train(
     data: Path | None = None,
     **options: Any,
 ) -> Path:
-    """Train a run in `out`; `options` are fields of its settings."""
     files = {"text": text, "valid": valid, "data": data, "out": out}
     return runs.train(Settings(**options), **files)
 
@@ -49,7 +48,6 @@ SEQUENCES = 32
 
 
 def story(lines: int) -> str:
-    """Simple text: four names take turns in the same sentence."""
     names = ["Anna", "Bertram", "Cecily", "Dorian"]
     pairs = [(names[i % 4], names[i * 7 % 4], i % 10) for i in range(lines)]
     return "\n".join(f"{a} met {b} and said good day, number {n}." for a, b, n in pairs)
@@ -71,7 +69,6 @@ def prose(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def run(place: Path, prose: Path) -> Path:
-    """The folder of a finished run with OPTIONS, trained once for all tests."""
     with FileLock(place / "run.lock"):
         return train([prose], out=place / "trained-run", **OPTIONS)
 
@@ -87,7 +84,6 @@ def metrics(run: Path) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="session")
 def study(place: Path) -> Path:
-    """The folder of a study with three variants, two seeds and two steps, trained once."""
     folder = place / "study"
     with FileLock(place / "study.lock"):
         if not folder.exists():

@@ -223,7 +223,6 @@ def test_less_memory_makes_smaller_batches():
 
 
 def test_unusual_configs_are_planned():
-    """Layers of different sizes, and other names for the sizes of a model."""
     options = {"context": 16, "width": 4, "device": "cpu"}
     single, pair = (pass_bytes(tiny("gemma4").config, sequences=n, **options) for n in (1, 2))
     assert single < pair

@@ -210,7 +210,6 @@ def test_sums_are_those_of_a_dense_computation(case: Case):
     ("batch_size", "chunk", "at_once"), [(1, 2**16, 1), (2, 13, 1), (2, 2**16, DRAWS)]
 )
 def test_sums_do_not_depend_on_batches(family, batch_size, chunk, at_once, monkeypatch):
-    """Nor on chunks, and not on the number of permutations that run at once."""
     live = measured((family, "right"))[0].live
     monkeypatch.setattr(live_model, "ONE_PASS", chunk)
     monkeypatch.setitem(exchange.AT_ONCE, "cpu", at_once)

@@ -95,7 +95,6 @@ def test_terms_add_up_to_the_score_and_lengths_bound_them(planes: Planes, seed: 
 
 @st.composite
 def any_call(draw: st.DrawFn) -> tuple[AttentionCall, Planes, Tensor, Tensor]:
-    """An attention call of any shape, with planes, lengths and sinks; one length is full."""
     planes = draw(any_planes())
     batch, kv_heads, group = (draw(st.integers(1, 3)) for _ in range(3))
     context = draw(st.sampled_from([2, 3, 17, 40]))
@@ -163,7 +162,6 @@ def brute_force(
 @settings(deadline=None, max_examples=80, derandomize=True)
 @given(made=any_call(), count=counts, block=st.sampled_from([1, 2000, 2**19]))
 def test_row_sums_by_brute_force(made: tuple, count: int | None, block: int):
-    """Any heads, windows, masks, soft-caps, sinks, padding, samples and blocks."""
     call, planes, lengths, sinks = made
     rows = all_rows(lengths) if count is None else sample_rows(lengths, count=count, seed=3)
     before, fast_products.BLOCK_ELEMENTS["cpu"] = fast_products.BLOCK_ELEMENTS["cpu"], block

@@ -48,7 +48,6 @@ def test_the_first_token_of_one_sequence_marks_a_sink_if_it_is_bos():
 
 
 def test_named_tokens_are_sinks_of_a_profile():
-    """sink_mass is the attention on all sinks, by transformers' own weights."""
     model, tokens = tiny("llama_gqa"), random_tokens(sequences=1, length=30)
     tokens[0, [4, 11, 12]] = 50
     with torch.no_grad():
@@ -106,7 +105,6 @@ def test_one_sequence_finds_sinks_by_its_earlier_and_its_later_rows(key, share, 
 
 
 def test_sinks_are_found_by_later_rows_by_brute_force():
-    """Sampled rows, windows and sequences of different lengths, by loops over keys."""
     generator = torch.Generator().manual_seed(3)
     q = torch.randn(3, 4, 60, 8, generator=generator, dtype=torch.float64)
     k = torch.randn(3, 2, 60, 8, generator=generator, dtype=torch.float64)

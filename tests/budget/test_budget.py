@@ -177,7 +177,6 @@ def test_models_are_fitted_to_long_sequences(lengths: list[int], fitted: set[int
 
 
 def test_a_single_sequence_is_scored_on_rows_of_the_opposite_fold():
-    """No row is used both to fit a model and to score it."""
     for length in (2, 3, 30, 5000):
         sample = drawn([length], seed=5)
         assert sample.text.single_long_sequence
@@ -246,7 +245,6 @@ def test_a_single_sequence_has_two_folds_of_rows():
 
 
 def test_groups_are_scored_by_models_of_the_opposite_fold():
-    """If only one fold has weights, only groups of the opposite fold have a gain."""
     tokens = random_tokens(sequences=4, length=30)
     lengths = torch.full((4,), 30)
     text = Text(tokens, lengths, bos=1)
@@ -287,7 +285,6 @@ def test_groups_are_documents_or_stretches_of_one_text():
 
 @pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
 def test_offsets_that_few_rows_see_are_left_out_of_kernels(name: str):
-    """Count the rows: at least 5 % must see an offset."""
     lengths = [70, 40, 30]
     tokens = random_tokens(sequences=3, length=70)
     model = tiny(name)
@@ -304,7 +301,6 @@ def test_offsets_that_few_rows_see_are_left_out_of_kernels(name: str):
 
 @not_as_configured
 def test_without_rotation_nothing_is_positional():
-    """Without rotation, content explains all bits that sinks do not explain."""
     model = tiny("llama_gqa")
     model.model.rotary_emb.inv_freq.zero_()
     tokens = random_tokens(sequences=16, length=50)

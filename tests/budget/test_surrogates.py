@@ -70,7 +70,6 @@ def test_a_surrogate_is_the_layer_with_permuted_frequencies(name: str, changes: 
 
 
 def test_diffuse_heads_and_sink_heads_do_not_count():
-    """They are diffuse or sinks by the rules of labels, and have NaN in every draw."""
     q = torch.zeros(1, 3, 50, 8)
     q[:, 1, :, 7], q[:, 2] = 12.0, torch.randn(50, 8) * 4
     k = torch.randn(1, 3, 50, 8)
@@ -88,7 +87,6 @@ def test_diffuse_heads_and_sink_heads_do_not_count():
 
 
 def test_sampled_offsets_stand_for_all_of_a_long_context(monkeypatch: pytest.MonkeyPatch):
-    """Compare with the same heads, read at every offset."""
     context, places = 1200, torch.arange(1200)
     planes = Planes(2.0 ** -torch.arange(0, 16, 2), 16, "half")
     q, k = (normal(2, 4, context, 16, seed=s) + normal(4, 1, 16, seed=9) for s in (1, 2))
@@ -106,7 +104,6 @@ def test_sampled_offsets_stand_for_all_of_a_long_context(monkeypatch: pytest.Mon
 
 
 def test_attention_of_equal_keys_is_the_attention_of_model_s():
-    """With samples of offsets, S expects the same masses and information."""
     context, sigma = 1200, torch.tensor([3.0, 1.0, 2.0])
     sinks = torch.zeros(2, 1, context, dtype=torch.long)
     sinks[..., ::200], sinks[..., 300], sinks[..., 0] = 2, 3, 1

@@ -116,7 +116,6 @@ def test_runs_of_a_study_are_told_apart(tmp_path: Path, place: str, shown: str):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU may compute in float8")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_float8_becomes_numbers_that_a_processor_computes_with(folder: Path, dtype: str):
-    """As in real checkpoints, some weights are float8 and the rest are bfloat16."""
     plain = tiny_llama().to(torch.bfloat16)
     weights = {name: tensor.clone() for name, tensor in plain.state_dict().items()}
     for name in [name for name in weights if "_proj" in name]:

@@ -39,7 +39,6 @@ def test_a_claim_states_its_original_its_floor_and_another_statistic(name: str):
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("floor", [{}, {"at_least": 0.4}, {"beyond": 0.2}])
 def test_a_verdict_follows_from_the_printed_numbers(sign: int, floor: dict[str, float]):
-    """Threshold, bounds and verdict come from one rule, also if draws tie."""
     random = np.random.default_rng(0)
     claim = replace(NAMED["apostrophes"], sign=sign, **{"at_least": -np.inf} | floor)
     for draws in (40, 41, 79, 200):

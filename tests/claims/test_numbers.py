@@ -109,7 +109,6 @@ def test_a_page_has_the_ledger_of_the_default_seed():
 
 
 def test_apostrophes_are_compared_with_words_that_are_equally_frequent():
-    """A set has a word for each kind of apostrophe. The 10 words occur 10 or 11 times."""
     shuffled = torch.randperm(120, generator=torch.Generator().manual_seed(0))
     for counts, sets in (((9,), None), ((10,), 11), ((10, 1), 1)):
         tokens = torch.arange(120) % 11 + 40

@@ -19,7 +19,6 @@ STEPS = ("step-000001", "step-000002")
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """An unfinished run with two models."""
     for size, step in enumerate(STEPS):
         model = save_tiny(tmp_path / "run" / "history" / step, num_hidden_layers=1)
         edit_weights(model, lambda weights, by=size: [w.mul_(1 + by) for w in weights.values()])

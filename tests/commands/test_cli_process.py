@@ -22,7 +22,6 @@ STOPPED = "ropelens: stopped; no file is incomplete, and the same command contin
 
 @pytest.mark.usefixtures("pageless")
 def test_stdout_is_the_path_of_the_page_and_stderr_is_quiet(model, tmp_path, ropelens):
-    """Also if a name is not text, such as the byte 0xff."""
     strange = tmp_path / "\udcff\n"
     strange.mkdir()
     (strange / "a.txt").write_bytes(b"a\0b" * 50)
@@ -36,8 +35,6 @@ def test_stdout_is_the_path_of_the_page_and_stderr_is_quiet(model, tmp_path, rop
 
 
 def test_ctrl_c_while_measuring(ropelens, model, text, out, monkeypatch):
-    """Stop after the first batch; the other batches do not run."""
-
     def lines(*_: object) -> Advance:
         return lambda now, *_: now.what == "measuring" and os.kill(os.getpid(), signal.SIGINT)
 

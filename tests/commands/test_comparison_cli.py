@@ -63,7 +63,6 @@ def test_runs_become_four_files(ropelens: Command, runs: list[Path], tmp_path: P
 
 
 def losses_of(analysis: Path, text: Path) -> list[float]:
-    """Losses by transformers, for each sequence that `ropelens analyze` read."""
     model, tokenizer = rl.load(analysis.parent.parent / f"model-{analysis.parent.name}")
     tokens = rl.tokenize([text.read_text()], tokenizer, context=16, sequences=4).ids
     with torch.no_grad():

@@ -64,7 +64,6 @@ def interval(change: np.ndarray) -> tuple[float, float]:
 
 
 def jackknife(values: np.ndarray, group: np.ndarray) -> float:
-    """Standard error of a mean by leaving out one group at a time."""
     means = np.array([values[group != out].mean() for out in np.unique(group)])
     return float(np.sqrt((len(means) - 1) * means.var()))
 

@@ -64,7 +64,6 @@ def test_attributions_over_many_steps_sum_to_the_change_from_even_attention(name
 
 
 def kept_for_backward(layers: int) -> int:
-    """Number of elements that the backward pass keeps for a model with this many layers."""
     sizes: list[int] = []
     pack = lambda x: sizes.append(x.numel()) or x  # noqa: E731
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):

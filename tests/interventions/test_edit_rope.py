@@ -60,7 +60,6 @@ def test_a_function_chooses_planes():
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_stopped_planes_equal_a_model_with_frequency_zero(name: str):
-    """An edit of nothing leaves every bit."""
     model = tiny(name)
     plain = logits(model)
     nothing = [rl.stop_slowest(0.0), rl.stop(rl.Fastest(0.0)), rl.drop(rl.PlaneNumbers(()))]
@@ -84,7 +83,6 @@ def test_stopped_planes_equal_a_model_with_frequency_zero(name: str):
 
 @pytest.mark.parametrize("name", ["nanochat", "glm", "gpt_neox", "deepseek_v3", "cohere"])
 def test_rescaled_planes_keep_their_direction(name: str):
-    """All planes rotate at half their frequency: clockwise, partial, with each pairing."""
     model = tiny(name)
     own = next(b for n, b in model.named_buffers() if n.endswith("rotary_emb.inv_freq"))
     expected = logits(keep(tiny(name), lambda count: torch.full((count,), 0.5)))
@@ -174,7 +172,6 @@ def test_one_plane_of_some_heads_stops_or_adds_nothing(name: str, heads: list[in
 
 
 def test_a_rotation_that_depends_on_the_length():
-    """Beyond the trained context, the model and the edit change their rotation in each call."""
     model = tiny("llama_dynamic", max_position_embeddings=16)
     inv_freq, _ = ROPE_INIT_FUNCTIONS["dynamic"](model.config, "cpu", seq_len=LENGTH)
     other = tiny("llama_gqa")

@@ -76,7 +76,6 @@ def test_labels_that_change():
 
 
 def test_label_changes_resample_documents():
-    """Both entries use the same draws of the groups of a profile."""
     model = tiny("llama_gqa", num_hidden_layers=1)
     ids = random_tokens(sequences=9, length=12)
     text = rl.Text(ids, documents=torch.arange(9).clamp(max=7))
@@ -94,7 +93,6 @@ def test_label_changes_resample_documents():
 
 
 def test_an_open_edit_counts_as_the_unmodified_model():
-    """Also if the edit makes heads differ. Every entry then has a budget too."""
     model = tiny("llama_gqa")
     with rl.edit_rope(model, "p-rope:0.5"):
         inside = evaluate(model, edits={"fast too": rl.stop(rl.Fastest(0.5))})
@@ -116,7 +114,6 @@ def test_an_open_edit_counts_as_the_unmodified_model():
 @pytest.mark.thorough
 @pytest.mark.parametrize("family", ["gemma4", "gpt_oss", "smollm3"])
 def test_families(family: str):
-    """Head sizes that differ by layer, learned sinks, and layers without rotation."""
     short = {"num_hidden_layers": 2, "no_rope_layers": [1, 0]} if family == "smollm3" else {}
     model = tiny(family, **short)
     edits = {"half": rl.stop_slowest(0.5), "head": rl.drop(rl.Slowest(1), heads="0.0")}

@@ -100,7 +100,6 @@ def test_hooks_at_the_projections_give_the_same(name: str, part: Any, select: An
 
 @pytest.mark.parametrize("edited", [False, True])
 def test_patched_vectors_turn_to_new_positions(llama: LlamaForCausalLM, edited: bool):
-    """q~ and k~ come from other positions of the source."""
     moved = {9: 2, 15: 17}
     with ExitStack() as stack:
         if edited:
@@ -125,7 +124,6 @@ def test_other_heads_with_the_same_key_keep_it(llama: LlamaForCausalLM):
 
 @pytest.mark.parametrize("part", PARTS)
 def test_every_sequence_of_a_batch_is_patched(llama: LlamaForCausalLM, part: Any):
-    """One sequence is padded on the right, and has its own positions."""
     batch, mask = tokens(sequences=3), torch.ones(3, LENGTH, dtype=torch.long)
     mask[1, 12:] = 0
     where = (mask.cumsum(1) - 1).clamp(min=0)

@@ -23,7 +23,6 @@ SOURCE = (TOKENS + 1)[:, :7] % 50
     ],
 )
 def test_each_patch_equals_a_block(name: str, of: str, over: str):
-    """Also if heads that share a key differ, and in batches of two runs."""
     model, planes = tiny(name), None if of in ("value", "output") else PlaneNumbers((1, 3))
     options = {"planes": planes, "of": of}
     result = rl.patch_each(model, TOKENS, SOURCE, (3, 5), over=over, heads="0.1,1.*", **options)

@@ -60,7 +60,6 @@ def test_a_turned_key_scores_as_in_a_run_at_that_distance(name: str):
     [("llama_gqa", 48), ("gemma2", 48), ("gpt_oss", 48), ("phi", 48), ("llama_gqa", 3)],
 )
 def test_shares_of_found_copies_match_loops_over_a_run(name: str, copied: int):
-    """Also for a needle, whose first two tokens ask for the third."""
     model, tokens = tiny(name), random_tokens(sequences=2, length=40)
     apart, draws = (48, 96), 2
     reach = rl.reach(model, tokens, copied=copied, copies=apart, draws=draws)

@@ -69,7 +69,6 @@ def mean(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_against_hooks(name: str):
-    """Single query heads in two layers, some with a common key-value head."""
     model = tiny(name)
     plain = logits(model)
     for to, change in (("zero", torch.zeros_like), ("mean", mean)):
@@ -98,7 +97,6 @@ def test_other_heads_keep_every_bit(llama: LlamaForCausalLM, how: str, to: str):
 
 
 def test_a_mean_over_a_reference(llama: LlamaForCausalLM):
-    """The mean covers only the real tokens, and is computed under the edit around the block."""
     reference, lengths = tokens(sequences=4, seed=1), torch.tensor([20, 7, 13, 20])
     for edit in (rl.stop_slowest(0.0), rl.stop(rl.Fastest(0.5))):
         with rl.edit_rope(llama, edit):
@@ -116,7 +114,6 @@ def test_a_mean_over_a_reference(llama: LlamaForCausalLM):
 
 @pytest.mark.parametrize("sequences", [2, 3, 8])
 def test_a_resample_comes_from_another_sequence(llama: LlamaForCausalLM, sequences: int):
-    """Each sequence gets the outputs of another sequence, and each output is used once."""
     ids = tokens(sequences=sequences)
     with projected(llama) as plain:
         before = logits(llama, ids)
@@ -139,7 +136,6 @@ def test_a_resample_comes_from_another_sequence(llama: LlamaForCausalLM, sequenc
 
 @pytest.mark.parametrize(("implementation", "side"), [("eager", "left"), ("sdpa", "right")])
 def test_padding(llama: LlamaForCausalLM, side: str, implementation: str):
-    """Means leave out padding tokens, regardless of their ids."""
     llama.set_attn_implementation(implementation)
     mask = torch.ones_like(tokens())
     mask[1, slice(0, 6) if side == "left" else slice(14, 20)] = 0
@@ -187,7 +183,6 @@ def test_silences_and_edits_combine_in_either_order(llama: LlamaForCausalLM):
 
 
 def test_observers_see_outputs_before_silencing(llama: LlamaForCausalLM):
-    """Observers also see the effect of a silenced head in later layers."""
     plain: dict[int, AttentionCall] = {}
     seen: dict[int, AttentionCall] = {}
     with rl.observe(llama, lambda call, planes: plain.update({call.layer: call})):

@@ -43,7 +43,6 @@ def test_losses_of_repeats_leave_out_the_first_token_of_each_copy():
 
 
 def test_losses_of_copies_by_their_distance():
-    """For distances in the context by default, or given distances."""
     model = tiny("llama_gqa", max_position_embeddings=41)
     options = {"measures": "copying", "distances": [5, 30], "seed": 3}
     results = rl.evaluate(model, TEXT, edits={"still": "nope"}, **options)
@@ -79,7 +78,6 @@ def test_a_prompt_has_each_needle_once_and_ends_with_a_key():
 
 
 def test_needles_are_the_same_at_every_depth_and_depend_on_the_seed():
-    """They are tokens of the text if the text has enough different tokens."""
     prompts, values = needles()
     sorted_prompts = prompts.sort(-1).values
     assert (sorted_prompts == sorted_prompts[0]).all()
@@ -93,7 +91,6 @@ def test_needles_are_the_same_at_every_depth_and_depend_on_the_seed():
 
 
 def test_a_short_text_and_a_small_vocabulary():
-    """The needles are among random tokens, and may have tokens in common with them."""
     prompts, _ = needles(length=2000, vocabulary=25, first_token=24)
     assert prompts.shape == (3, TRIALS, 2000)
     assert len(prompts.unique()) == 25

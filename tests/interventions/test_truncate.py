@@ -104,7 +104,6 @@ def test_bands_divide_the_planes_in_order(bands: int):
 
 
 def test_layers_that_rotate_differently_keep_their_own_counts():
-    """Two bases as in Gemma 3, a layer without rotation, and a layer with fewer planes."""
     layers = [rotating_planes(8), rotating_planes(8, 1e6), {}, rotating_planes(4)]
     cuts = plan(layers, keep=[0.5], bands=4, controls=1)
     slow = of_kind(cuts, "slow")[0]
@@ -206,7 +205,6 @@ def test_equal_sets_are_measured_once(monkeypatch):
 
 
 def assert_interval(row: pd.Series, name: str, changes: np.ndarray) -> None:
-    """Compare the interval of a change with the t-test of scipy."""
     expected = stats.ttest_1samp(changes, 0).confidence_interval()
     ends = [row[f"{name}_change_{end}"] for end in ("low", "high")]
     assert ends == pytest.approx([*expected])

@@ -43,7 +43,6 @@ def nothing_stays_wrapped() -> Iterator[None]:
 
 @pytest.mark.parametrize(("name", "implementation"), IMPLEMENTATIONS)
 def test_calls_give_the_attention_of_the_model_and_outputs_keep_every_bit(name, implementation):
-    """Against the weights that transformers' eager attention returns."""
     model, ids = tiny(name), tokens()
     expected, _ = attention_calls(model, ids[0])
     model.set_attn_implementation(implementation)
@@ -65,7 +64,6 @@ def test_calls_give_the_attention_of_the_model_and_outputs_keep_every_bit(name, 
 
 @pytest.mark.parametrize("name", ["phi", "gpt_neox"])
 def test_a_model_in_training_is_measured_without_dropout(name: str):
-    """Afterwards each module has the training flag that it had before."""
     dropout = {"phi": "resid_pdrop", "gpt_neox": "hidden_dropout"}[name]
     model = tiny(name, **{dropout: 0.4})
     options = {"surrogates": 0} if name == "phi" else {"budget": False}
@@ -151,7 +149,6 @@ def test_the_model_runs_the_function_that_it_asks_for(llama, monkeypatch):
 
 
 def test_a_model_that_changes_when_it_is_observed_is_refused(llama: LlamaForCausalLM):
-    """It is refused before a long stage starts."""
     attention, stages = llama.model.layers[1].self_attn, list[str]()
     attention.forward = partial(differs_when_observed, attention.forward)
 
@@ -252,7 +249,6 @@ def test_a_new_kind_of_mask_is_checked_after_a_plain_mask(llama: LlamaForCausalL
 
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "cohere", "granite", "llama4"])
 def test_losses_from_pieces_of_logits_equal_losses_from_all_logits(name, monkeypatch):
-    """Logits may be capped and scaled, because the output head of the model runs on pieces."""
     model, tokens = tiny(name).eval(), torch.randint(96, (3, 40))
     lengths = torch.tensor([40, 33, 17])
     monkeypatch.setattr(live_model, "LOGITS_AT_ONCE", {"cpu": 3 * 96 * 7})

@@ -180,7 +180,6 @@ def test_errors_of_a_bridge_name_the_hook(tmp_path: Path):
 
 
 def test_an_edit_uses_the_positions_of_the_call(tmp_path: Path):
-    """At positions 0, 2, 4, ..., an edit undoes exactly the rotation of the model."""
     model, tokenizer = saved("llama_gqa", tmp_path)
     model.set_attn_implementation("eager")
     apart = 2 * torch.arange(40)[None]

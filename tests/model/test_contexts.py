@@ -44,7 +44,6 @@ def test_a_block_belongs_to_the_thread_that_opened_it(llama: LlamaForCausalLM):
 
 @pytest.mark.parametrize("training", [False, True])
 def test_another_thread_never_changes_a_measurement(llama: LlamaForCausalLM, training: bool):
-    """Another thread calls the model at every attention call, and before every output."""
     expected = rl.evaluate(llama.train(training), TOKENS, edits={}, measures=["loss"])
     refused: list[object] = []
 

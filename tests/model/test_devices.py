@@ -137,7 +137,6 @@ def test_weights_of_eight_bits_give_nearly_the_same_numbers(plain: xr.Dataset, t
 @pytest.mark.gpu
 @pytest.mark.parametrize(("second", "gpus"), [(1, 2), ("cpu", 1)])
 def test_layers_are_summed_on_the_gpu_that_computes_them(plain, tmp_path, second, gpus):
-    """The second layer is on another GPU or in main memory."""
     if torch.cuda.device_count() < gpus:
         pytest.skip(f"fewer than {gpus} CUDA devices")
     save_tiny(tmp_path / "model")

@@ -28,7 +28,6 @@ both_kinds = pytest.mark.parametrize("repeatable", [True, False], ids=["repeatab
 
 
 def run_checks(model: PreTrainedModel) -> None:
-    """Run every check that compares floats and can refuse a model."""
     ids = random_tokens(vocabulary=model.config.vocab_size, length=24)
     check_causal(model)
     rl.evaluate(model, ids, measures=["loss"])

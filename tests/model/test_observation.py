@@ -25,7 +25,6 @@ def noting(seen: Seen) -> Callable[[AttentionCall, Planes], None]:
 
 @pytest.mark.parametrize("name", TEN)
 def test_planes_match_the_rotation_of_the_call(name: str):
-    """Compare with queries, keys and frequencies of the model, whose output keeps every bit."""
     model, seen = tiny(name), {}
     plain, (true, _) = logits(model), attention_calls(model, random_tokens()[0])
     with rl.observe(model, noting(seen)):
@@ -46,8 +45,6 @@ def test_planes_match_the_rotation_of_the_call(name: str):
 
 @torch.no_grad()
 def test_a_step_on_a_cache_is_checked_after_a_plain_pass(llama, monkeypatch):
-    """The step has the same number of rows, and the model attends differently in steps."""
-
     def other(module, query, key, value, attention_mask, **kwargs):
         inputs = (module, query, key, value, attention_mask)
         out, weights = eager_attention_forward(*inputs, **kwargs)

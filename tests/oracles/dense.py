@@ -25,7 +25,6 @@ BY_PLANE = ("selectivity", "selectivity_keys", "selectivity_sink")
 
 
 def token_sums(call: AttentionCall, rotation: LayerRotation) -> dict[str, Tensor]:
-    """Sums over all tokens: lengths per plane, unrotated queries, and unrotated keys."""
     result = {}
     for name, x in (("q", call.query), ("k", call.key), ("v", call.value)):
         lengths = [x[..., part].norm(dim=-1).sum(-1) for part in rotation.parts()]
@@ -150,8 +149,6 @@ def stack_ragged(arrays: list[Floats]) -> Floats:
 def layer_statistics(
     mean: dict[str, Floats], rotation: LayerRotation, scale: float, *, bins: Bins, width: int
 ) -> dict[str, Floats]:
-    """The statistics of a layer by plane, by bin of offsets and by head, from its means."""
-
     def by_frequency(values: Floats) -> Floats:
         """[..., plane + 1] -> [..., width]: planes, NaN, and unrotated coordinates."""
         result = np.full((*values.shape[:-1], width), np.nan)

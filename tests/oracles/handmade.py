@@ -143,13 +143,11 @@ class Site:
         return self.head(expected, level=level, fast=gain, slow=slow)
 
     def diagonals(self) -> Iterator[Wanted]:
-        """Heads that attend to their own token, without a sink and with a sink."""
         yield from (self.diagonal_head(*weights, 0.0) for weights in DIAGONALS)
         pure = DIAGONALS[:1] + DIAGONALS[-2:]
         yield from (self.diagonal_head(*weights, 0.4) for weights in pure)
 
     def every_kind(self) -> Iterator[Wanted]:
-        """Every kind of head, without a sink and with a sink; sinks; and a head of noise."""
         for mixed in (False, True):
 
             def share(mixed: bool = mixed) -> float:

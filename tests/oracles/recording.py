@@ -30,8 +30,6 @@ MASKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def with_mask(
     model: transformers.PreTrainedModel, sees: Callable[[Tensor, Tensor], Tensor]
 ) -> transformers.PreTrainedModel:
-    """`model`, whose attention uses this mask for every input."""
-
     def give(_: Any, arguments: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         rows, length = (options["input_ids"] if "input_ids" in options else arguments[0]).shape
         seen = sees(torch.arange(length)[:, None], torch.arange(length))
@@ -80,8 +78,6 @@ class LayerRotation:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """Inputs of the attention of one layer for one sequence, and the attention weights."""
-
     query: Tensor  # [head, position, coordinate], rotated
     key: Tensor  # [kv_head, position, coordinate], rotated
     value: Tensor  # [kv_head, position, coordinate]

@@ -56,7 +56,6 @@ class Family:
     supported: bool = True
 
     def unrotated_by_layer(self, layers: int) -> tuple[int, ...]:
-        """Number of unrotated coordinates per head, for each of `layers` layers."""
         if isinstance(self.unrotated, int):
             return (self.unrotated,) * layers
         return self.unrotated
@@ -253,7 +252,6 @@ def sighted(kind: str) -> transformers.PreTrainedModel:
 
 @pytest.fixture
 def llama() -> transformers.LlamaForCausalLM:
-    """A tiny Llama, which a test may change."""
     return tiny("llama_gqa")
 
 
@@ -323,6 +321,5 @@ def random_tokens(
 
 @torch.no_grad()
 def logits(model: nn.Module, ids: Tensor | None = None, **inputs: Tensor) -> Tensor:
-    """Logits for `ids`, by default for the random tokens, without a cache."""
     ids = random_tokens() if ids is None else ids
     return model(input_ids=ids, **inputs, use_cache=False).logits

@@ -32,7 +32,6 @@ def true_attention(model: PreTrainedModel, ids: torch.Tensor) -> np.ndarray:
 
 
 def assert_contributions_are_scores(seen: xr.Dataset) -> None:
-    """Contributions sum to the score of each visible pair, and to 0 for hidden pairs."""
     total = seen["contribution"].sum("frequency", min_count=1)
     assert (total.isnull() == seen["score"].isnull()).all()
     scale = float(abs(seen["contribution"]).sum("frequency").max())
@@ -91,7 +90,6 @@ def test_contributions_follow_from_vectors_without_rotation(name: str):
 
 @pytest.mark.parametrize("name", ["llama_gqa", "glm", "gpt_oss", "mistral_sliding"])
 def test_a_contrast_is_relative_to_the_other_keys_of_the_row(name: str):
-    """By loops over all pairs. Contrasts with a runner-up sum to the log-odds."""
     model = tiny(name).double()
     seen = rl.capture(model, tokens(length=9))
     for head, query, key in np.ndindex(seen["attention"].shape):
@@ -114,7 +112,6 @@ def test_a_contrast_is_relative_to_the_other_keys_of_the_row(name: str):
 
 
 def test_contrasts_leave_out_common_terms_of_a_row():
-    """Also if one key has all attention except for rounding."""
     generator = torch.Generator().manual_seed(0)
     terms = 10 * torch.randn(5, 30, 30, generator=generator, dtype=torch.float64)
     attention = terms.sum(0).softmax(-1)
@@ -189,7 +186,6 @@ def test_written_outputs_match_the_output_projection(name: str):
 
 @pytest.mark.parametrize("name", ["llama_gqa", "smollm3", "gpt_oss", "gpt_neox"])
 def test_heads_and_the_rest_of_the_stream_sum_to_the_logit(name: str):
-    """The sum goes through the frozen norm and includes all other parts of the stream."""
     model, answers = tiny(name), [7, 40]
     neox = name == "gpt_neox"
     layers = model.gpt_neox.layers if neox else model.model.layers
@@ -223,7 +219,6 @@ def test_heads_of_a_bridge_write_the_same(tmp_path: Path):
 
 @pytest.mark.filterwarnings("ignore")  # warnings of peft
 def test_heads_and_answers_that_cannot_be_captured_are_refused(llama: LlamaForCausalLM):
-    """A norm or a factor before the stream, unknown tokens, and an adapter on the heads."""
     with pytest.raises(IndexError, match="index 99 is out of bounds"):
         rl.capture(llama, tokens(), runner_up=99)
     llama.model.layers[1].self_attn.register_forward_hook(lambda m, x, y: (y[0] * 0.5, y[1]))
@@ -259,7 +254,6 @@ def test_logits_in_bfloat16_are_rounded_logits_in_float32():
 
 
 def test_an_edit_of_one_head_of_a_group(llama: LlamaForCausalLM):
-    """Two heads with a common key-value head rotate differently, and so do their keys."""
     edits = [rl.stop(rl.PlaneNumbers([1, 2]), heads="0.1")]
     edits += [rl.drop(rl.PlaneNumbers((n,)), heads=x) for n, x in ((3, "0.0"), (0, "1.3"))]
     plain = rl.capture(llama, tokens())

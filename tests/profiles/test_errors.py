@@ -143,7 +143,6 @@ def test_progress_moves_by_layer_within_a_batch():
 
 
 def test_logits_of_a_wide_vocabulary_are_most_of_the_progress():
-    """Input embeddings take no time, whether or not they are tied to the head."""
     wide = [tiny_llama(vocab_size=5_000, tie_word_embeddings=tied) for tied in (True, False)]
     cost = [as_live_model(model).logits_cost for model in wide]
     assert cost[0] == cost[1] == pytest.approx(160_000 / 15_520, rel=0.01)

@@ -25,7 +25,6 @@ SEMANTIC: Gains = (1.0, 0.0, 0.0, 1.0, 1.0)
 
 
 def profile_of(groups: list[tuple[float, list[Gains]]]) -> xr.Dataset:
-    """A profile of one layer, from the rows and the gains of each head in each group."""
     by_group = np.array([gains for _, gains in groups])[:, None]  # [group, layer, head, gain]
     rows = np.array([rows for rows, _ in groups])
     whole = np.einsum("g,glhn->nlh", rows / rows.sum(), by_group)
@@ -107,7 +106,6 @@ def test_a_head_has_an_offset_only_if_one_offset_stands_out():
 
 
 def test_fractions_are_nan_if_sinks_explain_everything():
-    """The sink explains all bits of one head, and the other head has no bits."""
     heads = classify_heads(one_group((2.0, 2.0, 2.0, 2.0, 2.0), (0.0, 0.0, 0.0, 0.0, 0.0)))
     assert heads["label"].tolist() == ["sink", "diffuse"]
     fractions = [f"{part}_fraction" for part in ("positional", "content", "interaction")]
@@ -115,7 +113,6 @@ def test_fractions_are_nan_if_sinks_explain_everything():
 
 
 def test_layers_with_fewer_heads_or_planes():
-    """Missing heads have no row, and missing planes have no weight."""
     profile = one_group(POSITIONAL, SEMANTIC)
     second = profile.copy(deep=True)
     for name in profile.data_vars:
@@ -150,7 +147,6 @@ def test_confidence_is_the_share_of_other_samples_with_the_same_label():
 
 
 def test_labels_of_a_resample_are_labels_of_the_drawn_groups():
-    """Groups drawn by hand have the same labels."""
     random = np.random.default_rng(3)
     groups = []
     for _ in range(6):

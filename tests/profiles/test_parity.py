@@ -43,7 +43,6 @@ OF_LAYERS = [row for row in SAVED if isinstance(row, Statistic | Derived)]
 
 
 def assert_close(ours: np.ndarray, true: np.ndarray, *, rtol: float, what: str) -> None:
-    """Check equality to `rtol` of the largest entry, with NaN in the same places."""
     np.testing.assert_array_equal(np.isnan(ours), np.isnan(true), err_msg=what)
     scale = np.nanmax(np.abs(true), initial=1e-2)
     np.testing.assert_allclose(ours, true, rtol=0, atol=rtol * scale, err_msg=what)
@@ -271,7 +270,6 @@ def test_repeated_tokens_by_brute_force(name: str):
 
 
 def test_groups_add_up_to_the_whole():
-    """40 sequences form 16 stretches, and the weighted means of the stretches are the means."""
     model = tiny("llama_gqa")
     lengths = np.random.default_rng(0).integers(4, 16, size=40)
     tokens = random_tokens(sequences=40, length=16)

@@ -177,7 +177,6 @@ def test_a_token_whose_only_copy_is_hidden_is_not_repeated():
 
 @pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
 def test_attention_on_tokens_matches_dense_attention(name: str):
-    """Without sinks, and also with a sliding window that does not see earlier copies."""
     model = tiny(name).double()
     tokens = random_tokens(sequences=1, length=40) % len(TEXTS)
     sets = {"apostrophe_or_apostrophe_s": ["'", "'s"], "after_any_apostrophe": "after:*'*"}

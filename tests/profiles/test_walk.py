@@ -18,7 +18,6 @@ TEXT = rl.Text(random_tokens(sequences=8, length=20), documents=range(8))
 
 
 def contains(value: object, kind: type, *, depth: int = 2) -> bool:
-    """Whether `value` is of this kind, or a dataclass or a list that contains one."""
     if isinstance(value, kind) or depth == 0:
         return isinstance(value, kind)
     parts: list[object] = []

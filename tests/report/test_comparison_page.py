@@ -35,7 +35,6 @@ def comparison() -> xr.Dataset:
 
 
 def lines(figure: go.Figure, unit: str) -> dict[str, go.Scatter]:
-    """Lines of the panel whose axis has this title, by group."""
     for row, axis in enumerate(figure.select_yaxes(), start=1):
         if axis.title.text.replace("<br>", " ") == unit:
             return {t.name: t for t in figure.select_traces({"mode": "lines+markers"}, row=row)}
@@ -154,7 +153,6 @@ def test_findings_list_loss_changes_in_order(comparison: xr.Dataset):
 
 def test_findings_name_changes_beyond_chance(comparison: xr.Dataset):
     def repeats(*losses: list[float]) -> str:
-        """The sentence about repeats with these losses in the runs of p-rope and nope."""
         for entry, values in enumerate(losses, start=1):
             comparison["repeat_loss"][entry::3] = xr.DataArray(values, dims="entry")
         return find(comparison, "If random tokens are repeated")

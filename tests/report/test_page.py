@@ -23,7 +23,6 @@ BOLD = "<b>bold</b><a href='https://example.com'>x</a>&lt;"
 
 @pytest.fixture(scope="module")
 def small() -> tuple[xr.Dataset, pd.DataFrame]:
-    """A profile with hostile names and a searched set of tokens."""
     profile, heads = synthetic_profile()
     on = np.random.default_rng(0).uniform(0, 1, profile["total_bits"].shape)
     words = {"units": "1", "long_name": f"mean attention on tokens {BOLD}", "column": "score"}
@@ -165,7 +164,6 @@ def test_the_other_ways_to_choose_a_head(opened, small):
 
 
 def test_a_click_on_a_point_chooses_and_back_returns(opened, small):
-    """This also holds after a pin, and after the window gets narrower."""
     _, heads = small
     page = opened.at("#L0H0&view=claim")
     row = heads.loc[heads["positional_fraction"].idxmax()]
@@ -267,7 +265,6 @@ def test_offers_no_upload(opened):
 
 
 def test_pictures_are_on_white_paper(opened):
-    """This also holds on a dark page. A PNG has three times the resolution of the screen."""
     opened.at("#L1H1&tab=planes")
     opened.page.emulate_media(color_scheme="dark")
     content = {}
@@ -331,7 +328,6 @@ def test_a_page_without_figures_has_the_table(browser, report, why, tmp_path):
 
 @pytest.mark.thorough
 def test_missing_heads_are_skipped(browser, tmp_path):
-    """Some layers have fewer heads, and one layer has no attention."""
     profile, heads = synthetic_profile(layers=4, heads=4, kv_heads=2, unrotated=True)
     profile["q_norm"][1, 2:] = np.nan
     profile["k_norm"][1, 1:] = np.nan

@@ -25,7 +25,6 @@ def results():
 
 
 def test_all_heads_of_the_page_can_stop_their_planes(browser, results, tmp_path, monkeypatch):
-    """Also if the page stores coarser numbers, as for many heads."""
     monkeypatch.setattr("ropelens.report.payload.FINE_NUMBERS", 0)
     path = results.save(tmp_path / "out")
     assert {"attribution.nc", "planes.csv", "patched_head.nc", "patched_position.nc"} < {
@@ -63,7 +62,6 @@ def test_the_answer_is_the_logit_difference_of_tokens_that_the_prompts_favour(re
 
 
 def test_64_tokens_of_72_heads_of_256_are_live():
-    """Coarser numbers of a page with many heads stay within one percent of the attention."""
     changes = {"num_hidden_layers": 18, "head_dim": 256, "num_key_value_heads": 1}
     model = tiny("qwen3", **changes)
     ids = random_tokens(sequences=1, length=64)

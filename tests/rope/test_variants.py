@@ -51,7 +51,6 @@ def test_every_row_is_spelled_here():
 @pytest.mark.parametrize("length", [0, CONTEXT, CONTEXT + 40])
 @pytest.mark.parametrize("spelled", SPELLED)
 def test_frequencies_equal_transformers(spelled: str, length: int):
-    """Compare with the rotary module of a Llama with these rope_parameters."""
     variant = parse_variant(spelled)
     shape = Shape(16, base=10_000.0, context=CONTEXT, length=length)
     inv_freq, factor = frequencies(variant, shape)
@@ -120,7 +119,6 @@ def test_layers_without_rotation():
 
 @pytest.mark.parametrize("p", [0.25, 0.5, 0.75, 1.0])
 def test_partial_equals_gpt_neox(p: float):
-    """Compare with transformers' rotary module for Black et al. 2022."""
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": p}
     config = GPTNeoXConfig(hidden_size=128, num_attention_heads=2, rope_parameters=rope)
     expected = GPTNeoXRotaryEmbedding(config).inv_freq
@@ -188,7 +186,6 @@ def test_a_base_of_every_layer():
 
 
 def test_names_that_only_a_family_has():
-    """Names of the head size and the trained context; planes keep their axes."""
     flash = rl.variant_config(Glm4MoeLiteConfig(), "ntk:2").rope_parameters
     assert flash["rope_theta"] == pytest.approx(1e4 * 2 ** (64 / 62))
     yarn = rl.variant_config(DbrxConfig(rope_parameters=dict(ROPE)), "yarn:4").rope_parameters

@@ -86,7 +86,6 @@ def both(change: Callable[[Tensor, Tensor], Tensor], layer: int = 0) -> Bug:
 
 
 def turned(layer: int = 0, move: Callable[[Tensor], Tensor] = lambda p: p, **how: Any) -> Bug:
-    """RoPE by hand at the positions `move(p)`, with these keywords of `turn`."""
     return both(lambda x, p: turn(x, move(p), **how), layer)
 
 
@@ -273,7 +272,6 @@ PROJECTIONS = {
 
 @pytest.mark.parametrize("name", PROJECTIONS)
 def test_losses_in_another_order_are_losses_of_permuted_weights(name: str):
-    """Compare with a model whose rows are permuted, also in fused and latent projections."""
     make = lambda: of_kind("hy_v4", **HY_V4) if name == "hy_v4" else tiny(name)  # noqa: E731
     tokens = random_tokens(length=40)[0]
     found = order_losses(as_live_model(make()), tokens)

@@ -114,7 +114,6 @@ def test_the_model_runs_once():
     [("llama_dynamic", 10_001), ("llama_longrope", 5000), ("phi3_longrope", 4097)],
 )
 def test_beyond_the_trained_context(name: str, context: int):
-    """Compare with the formula of transformers for this length, after any other length."""
     model = tiny(name)
     kind = model.config.rope_parameters["rope_type"]
     expected, _ = ROPE_INIT_FUNCTIONS[kind](model.config, "cpu", seq_len=context)
@@ -184,7 +183,6 @@ ministral = partial(of_kind, "ministral3", num_hidden_layers=1, head_dim=16)
 
 @pytest.mark.parametrize("context", [128, 4096])
 def test_queries_that_grow_with_position(context: int):
-    """Compare with the formula of transformers within and beyond the original context."""
     model = ministral(rope_parameters=SCALED | {"llama_4_scaling_beta": 0.1})
     rope = rl.measure_rope(model, context=context)
     expected = get_llama_4_attn_scale(torch.tensor(rope["position"].values)[None], 0.1, 256)
@@ -279,7 +277,6 @@ def test_unsupported_families_are_refused(name: str):
 @pytest.mark.parametrize("plane", [0, 3, 7])
 @pytest.mark.parametrize("family", ["llama_gqa", "glm", "cohere"])
 def test_a_plane_without_length_keeps_its_stated_frequency(family: str, plane: int):
-    """Pruned heads have such planes. The measured frequency is NaN."""
     model = tiny(family)
     known = layers_of(model)[0].planes
     plane = min(plane, len(known.inv_freq) - 1)

@@ -167,7 +167,6 @@ def test_ctrl_c_says_how_to_continue(folder: Path):
 
 
 def test_a_link_instead_of_a_savepoint_is_not_followed(tmp_path: Path):
-    """A folder from other people may contain a link."""
     outside, folder = tmp_path / "outside", tmp_path / "out" / ".unfinished"
     outside.mkdir()
     folder.parent.mkdir()

@@ -61,7 +61,6 @@ def test_an_early_model_is_bundled_without_a_sample(run: Path, tmp_path: Path):
 
 
 def test_all_checkpoints_are_made_from_a_study(tmp_path, monkeypatch, capsys):
-    """Each name comes from seed 0 of its variant, and from the step in the name."""
     made = []
     for name in ("rope", "nope", "p-rope-0.25", "p-rope-0.75", "p-rope-reversed-0.75"):
         for seed in (0, 1):

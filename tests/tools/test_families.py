@@ -37,7 +37,6 @@ def test_enough_classes_are_supported_and_all_are_listed():
 
 
 def test_a_class_that_fails_is_not_supported(monkeypatch: pytest.MonkeyPatch):
-    """A silence without effect, and a model whose sizes do not fit, are detected."""
     assert families.row("LlamaForCausalLM", "").rotation == "8 planes, half"
     monkeypatch.setitem(families.SPECIAL, "LlamaForCausalLM", {"hidden_size": 63})
     assert families.row("LlamaForCausalLM", "").untried

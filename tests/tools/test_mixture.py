@@ -60,7 +60,6 @@ def test_lists_repeat_the_same_values():
 
 
 def test_a_folder_to_train_on(tmp_path: Path):
-    """The same arguments make the same bytes, and the arrays decode to the text."""
     r = random.Random(0)
     words = [f"{a}{b}" for a in "abcdefghij" for b in "klmnopqrst"]
     for name in ("text.txt", "valid.txt"):

@@ -24,7 +24,6 @@ RECIPE = OPTIONS | {"steps": STEPS, "precision": "fp32"}
 
 @pytest.fixture(scope="module")
 def recipe_run(prose, tmp_path_factory) -> tuple[Path, list[Tensor]]:
-    """A run with RECIPE, and the tokens of each pass in order."""
     passes: list[Tensor] = []
     forward = LlamaForCausalLM.forward
 
@@ -98,7 +97,6 @@ def test_a_run_is_its_recipe_in_plain_torch(recipe_run: tuple[Path, list[Tensor]
 
 
 def test_validation_text_is_measured_and_not_trained_on(recipe_run: tuple[Path, list[Tensor]]):
-    """There are five sequences, which passes of two do not divide evenly."""
     run, inputs = recipe_run
     (rows,) = training_stages(run / "data", batch=NANO.batch, context=OPTIONS["context"])
     held_out = held_out_sequences(run / "data")
@@ -126,7 +124,6 @@ def test_each_epoch_has_another_order(after: int, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("after", [0, 1, 4, 7])
 def test_stages_follow_each_other_and_the_last_is_repeated(after: int):
-    """First three steps with short sequences, then two steps with long sequences, repeated."""
     settings = Settings(**OPTIONS | {"steps": 8, "seed": 4})
     batch, context = NANO.batch, settings.context
     short = np.arange(6 * batch)[:, None].repeat(context // 2, 1)

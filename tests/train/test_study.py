@@ -21,7 +21,6 @@ SMALL = 'sizes = ["nano"]\ncontext = 32\nvocabulary = 300\n'
 
 @pytest.fixture
 def story(study: Path) -> Path:
-    """The text of the study."""
     return study.parent / "story.txt"
 
 

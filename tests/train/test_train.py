@@ -155,7 +155,6 @@ def test_sizes_have_the_stated_number_of_parameters():
 
 @pytest.mark.parametrize("step", [24, 60])
 def test_a_stop_after_any_step(run, prose, tmp_path, step, capfd):
-    """Stop between two rows of metrics.csv, which cover ten steps each, and after the last."""
     save = loop.save_checkpoint
 
     def save_and_stop(path: Path, *state: object) -> None:
