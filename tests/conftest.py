@@ -59,8 +59,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    default = Path(__file__).parents[2] / "shared"
-    folder = Path(os.environ.get("ROPELENS_SHARED", default))
+    folder = Path(os.environ.get("ROPELENS_SHARED", Path(__file__).parents[2] / "shared"))
     if not (folder / "checkpoints").is_dir():
         pytest.skip(f"no real checkpoints in {folder} (set ROPELENS_SHARED to their folder)")
     return folder

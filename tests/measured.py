@@ -66,8 +66,7 @@ def assert_alike(actual: xr.Dataset, expected: xr.Dataset) -> None:
         values = variable.values
         if values.dtype.kind == "f":
             least = 0.1 if any(part in str(name) for part in ("bits", "gain")) else 1e-30
-            scale = np.nanmax(np.abs(values), initial=least)
-            atol = 1e-5 * scale
+            atol = 1e-5 * np.nanmax(np.abs(values), initial=least)
             np.testing.assert_allclose(actual[name], values, 0, atol, err_msg=str(name))
         else:
             np.testing.assert_array_equal(actual[name].values, values, err_msg=str(name))

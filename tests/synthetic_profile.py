@@ -185,8 +185,7 @@ def _excerpts(kinds: Array, kv_heads: int, wavelength: Array, count: int, rng: R
     query = np.where(plain, query.mean(3, keepdims=True) + 0.2 * query, query)
     query, key = (x.astype(np.float16).astype(np.float32) for x in (query, key))
     turns = np.exp(2j * np.pi * np.arange(count)[:, None] / wavelength[0, :planes])
-    reads = np.arange(heads) * kv_heads // heads
-    q, k = (_turned(x, turns) for x in (query, key[:, :, reads]))
+    q, k = (_turned(x, turns) for x in (query, key[:, :, np.arange(heads) * kv_heads // heads]))
     scores = SCALE * (q @ k.conj().swapaxes(-1, -2)).real
     weights = np.exp(scores - scores.max(-1, keepdims=True)) * np.tri(count)
     attention = (weights / weights.sum(-1, keepdims=True)).astype(np.float32)

@@ -62,8 +62,7 @@ def run_copy(python: Command, script: Path, place: Path, *options: object) -> Pa
     (folder,) = (reports / script.stem).iterdir()
     assert ended.out == f"{folder / 'index.html'}\n"
     common = {"index.html", "profile.nc", "heads.csv", "run.json"}
-    files = {path.name for path in folder.iterdir()}
-    assert files == common | MORE.get(script.stem, set())
+    assert {path.name for path in folder.iterdir()} == common | MORE.get(script.stem, set())
     assert (reports / "index.html").exists()
     return folder
 
@@ -161,9 +160,7 @@ def test_the_interval_covers_draws_and_documents():
     changes = np.random.default_rng(0).normal(size=6)
     (silent,) = losses_of(np.zeros((1, 6)))
     wanted = (-changes).mean(), *stats.ttest_1samp(-changes, 0).confidence_interval()
-    by_document = losses_of(np.tile(changes, (8, 1)))
-    by_draw = losses_of(np.tile(changes, (6, 1)).T)
-    for random in (by_document, by_draw):
+    for random in (losses_of(np.tile(changes, (8, 1))), losses_of(np.tile(changes, (6, 1)).T)):
         for interval in causal.changes_beyond(random, silent, 1.0):
             assert interval == pytest.approx(wanted)
     both = losses_of(changes + changes[:, None])
@@ -296,5 +293,4 @@ def test_variants_are_trained_and_compared(tmp_path, python, monkeypatch):
     folder = tmp_path / "reports/copying/variants"
     findings = json.loads((folder / "run.json").read_text())["findings"]
     assert findings[0].endswith("rope 0 of 1; p-rope:0.5 0 of 1.")
-    costs = pd.read_csv(folder / "costs.csv")
-    assert costs["what"].tolist() == ["none"] * 2
+    assert pd.read_csv(folder / "costs.csv")["what"].tolist() == ["none"] * 2

@@ -215,8 +215,7 @@ def test_less_memory_makes_smaller_batches():
     config = tiny_llama().config
     config.intermediate_size = 100_000  # 0.6 GB a sequence
     given = {"sequences": 64, "context": 512, "width": 4, "device": "cpu"}
-    gigabytes = (1_000, 7, 3, 0)
-    found = [sequences_at_once(config, free=n * 10**9, **given) for n in gigabytes]
+    found = [sequences_at_once(config, free=n * 10**9, **given) for n in (1_000, 7, 3, 0)]
     assert found == [8, 4, 2, 1]
     few, config.vocab_size = pass_bytes(config, **given), 128_000
     assert pass_bytes(config, **given) - few > 60e6  # logits are counted, a piece of them

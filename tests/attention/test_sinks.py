@@ -25,8 +25,7 @@ def found_in(call: AttentionCall, rows: Rows, known: Tensor) -> Tensor:
 
 
 def kinds(tokens: list[list[int]], *, bos: int | None, named: tuple[int, ...] = ()) -> list:
-    table = torch.tensor(tokens)
-    return known_sinks(table, bos=bos, named=named)[:, 0].tolist()
+    return known_sinks(torch.tensor(tokens), bos=bos, named=named)[:, 0].tolist()
 
 
 def test_the_first_token_marks_a_sink_if_all_sequences_begin_with_it():
@@ -63,8 +62,7 @@ def at_key(key: int, *, share: float, sequences: int, only: int) -> AttentionCal
     """Two heads with even attention, but head 1 puts `share` on a key in `only` sequences."""
     context = 60
     q, k = torch.zeros(sequences, 2, context, 8), torch.zeros(sequences, 1, context, 8)
-    row = torch.arange(context).clamp(min=1)
-    q[:, 1, :, 7] = (share / (1 - share) * row).log()
+    q[:, 1, :, 7] = (share / (1 - share) * torch.arange(context).clamp(min=1)).log()
     k[:only, 0, key, 7] = 1
     return call_of(q, k, scale=1.0, window=context)
 

@@ -129,8 +129,7 @@ def test_a_model_gains_at_least_as_much_as_a_model_that_it_contains(gains, expec
 def drawn(lengths: list[int], *, documents: Tensor | None = None, seed: int = 0) -> Sample:
     count, context = len(lengths), max(lengths)
     tokens = torch.arange(count * context).view(count, context)
-    text = Text(tokens, torch.tensor(lengths), documents=documents)
-    return Sample.draw(text, seed=seed)
+    return Sample.draw(Text(tokens, torch.tensor(lengths), documents=documents), seed=seed)
 
 
 def test_a_sample_has_sequences_of_both_folds_from_many_groups():
@@ -303,8 +302,7 @@ def test_offsets_that_few_rows_see_are_left_out_of_kernels(name: str):
 def test_without_rotation_nothing_is_positional():
     model = tiny("llama_gqa")
     model.model.rotary_emb.inv_freq.zero_()
-    tokens = random_tokens(sequences=16, length=50)
-    profile = rl.profile(model, tokens, surrogates=0)
+    profile = rl.profile(model, random_tokens(sequences=16, length=50), surrogates=0)
     rest = profile["total_bits"] - profile["sink_bits"]
     assert float(rest.min()) > 0.1
     assert float((profile["content_bits"] / rest).min()) > 0.98

@@ -54,8 +54,7 @@ def test_where_a_kernel_peaks_and_its_middle_half():
     np.testing.assert_array_equal(found["offset"], shares.argmax(1))
     np.testing.assert_allclose(found["offset_weight"], shares.max(1))
     for head, own in enumerate(counts):
-        draws = np.repeat(np.arange(40), own)
-        band = np.quantile(draws, [0.25, 0.75], method="inverted_cdf")
+        band = np.quantile(np.repeat(np.arange(40), own), [0.25, 0.75], method="inverted_cdf")
         assert [found["offset_low"][head], found["offset_high"][head]] == band.tolist()
 
 

@@ -43,8 +43,7 @@ def test_a_surrogate_is_the_layer_with_permuted_frequencies(name: str, changes: 
     rows = sample_rows(torch.full((4,), 40), count=12, seed=0)
     of_keys = [row for row in STATISTICS if row.name == "selectivity_keys"]
     for call, planes in observed_calls(tiny(name, **changes), tokens):
-        as_is = SampledCall(call, rows, planes, sinks=sinks)
-        ours = draw_surrogates(as_is, draws=2, seed=3)
+        ours = draw_surrogates(SampledCall(call, rows, planes, sinks=sinks), draws=2, seed=3)
         orders = _orders(planes, call.key.shape[1], 2, seed=3, layer=call.layer)
         group = call.query.shape[1] // call.key.shape[1]
         for draw, order in enumerate(orders):

@@ -65,8 +65,7 @@ def shapes() -> dict[str, tuple[int, ...]]:
 
 def verdict(claim: Claim, *arrays: np.ndarray, seed: int = 0, draws: int = 400) -> dict:
     named = dict(zip(claim.arrays, arrays, strict=True))
-    random = np.random.default_rng(seed)
-    return judge(claim, named, random, draws)
+    return judge(claim, named, np.random.default_rng(seed), draws)
 
 
 SLOW = [pytest.mark.slow]
@@ -236,8 +235,7 @@ def random_model(seed: int) -> LlamaForCausalLM:
 
 
 def random_tokens(seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(3, 96, (16, 96), generator=generator)
+    tokens = torch.randint(3, 96, (16, 96), generator=torch.Generator().manual_seed(seed))
     tokens[:, 0] = 1
     return tokens
 

@@ -72,8 +72,7 @@ def test_a_repeated_command_measures_the_remaining_checkpoints(run, text, tmp_pa
 
 def test_names_tell_checkpoints_apart(run: Path):
     models = [str(run / "history" / step) for step in STEPS]
-    in_order = dict(zip(STEPS, models, strict=True))
-    assert name_checkpoints(models) == in_order
+    assert name_checkpoints(models) == dict(zip(STEPS, models, strict=True))
     assert list(name_checkpoints(["a/model", "b/model"])) == ["a-model", "b-model"]
     for same in ([models[0], f"{models[0]}/."], ["a/m", "a/m"], ["a:m", "a?m"]):
         with pytest.raises(BadArgument, match="Two checkpoints have the same name"):

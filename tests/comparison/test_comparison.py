@@ -49,16 +49,14 @@ def test_long_text_joins_consecutive_sequences(study: Path):
 
 def test_losses_match_transformers(comparison: xr.Dataset, study: Path):
     for entry in runs_in(study)[:3]:
-        tokens = validation(entry, sequences=SEQUENCES).ids
-        expected = token_losses(entry, tokens).mean(1)
+        expected = token_losses(entry, validation(entry, sequences=SEQUENCES).ids).mean(1)
         results = comparison.sel(entry=entry.name)
         np.testing.assert_allclose(results["sequence_loss"], expected, rtol=1e-5)
         assert float(results["loss"]) == pytest.approx(expected.mean(), rel=1e-6)
         group = results["sequence_group"].values
         count = len(group)  # the text is one document, so groups are stretches
         np.testing.assert_array_equal(group, np.arange(count) * min(count, 16) // count)
-        error = jackknife(expected, group)
-        assert float(results["loss_se"]) == pytest.approx(error, rel=0.05)
+        assert float(results["loss_se"]) == pytest.approx(jackknife(expected, group), rel=0.05)
 
 
 def interval(change: np.ndarray) -> tuple[float, float]:
@@ -91,8 +89,7 @@ def test_a_sequence_belongs_to_the_document_in_which_it_begins(tmp_path: Path):
 
 def test_loss_by_position_goes_to_four_times_the_context(comparison: xr.Dataset, study: Path):
     entry = runs_in(study)[1]
-    tokens = past_context(entry, sequences=SEQUENCES // 8).ids
-    loss = token_losses(entry, tokens).mean(0)
+    loss = token_losses(entry, past_context(entry, sequences=SEQUENCES // 8).ids).mean(0)
     results = comparison.sel(entry=entry.name)
     start, stop = results["position_start"].values, results["position_stop"].values
     assert stop[-1] == 4 * entry.context
@@ -201,8 +198,7 @@ def test_behaviour_of_runs_has_intervals(comparison: xr.Dataset):
     hit = comparison["retrieval_hit"].mean(("retrieval_length", "depth")).values
     for name, parts in {"repeat_gain": gain, "retrieval": hit}.items():
         seeds = parts[[2, 5]].mean(1) - parts[[0, 3]].mean(1)
-        trials = parts[2] - parts[0]
-        for row, change in ((two, seeds), (one, trials)):
+        for row, change in ((two, seeds), (one, parts[2] - parts[0])):
             assert row[f"{name}_change"] == pytest.approx(change.mean(), abs=1e-9)
             ends = row[[f"{name}_low", f"{name}_high"]].tolist()
             np.testing.assert_allclose(ends, interval(change), atol=1e-9)

@@ -297,8 +297,7 @@ def test_figures_of_wavelengths_are_split_by_kind_of_layers():
         "window": {16.0},
         "context": {context},
     }
-    ticks = rl.plot_head_map(profile, heads).layout.yaxis.ticktext
-    assert ticks == ("0 sliding", "2 full")
+    assert rl.plot_head_map(profile, heads).layout.yaxis.ticktext == ("0 sliding", "2 full")
     assert "context" in marks(rl.plot_selectivity(profile, layer=2, head=0))
     assert "window" in marks(rl.plot_selectivity(profile, layer=0, head=0))
 

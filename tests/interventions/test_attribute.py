@@ -47,8 +47,7 @@ def test_an_attribution_is_the_slope_along_a_plane(name: str):
             edit = rl.rescale(inv_freq, attention_factor=math.sqrt(size), **place_of)
             with rl.edit_rope(model, edit):
                 ends.append(loss_of(model))
-        slope = (ends[0] - ends[1]) / 0.02
-        assert there[layer, head, plane] == pytest.approx(slope, rel=2e-2)
+        assert there[layer, head, plane] == pytest.approx((ends[0] - ends[1]) / 0.02, rel=2e-2)
     by_pair = result["pair_attribution"].sum(["query", "key"])
     total = result["attribution"].sel(layer=1)
     np.testing.assert_allclose(by_pair, total, rtol=1e-4, atol=1e-6)
@@ -56,8 +55,7 @@ def test_an_attribution_is_the_slope_along_a_plane(name: str):
 
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "phi"])
 def test_attributions_over_many_steps_sum_to_the_change_from_even_attention(name: str):
-    model = tiny(name)
-    result = rl.attribute_planes(model, TOKENS, (3, 5), heads="0.*,1.1", steps=40)
+    result = rl.attribute_planes(tiny(name), TOKENS, (3, 5), heads="0.*,1.1", steps=40)
     total = result.attrs["answer"] - result.attrs["answer_without"]
     assert float(result["attribution"].sum()) == pytest.approx(total, rel=0.02, abs=0.02)
     assert abs(total) > 0.1

@@ -95,8 +95,7 @@ def test_labels_match_a_profile_of_the_edited_model():
     text = rl.Text(tokens(), lengths=LENGTHS)
     result = rl.evaluate(model, text, edits={"half": "p-rope:0.5"}, measures=["labels"])
     for name, rope in (("none", ROPE), ("half", P_ROPE)):
-        other = tiny("llama_gqa", rope_parameters=rope)
-        profile = rl.profile(other, text, surrogates=0)
+        profile = rl.profile(tiny("llama_gqa", rope_parameters=rope), text, surrogates=0)
         heads = rl.classify_heads(profile)
         entry = result.sel(edit=name)
         assert list(entry.label.values.ravel()) == list(heads["label"])
@@ -190,8 +189,7 @@ def test_paired_changes_are_a_table_with_intervals(silenced: tuple):
         test = stats.ttest_1samp(row, 0).confidence_interval()
         ends = table.loc[name, ["loss_change_low", "loss_change_high"]]
         assert (*ends,) == pytest.approx((*test,), rel=1e-9)
-    controls = change[table["control_of"] == "stopped"]
-    apart = (change.loc["stopped"] - controls).to_numpy()
+    apart = (change.loc["stopped"] - change[table["control_of"] == "stopped"]).to_numpy()
     means = apart.mean(0), apart.mean(1)
     halves = [stats.sem(mean) * stats.t.ppf(0.975, len(mean) - 1) for mean in means]
     ends = [f"loss_beyond{end}" for end in ("", "_low", "_high")]
@@ -251,8 +249,7 @@ def test_losses_of_copies_by_their_distance():
                 losses = copy_losses(model, distance)
             copy_loss = results.copy_loss.sel(edit=edit, copy_distance=distance)
             np.testing.assert_allclose(copy_loss, losses[:, distance + 1 :].mean(1), rtol=1e-5)
-    within = rl.evaluate(model, TEXT, measures="copying")
-    assert within.copy_distance.values.tolist() == [8, 16]
+    assert rl.evaluate(model, TEXT, measures="copying").copy_distance.values.tolist() == [8, 16]
 
 
 def test_a_prompt_has_each_needle_once_and_ends_with_a_key():

@@ -36,8 +36,7 @@ def whole() -> xr.Dataset:
     [[name] for name in DEFAULT_MEASURES] + [["loss", "change"], ["change", "induction"]],
 )
 def test_some_measures_are_a_part_of_all(measures: list[str], whole: xr.Dataset):
-    model = tiny("llama_gqa", num_hidden_layers=1)
-    part = evaluate(model, edits=EDITS, measures=measures)
+    part = evaluate(tiny("llama_gqa", num_hidden_layers=1), edits=EDITS, measures=measures)
     assert set(VARIABLES) == set(DEFAULT_MEASURES)
     assert set(whole.data_vars) == set(" ".join(VARIABLES.values()).split())
     assert set(part.data_vars) == {x for name in measures for x in VARIABLES[name].split()}
@@ -55,8 +54,7 @@ def test_each_entry_runs_the_text_once():
 
     model.register_forward_pre_hook(note, with_kwargs=True)
     edits = {"a": "nope", "b": "p-rope:0.5", "c": "linear:2"}
-    measures = ["loss", "change"]
-    evaluate(model, edits=edits, measures=measures, rows=7, batch_size=2)
+    evaluate(model, edits=edits, measures=["loss", "change"], rows=7, batch_size=2)
     assert shapes.count((2, 40)) == shapes.count((1, 40)) - 2 == 4
     shapes.clear()
     evaluate(model, measures=["loss", "labels"])

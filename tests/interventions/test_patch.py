@@ -113,8 +113,7 @@ def test_patched_vectors_turn_to_new_positions(llama: LlamaForCausalLM, edited: 
         patched = rl.capture(llama, tokens(), heads="0.*")
     for side, dim in (("q_still", "query"), ("k_still", "key")):
         here = patched[side].sel({dim: [*moved]}).values
-        there = source[side].sel({dim: [*moved.values()]}).values
-        assert abs(here - there).max() < 1e-5
+        assert abs(here - source[side].sel({dim: [*moved.values()]}).values).max() < 1e-5
 
 
 def test_other_heads_with_the_same_key_keep_it(llama: LlamaForCausalLM):
@@ -228,8 +227,7 @@ def test_padding_on_the_left_is_refused(llama: LlamaForCausalLM, before: int, pa
         llama(tokens()[:, :before], attention_mask=mask[:, :before], past_key_values=cache)
     inputs = {"attention_mask": mask, "position_ids": mask.cumsum(1)[:, before:] - 1}
     patch = rl.patch_planes(llama, tokens(1), heads="0.*", of=part)
-    words = "the first token, which here is padding"
-    with patch, pytest.raises(BadArgument, match=words):
+    with patch, pytest.raises(BadArgument, match="the first token, which here is padding"):
         llama(tokens()[:, before:], past_key_values=cache, **inputs)
 
 

@@ -43,8 +43,7 @@ def at_projections(model: nn.Module, hook: Callable[[int, Tensor], None]) -> Ite
 
     with ExitStack() as stack:
         for number, layer in enumerate(layers):
-            handle = layer.register_forward_pre_hook(partial(before, number))
-            stack.callback(handle.remove)
+            stack.callback(layer.register_forward_pre_hook(partial(before, number)).remove)
         yield
 
 

@@ -121,8 +121,7 @@ def test_layers_that_rotate_differently_keep_their_own_counts():
         stopped += pairs
     assert len(stopped) == len(set(stopped)) == 20
     assert all(a[1] < b[0] for a, b in pairwise(spans))
-    heads = [edit.heads for edit in edits_of(slow, ["*"] * 4)]
-    assert heads == ["0.*,1.*", "3.*"]
+    assert [edit.heads for edit in edits_of(slow, ["*"] * 4)] == ["0.*,1.*", "3.*"]
 
 
 def test_planes_without_rotation_do_not_count():
@@ -185,8 +184,7 @@ def test_equal_sets_are_measured_once(monkeypatch):
         return evaluate(*given, edits=edits, **options)
 
     monkeypatch.setattr(module, "evaluate", spy)
-    model = tiny_llama().eval()
-    dataset = rl.truncate(model, TOKENS, bands=4, measures=["loss"])
+    dataset = rl.truncate(tiny_llama().eval(), TOKENS, bands=4, measures=["loss"])
     sets = [text for text in dataset["planes"].values if text]
     assert len(evaluated) == len(set(sets)) < len(sets)
     everything = dataset.isel(edit=dataset["planes"].values == "0,1,2,3")
@@ -244,8 +242,7 @@ def test_the_best_head_is_not_measured_in_the_trials_that_chose_it():
     """If all heads are alike, the chosen head has the same mean score as the others."""
     noise = np.random.default_rng(3).normal(0.5, 0.1, size=(400, 8, 4, 8))
     trials = xr.DataArray(noise, dims=("edit", "trial", "layer", "head"))
-    best = best_head(trials)
-    assert float(best.mean()) == pytest.approx(0.5, abs=0.01)
+    assert float(best_head(trials).mean()) == pytest.approx(0.5, abs=0.01)
     assert float(trials.mean("trial").max(("layer", "head")).mean()) > 0.55
     trials[7, :, 2, 3] += 1
     trials[8, :, 1, 0] = np.nan  # a head that a layer does not have

@@ -185,8 +185,7 @@ def windowed_attention(module, query, key, value, attention_mask, **kwargs):
     """Attention that takes no mask and applies the window itself, like flash attention."""
     assert attention_mask is None
     row = torch.arange(query.shape[2])
-    window = kwargs["sliding_window"]
-    hidden = (row > row[:, None]) | (row <= row[:, None] - window)
+    hidden = (row > row[:, None]) | (row <= row[:, None] - kwargs["sliding_window"])
     mask = torch.zeros(len(row), len(row)).masked_fill(hidden, -1e9)[None, None]
     eager = sys.modules[type(module).__module__].eager_attention_forward
     return eager(module, query, key, value, mask, **kwargs)

@@ -148,8 +148,7 @@ def test_a_fault_is_refused_or_named_under_noise(fault: str, repeatable: bool, m
 
 @torch.no_grad()
 def test_a_fault_of_ten_percent_is_refused_in_bfloat16(monkeypatch):
-    attention = attend(lambda mask, scaling: (mask, scaling, 1.1))
-    monkeypatch.setattr(modeling_llama, *attention)
+    monkeypatch.setattr(modeling_llama, *attend(lambda mask, scaling: (mask, scaling, 1.1)))
     model = tiny("llama_gqa").bfloat16()
     with pytest.raises(UnsupportedModel, match="attends in a way"):
         rl.evaluate(model, random_tokens(), measures=["loss"])

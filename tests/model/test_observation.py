@@ -91,8 +91,7 @@ def test_a_rotation_that_depends_on_the_length():
     with rl.observe(model, noting(seen)):
         for length in (10, 40, 12):
             logits(model, random_tokens(length=length))
-            stated = model.model.rotary_emb.inv_freq
-            assert torch.equal(seen[1][1].inv_freq, stated), length
+            assert torch.equal(seen[1][1].inv_freq, model.model.rotary_emb.inv_freq), length
     with rl.observe(model, noting(seen)):
         logits(model, random_tokens(length=40))
         assert (seen[1][1].inv_freq < model.model.rotary_emb.original_inv_freq).any()

@@ -50,8 +50,7 @@ def test_against_the_model(name: str):
     calls, _ = attention_calls(model, tokens())
     rotation = rotations(model, name=name)
     for layer, (call, turning) in enumerate(zip(calls, rotation, strict=True)):
-        group = len(call.query) // len(call.key)
-        key = call.key.repeat_interleave(group, dim=0)
+        key = call.key.repeat_interleave(len(call.query) // len(call.key), dim=0)
         score = (call.scale * call.query @ key.mT).masked_fill(~call.visible, torch.nan)
         of_layer = seen.isel(head=seen["layer"] == layer)
         atol = 1e-5 * float(score.nan_to_num().abs().max())
@@ -262,8 +261,7 @@ def test_an_edit_of_one_head_of_a_group(llama: LlamaForCausalLM):
         seen = rl.capture(llama, tokens())
     np.testing.assert_allclose(seen["attention"], expected, rtol=0, atol=1e-5)
     assert_contributions_are_scores(seen)
-    stopped = seen["inv_freq"] == 0
-    assert np.argwhere(stopped.values).tolist() == [[1, 1], [1, 2]]
+    assert np.argwhere((seen["inv_freq"] == 0).values).tolist() == [[1, 1], [1, 2]]
     # The input of the first layer does not change, and keys are compared without rotation.
     first, before = (x.isel(head=slice(0, 4)) for x in (seen, plain))
     np.testing.assert_allclose(first["k_still"], before["k_still"], rtol=0, atol=1e-4)

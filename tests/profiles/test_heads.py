@@ -160,10 +160,8 @@ def test_labels_of_a_resample_are_labels_of_the_drawn_groups():
     draws = np.random.default_rng(7).multinomial(6, [1 / 6] * 6, size=40)
     for resample, draw in zip(labels, draws, strict=True):
         drawn = [group for group, times in zip(groups, draw, strict=True) for _ in range(times)]
-        expected = classify_heads(profile_of(drawn))
-        assert resample[0].tolist() == expected["label"].tolist()
-    other = resample_labels(profile, resamples=40, seed=8)
-    assert (labels != other).any()
+        assert resample[0].tolist() == classify_heads(profile_of(drawn))["label"].tolist()
+    assert (labels != resample_labels(profile, resamples=40, seed=8)).any()
 
 
 def test_the_claim_depends_only_on_profile_and_seed():

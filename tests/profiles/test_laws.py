@@ -46,8 +46,7 @@ class Fitted:
 @functools.cache
 def fitted_to(name: str, lengths: tuple[int, ...], *, double: bool = True) -> Fitted:
     tokens = random_tokens(sequences=len(lengths), length=max(lengths))
-    model = tiny(name).double() if double else tiny(name)
-    return fitted(model, tokens, torch.tensor(lengths))
+    return fitted(tiny(name).double() if double else tiny(name), tokens, torch.tensor(lengths))
 
 
 def fitted(model: PreTrainedModel, tokens: Tensor, lengths: Tensor) -> Fitted:

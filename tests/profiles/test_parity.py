@@ -168,8 +168,7 @@ def test_the_budget_matches_fits_with_scipy(name: str, mask: str):
     model, tokens = tiny(name, seed=3), random_tokens(sequences=6, length=30, vocabulary=12)
     model = with_mask(model, MASKS[mask]) if mask else model
     profile = rl.profile(model, tokens, surrogates=0)
-    rows = profile["group_scored"].values
-    assert rows.tolist() == [29] * 6
+    assert profile["group_scored"].values.tolist() == [29] * 6
     turning, sinks = rotations(model, name=name), np.arange(30) == 0
     recorded = [attention_calls(model, sequence)[0] for sequence in tokens]
     heads = profile["found_sink"].isnull().values  # the oracle knows only position 0
@@ -247,10 +246,8 @@ def test_an_excerpt_stores_queries_of_any_size():
 @pytest.mark.parametrize("name", ["llama_gqa", "gpt_oss"])
 def test_repeated_tokens_by_brute_force(name: str):
     model = tiny(name, max_position_embeddings=20)
-    begins = torch.ones(1, 20, dtype=torch.long)
-    measurement = Measurement.of(model, begins, seed=4)
-    planes = measurement.rotation.planes()
-    scores = repeats(measurement, planes).measure(lambda _: None)
+    measurement = Measurement.of(model, torch.ones(1, 20, dtype=torch.long), seed=4)
+    scores = repeats(measurement, measurement.rotation.planes()).measure(lambda _: None)
     tokens = repeated_tokens(1, 9, vocabulary=measurement.live.vocabulary, seed=4)
     assert tokens.shape == (REPEATS, 19)
     assert (tokens[:, 0] == 1).all()

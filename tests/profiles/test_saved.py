@@ -78,8 +78,7 @@ def test_a_measure_that_is_newer_than_the_profile_is_nan(folder, new_measure, pa
     profile = opened.profile if isinstance(opened, Analysis) else opened
     assert profile["second_token"].dims == ("layer", "head")
     assert profile["second_token"].isnull().all()
-    heads = rl.classify_heads(profile)
-    assert heads["second_token"].isna().all()
+    assert rl.classify_heads(profile)["second_token"].isna().all()
     assert rl.test_claims(profile, draws=40)["verdict"].notna().all()
     rl.plot_head_map(profile)
 

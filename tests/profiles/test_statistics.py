@@ -51,8 +51,7 @@ def test_the_recipe_matches_dense_attention_on_a_set_of_tokens(name: str, rows: 
         attention = torch.stack([call.attention for call in calls])
         on.append(attention[..., 1:, np.isin(row[:length], WANTED)].sum(-1))
     if rows == "all":
-        true = torch.cat(on, dim=-1).mean(-1)
-        np.testing.assert_allclose(ours, true, rtol=1e-6)
+        np.testing.assert_allclose(ours, torch.cat(on, dim=-1).mean(-1), rtol=1e-6)
     heads = rl.classify_heads(profile)
     np.testing.assert_array_equal(heads["attention_on_set"], ours.values.ravel())
     assert heads.columns[-1] == "attention_on_set"
@@ -105,8 +104,7 @@ def test_statistics_that_are_refused(statistics: list[Statistic], says: str, see
 
 
 def test_a_profile_has_the_variable_of_every_row():
-    tokens = random_tokens(sequences=3, length=12)
-    profile = rl.profile(tiny("llama_gqa"), tokens, surrogates=2)
+    profile = rl.profile(tiny("llama_gqa"), random_tokens(sequences=3, length=12), surrogates=2)
     for row in MEASURES:
         assert (row.name in profile) == row.saved, row.name
         if row.saved:
@@ -166,11 +164,9 @@ def test_a_token_whose_only_copy_is_hidden_is_not_repeated():
     ids[0, 12] = ids[0, 9] = ids[0, 5]
     ids[0, 15], mask[0, 7], mask[0, 5] = ids[0, 7], 0, 0
     text, model = {"input_ids": ids, "attention_mask": mask}, tiny("llama_gqa")
-    statistics = rl.attention_on(ids, "repeated")
-    profile = rl.profile(model, text, statistics=statistics, budget=False)
+    profile = rl.profile(model, text, statistics=rl.attention_on(ids, "repeated"), budget=False)
     model.set_attn_implementation("eager")
-    result = model(**text, output_attentions=True)
-    rows = torch.stack(result.attentions)[:, 0, :, 12:]
+    rows = torch.stack(model(**text, output_attentions=True).attentions)[:, 0, :, 12:]
     expected = rows[..., 12].sum(-1) / rows[..., 1:].sum((-2, -1))
     np.testing.assert_allclose(profile["attention_on_repeated"], expected, rtol=1e-4)
 

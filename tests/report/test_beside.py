@@ -124,8 +124,7 @@ def test_planes_of_the_same_wavelengths_stop_in_both(opened, models, analyses, m
     one, other = (analysis.profile["wavelength"].values for analysis in analyses)
     planes = np.flatnonzero((one[1, 2] <= other[2]) & (other[2] <= one[1, 4])).tolist()
     assert 0 < len(planes) < 10
-    select = rl.PlaneNumbers(tuple(planes))
-    edit = {"stop": rl.stop, "drop": rl.drop}[mode](select, heads="2.1")
+    edit = {"stop": rl.stop, "drop": rl.drop}[mode](rl.PlaneNumbers(tuple(planes)), heads="2.1")
     untouched = rl.capture(models[1], BOTH, heads="2.1")["attention"].isel(head=0)
     with rl.edit_rope(models[1], edit):
         expected = rl.capture(models[1], BOTH, heads="2.1")["attention"].isel(head=0)

@@ -84,8 +84,7 @@ def test_the_head_as_planes_stop(opened, sweep):
 def test_reach_is_that_of_the_figure(opened, reach):
     page = opened.at("#L0H2&tab=reach")
     of_head = reach.isel(layer=0, head=2)
-    figure = plot_reach(reach, layer=0, head=2)
-    for trace, expected in enumerate(figure.data):
+    for trace, expected in enumerate(plot_reach(reach, layer=0, head=2).data):
         np.testing.assert_allclose(values(page, "plot-reach", "y", trace), expected.y)
     shares = of_head["found_share"].sel(variant="own").values
     words = [f"{float(f'{100 * share:.3g}'):g}%" for share in shares]

@@ -93,8 +93,7 @@ def test_a_pair_is_the_sum_of_its_planes(opened, measured: Measured):
 
 
 def test_the_effect_of_a_pair_agrees_with_the_attribution_of_its_planes(opened, measured):
-    profile = measured.profile.isel(excerpt=0)
-    answer = profile["excerpt_answer"].values.tolist()
+    answer = measured.profile.isel(excerpt=0)["excerpt_answer"].values.tolist()
     seen = captured(measured, 0)
     part = {"pairs": f"{LAYER}.{HEAD}", "tokenizer": measured.tokenizer}
     effects = rl.attribute_planes(measured.model, PROMPTS[0], tuple(answer), **part)

@@ -83,8 +83,7 @@ def test_the_table_has_only_the_visible_rows(large):
     box.evaluate("(box) => { box.scrollTop = box.scrollHeight / 2; }")
     page.wait_for_selector("#table a[href='#L16H0']")
     assert rows.count() < 120
-    number = {name: int(index) for name, index in inside()}
-    assert number["L16 H0"] == 16 * 32 + 2
+    assert {name: int(index) for name, index in inside()}["L16 H0"] == 16 * 32 + 2
     page.click("a[href='#L16H0']")
     shown(page, 16, 0)
     down = "new KeyboardEvent('keydown', {key: 'ArrowDown', bubbles: true})"

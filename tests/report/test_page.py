@@ -97,8 +97,7 @@ def test_a_click_on_the_map_shows_the_head_everywhere(opened, small):
         ("selectivity", 5, profile.k_coherence[1, 1]),
     ):
         view(page, tab)
-        shown_y = values(page, f"plot-{tab}", "y", trace)
-        np.testing.assert_allclose(shown_y, expected, rtol=1e-6)
+        np.testing.assert_allclose(values(page, f"plot-{tab}", "y", trace), expected, rtol=1e-6)
     weights = profile.excerpt_attention.values[0, 1, 3]
     view(page, "attention")
     seen = values(page, "plot-attention", "z", 0)

@@ -117,8 +117,7 @@ def test_an_induction_head_first_shows_a_key_after_a_copy(browser, tmp_path: Pat
     profile = rl.profile(model, text, excerpts=[ids], tokenizer=tokenizer, surrogates=0)
     heads = profile["induction"]
     layer, head = (int(place) for place in np.unravel_index(heads.values.argmax(), heads.shape))
-    path = rl.write_report(profile, tmp_path / "page.html")
-    with Opened(browser, path) as opened:
+    with Opened(browser, rl.write_report(profile, tmp_path / "page.html")) as opened:
         page = opened.at(f"#L{layer}H{head}&tab=pair")
         query, key = (int(page.input_value(f"#pair-{side}")) for side in ("query", "key"))
         assert ids[key - 1] == ids[query]

@@ -153,8 +153,7 @@ def test_a_saved_checkpoint_rotates_as_it_did(tmp_path: Path, spelled: str):
 
 
 def test_nothing_is_logged_about_types_of_our_own(caplog: pytest.LogCaptureFixture):
-    config = rl.variant_config(plain("llama_gqa").config, "partial:0.5")
-    again = LlamaConfig(**config.to_dict())
+    again = LlamaConfig(**rl.variant_config(plain("llama_gqa").config, "partial:0.5").to_dict())
     assert again.rope_parameters["rope_type"] == "ropelens-partial"
     assert LlamaForCausalLM(again).model.rotary_emb.rope_type == "ropelens-partial"
     assert not caplog.records

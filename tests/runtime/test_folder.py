@@ -61,8 +61,7 @@ def test_an_earlier_run_is_replaced_and_other_files_stay(earlier: tuple[Path, di
     with output_folder(str(folder)) as results:
         write_run(results, "new")
         assert {name: holds(folder)[name] for name in before} == before
-    expected = {name: f"new {name}" for name in NAMES}
-    assert holds(folder) == expected | {"notes.txt": "mine"}
+    assert holds(folder) == {name: f"new {name}" for name in NAMES} | {"notes.txt": "mine"}
 
 
 def test_simultaneous_runs_write_one_after_the_other(tmp_path: Path):

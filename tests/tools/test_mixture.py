@@ -41,8 +41,7 @@ def test_repeats_come_back_at_one_distance():
 def test_needles_occur_two_or_three_times_in_prose():
     for row in made("needles", count=30):
         hidden = row >= 200
-        times = Counter(row[hidden].tolist())
-        assert set(times.values()) <= {2, 3}
+        assert set(Counter(row[hidden].tolist()).values()) <= {2, 3}
         assert 6 <= hidden.sum() <= 12 * 5 * 3
         assert hidden.mean() < 0.4
 
