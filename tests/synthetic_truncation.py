@@ -7,7 +7,6 @@ planes slower than the context cost little. All numbers are made up.
 from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
 import pytest
 import xarray as xr
 from synthetic_profile import synthetic_profile
@@ -59,7 +58,7 @@ def synthetic_truncation(
 
 
 @pytest.fixture(scope="session")
-def small() -> tuple[xr.Dataset, pd.DataFrame]:
+def small():
     return synthetic_profile()
 
 

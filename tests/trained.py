@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import xarray as xr
 from filelock import FileLock
 
 import ropelens as rl
@@ -100,7 +99,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def comparison(study: Path, measured: Path) -> xr.Dataset:
+def comparison(study: Path, measured: Path):
     return rl.compare([study], cache=measured, sequences=SEQUENCES)
 
 

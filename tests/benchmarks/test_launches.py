@@ -1,7 +1,5 @@
 """The counter finds work of each kind, and the work of a layer keeps its ceilings."""
 
-from collections.abc import Callable
-
 import launches
 import numpy as np
 import pytest
@@ -118,7 +116,7 @@ def test_work_is_counted(kind: str):
         lambda x: x.masked_fill(ON_HOST > 1, 0.0),
     ],
 )
-def test_mixed_devices_are_refused(mixed: Callable[[Tensor], Tensor]):
+def test_mixed_devices_are_refused(mixed):
     with LaunchCounter().active() as counter:
         x = counter.wrap(ON_HOST.clone())
         with pytest.raises(RuntimeError, match="on the same device"):

@@ -1,7 +1,5 @@
 """Several checkpoints in one command: each is measured once, and all are compared."""
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 from cli_runs import NAMES
@@ -18,7 +16,7 @@ STEPS = ("step-000001", "step-000002")
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path):
     for size, step in enumerate(STEPS):
         model = save_tiny(tmp_path / "run" / "history" / step, num_hidden_layers=1)
         edit_weights(model, lambda weights, by=size: [w.mul_(1 + by) for w in weights.values()])
@@ -70,7 +68,7 @@ def test_a_repeated_command_measures_the_remaining_checkpoints(run, text, tmp_pa
     assert_same(rl.open(out / STEPS[0]).profile, edited)
 
 
-def test_names_tell_checkpoints_apart(run: Path):
+def test_names_tell_checkpoints_apart(run):
     models = [str(run / "history" / step) for step in STEPS]
     assert name_checkpoints(models) == dict(zip(STEPS, models, strict=True))
     assert list(name_checkpoints(["a/model", "b/model"])) == ["a-model", "b-model"]

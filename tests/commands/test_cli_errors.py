@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from cli_runs import NAMES, Command, Ended, save_family, unharmed
+from cli_runs import NAMES, Ended, save_family, unharmed
 
 from ropelens.runtime.results import PAGE
 
@@ -55,7 +55,7 @@ def test_results_of_another_model_are_refused_before_loading(
         (["train", "--study", "s", "--out", "o", "--steps", "9"], "--steps cannot be used"),
     ],
 )
-def test_wrong_usage(ropelens: Command, args: list[str], words: str):
+def test_wrong_usage(ropelens, args: list[str], words: str):
     ended = ropelens(*args)
     assert ended.code == 2
     assert words in ended.problem

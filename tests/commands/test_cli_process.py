@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from cli_runs import MAIN, NAMES, PLAN, STOPPING, Ended, unharmed
@@ -121,7 +120,7 @@ def test_a_reader_that_stops_early_is_not_an_error():
     os.close(write)
 
 
-def test_closed_streams_are_not_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_closed_streams_are_not_an_error(tmp_path, capsys: pytest.CaptureFixture[str]):
     names = ("stdin", "stdout", "stderr")
     run = f"import sys; sys.argv[1:] = ['list']; {MAIN}"
     for number, name in enumerate(names):

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from cli_runs import Command, Ended, without_page
+from cli_runs import Ended, without_page
 from scipy import stats
 from synthetic_profile import synthetic_profile
 from tiny_checkpoints import identity_of, save_tiny
@@ -44,7 +44,7 @@ def analyses(tmp_path_factory: pytest.TempPathFactory, prose: Path) -> list[Path
 
 
 @pytest.mark.thorough
-def test_runs_become_four_files(ropelens: Command, runs: list[Path], tmp_path: Path):
+def test_runs_become_four_files(ropelens, runs: list[Path], tmp_path: Path):
     out = tmp_path / "out"
     ended = ropelens("compare", *runs, "--sequences", 4, "--out", out)
     assert (ended.code, ended.out) == (0, f"{out / 'index.html'}\n")
@@ -98,7 +98,7 @@ def test_models_of_other_depths_are_compared(ropelens, analyses, prose, tmp_path
     assert "over the same text" in (out / "index.html").read_text()
 
 
-def test_profiles_that_lack_numbers_are_refused(ropelens: Command, tmp_path: Path):
+def test_profiles_that_lack_numbers_are_refused(ropelens, tmp_path: Path):
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
         few = xr.Dataset({"total_bits": 1.0}, attrs={"kind": "profile", "seed": 0})
@@ -248,7 +248,7 @@ def test_claims_that_were_left_out_run_only_with_the_model(ropelens, model, text
 
 
 @pytest.mark.usefixtures("pageless")
-def test_settings_are_saved_as_they_end(ropelens: Command, model: Path, texts, tmp_path):
+def test_settings_are_saved_as_they_end(ropelens, model: Path, texts, tmp_path):
     out, what = tmp_path / "out", {"--contexts": "24,32", "--model": "bundled"}
     for option, value in what.items():  # they need --robust, or an analyzed folder
         assert f"{option} " in ropelens("claims", model, *texts, option, value).problem

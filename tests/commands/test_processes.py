@@ -3,7 +3,6 @@
 import re
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,7 +52,7 @@ def messages(err: str) -> list[str]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
+def one_thread():
     """Use one thread, as torchrun does, so that float32 sums are rounded equally."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -3,7 +3,6 @@
 import numpy as np
 import plotly.graph_objects as go
 import pytest
-import xarray as xr
 from synthetic_truncation import synthetic_truncation
 
 import ropelens as rl
@@ -18,7 +17,7 @@ def named(figure: go.Figure, name: str) -> list:
 
 
 @pytest.mark.parametrize("measure", ["loss", "retrieval"])
-def test_lines_show_changes_with_intervals(sweep: xr.Dataset, measure: str):
+def test_lines_show_changes_with_intervals(sweep, measure: str):
     table = summarize_truncation(sweep)
     lines = {t.legendgroup: t for t in rl.plot_truncation(sweep, measures=[measure]).data}
     for end in ("slow", "fast"):
@@ -47,7 +46,7 @@ def test_the_control_line_is_the_mean_of_its_draws(sweep):
     assert sorted(crosses[0].y) == sorted(random["loss_change"])
 
 
-def test_the_trained_context_is_marked_at_its_plane(sweep: xr.Dataset):
+def test_the_trained_context_is_marked_at_its_plane(sweep):
     """With base b and D/2 planes, the wavelength L is at plane (D/2) log_b(L / 2 pi)."""
     index = 16 * np.log(512 / (2 * np.pi)) / np.log(10_000)
     figure = rl.plot_truncation(sweep)
@@ -60,7 +59,7 @@ def test_the_trained_context_is_marked_at_its_plane(sweep: xr.Dataset):
     assert line.x0 == 512
 
 
-def test_bands_cover_the_axis(sweep: xr.Dataset):
+def test_bands_cover_the_axis(sweep):
     table = summarize_truncation(sweep)
     rows = table[table["kind"] == "band"]
     figure = rl.plot_truncation(sweep, by="band")
@@ -76,7 +75,7 @@ def test_bands_cover_the_axis(sweep: xr.Dataset):
     np.testing.assert_allclose([y for y in dashed.y if y is not None][::2], means)
 
 
-def test_a_head_has_a_line_per_end_and_labels_as_numbers(sweep: xr.Dataset):
+def test_a_head_has_a_line_per_end_and_labels_as_numbers(sweep):
     sweep = sweep.copy(deep=True)
     sweep["label"][:, 1, 2] = "mixed"
     sweep["label"][sweep["edit"].values == "fast 0.25", 1, 2] = ""

@@ -2,7 +2,6 @@
 
 import gc
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -129,7 +128,7 @@ class Undifferentiable(torch.autograd.Function):
         return x.clone()
 
 
-def test_a_bridge_has_the_same_attributions(tmp_path: Path):
+def test_a_bridge_has_the_same_attributions(tmp_path):
     model, tokenizer = rl.load(save_tiny(tmp_path))
     given = TOKENS % 28
     options = {"pairs": "1.2", "check": 2}

@@ -21,7 +21,7 @@ from oracles.tiny import (
     tiny,
 )
 from torch import nn
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import ropelens as rl
@@ -222,7 +222,7 @@ def test_an_error_at_the_attention_restores_the_model(llama, monkeypatch):
     assert torch.equal(logits(llama), plain)
 
 
-def test_edits_nest_and_add_up(llama: LlamaForCausalLM):
+def test_edits_nest_and_add_up(llama):
     plain = logits(llama)
     with rl.edit_rope(llama, rl.stop(rl.PlaneNumbers([6, 7]))):
         outer = logits(llama)
@@ -242,7 +242,7 @@ def test_edits_nest_and_add_up(llama: LlamaForCausalLM):
             assert torch.equal(logits(llama), both)
 
 
-def test_attention_factors_do_not_add_up(llama: LlamaForCausalLM):
+def test_attention_factors_do_not_add_up(llama):
     """The inner attention factor replaces the outer factor. Dropped planes stay dropped."""
     plain = logits(llama)
     with rl.edit_rope(llama, "yarn:16"):
@@ -271,7 +271,7 @@ def test_a_copy_made_inside_a_block_is_the_plain_model(llama, take):
     assert type(other.config._attn_implementation) is str
 
 
-def test_blocks_that_do_not_nest_restore_the_model(llama: LlamaForCausalLM):
+def test_blocks_that_do_not_nest_restore_the_model(llama):
     before, plain = state(llama), logits(llama)
     outer, inner = rl.edit_rope(llama, "nope"), rl.edit_rope(llama, "rope:500")
     outer.__enter__()
@@ -339,7 +339,7 @@ def test_generation_with_a_cache(block, name, implementation, cache, padding):
         (lambda: rl.rescale([1.0, 0.5]), "2 frequencies; layer 0 has 8 planes"),
     ],
 )
-def test_mistakes_in_an_edit(llama: LlamaForCausalLM, make, line: str):
+def test_mistakes_in_an_edit(llama, make, line: str):
     before = state(llama)
     with pytest.raises(BadArgument) as refused, rl.edit_rope(llama, make()):
         pytest.fail("the edit was opened")

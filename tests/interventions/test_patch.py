@@ -2,7 +2,6 @@
 
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from oracles.tiny import FAMILIES as TINY
 from oracles.tiny import logits, random_tokens, tiny
 from tiny_checkpoints import save_tiny
 from torch import nn
-from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
@@ -103,7 +102,7 @@ def test_hooks_at_the_projections_give_the_same(name: str, part: Any, select: An
 
 
 @pytest.mark.parametrize("edited", [False, True])
-def test_patched_vectors_turn_to_new_positions(llama: LlamaForCausalLM, edited: bool):
+def test_patched_vectors_turn_to_new_positions(llama, edited: bool):
     moved = {9: 2, 15: 17}
     with ExitStack() as stack:
         if edited:
@@ -116,7 +115,7 @@ def test_patched_vectors_turn_to_new_positions(llama: LlamaForCausalLM, edited: 
         assert abs(here - source[side].sel({dim: [*moved.values()]}).values).max() < 1e-5
 
 
-def test_other_heads_with_the_same_key_keep_it(llama: LlamaForCausalLM):
+def test_other_heads_with_the_same_key_keep_it(llama):
     plain = head_outputs(llama, tokens(), layer=0)
     for part in ("key", "value"):
         with rl.patch_planes(llama, tokens(1), heads="0.2", of=part):
@@ -126,7 +125,7 @@ def test_other_heads_with_the_same_key_keep_it(llama: LlamaForCausalLM):
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_every_sequence_of_a_batch_is_patched(llama: LlamaForCausalLM, part: Any):
+def test_every_sequence_of_a_batch_is_patched(llama, part: Any):
     batch, mask = tokens(sequences=3), torch.ones(3, LENGTH, dtype=torch.long)
     mask[1, 12:] = 0
     where = (mask.cumsum(1) - 1).clamp(min=0)
@@ -153,7 +152,7 @@ def test_positions_count_within_each_sequence_of_a_packed_row(name: str, part: A
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_generation_does_not_depend_on_a_cache(llama: LlamaForCausalLM, part: Any):
+def test_generation_does_not_depend_on_a_cache(llama, part: Any):
     prompt = tokens(length=12)
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     with rl.patch_planes(llama, tokens(1), heads="1.1,0.*", of=part):
@@ -163,7 +162,7 @@ def test_generation_does_not_depend_on_a_cache(llama: LlamaForCausalLM, part: An
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_bridge_is_patched_like_its_model(part: Any, tmp_path: Path):
+def test_a_bridge_is_patched_like_its_model(part: Any, tmp_path):
     model, tokenizer = rl.load(save_tiny(tmp_path))
     patch = partial(rl.patch_planes, source=tokens(1) % 28, heads="1.2,1.3,0.*", of=part)
     given = tokens() % 28
@@ -220,7 +219,7 @@ def test_positions_include_keys_that_a_window_dropped(name: str, part: Any):
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("before", [0, LENGTH - 1], ids=["whole", "on a cache"])
 @torch.no_grad()
-def test_padding_on_the_left_is_refused(llama: LlamaForCausalLM, before: int, part: Any):
+def test_padding_on_the_left_is_refused(llama, before: int, part: Any):
     cache, mask = DynamicCache(), torch.ones_like(tokens())
     mask[:, :3] = 0
     if before:

@@ -1,7 +1,6 @@
 """Attention hooks change no bit of a model, and show the calls that the model computes."""
 
 import sys
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 
@@ -34,7 +33,7 @@ LENGTH = 30  # more than twice the window
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays_wrapped() -> Iterator[None]:
+def nothing_stays_wrapped():
     before = dict(ALL_ATTENTION_FUNCTIONS)
     yield
     assert dict(ALL_ATTENTION_FUNCTIONS) == before

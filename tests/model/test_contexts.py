@@ -12,7 +12,7 @@ import pytest
 import torch
 from oracles.tiny import logits, random_tokens, sighted, tiny
 from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface, LlamaForCausalLM
+from transformers import AttentionInterface
 from transformers.generation import configuration_utils as settings
 
 import ropelens as rl
@@ -28,7 +28,7 @@ def elsewhere(call: Callable[..., Any], *arguments: Any) -> Any:
         return pool.submit(call, *arguments).result()
 
 
-def test_a_block_belongs_to_the_thread_that_opened_it(llama: LlamaForCausalLM):
+def test_a_block_belongs_to_the_thread_that_opened_it(llama):
     plain, other = logits(llama, TOKENS), copy.deepcopy(llama)
     with rl.edit_rope(llama, "nope"):
         edited = logits(llama, TOKENS)
@@ -43,7 +43,7 @@ def test_a_block_belongs_to_the_thread_that_opened_it(llama: LlamaForCausalLM):
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_another_thread_never_changes_a_measurement(llama: LlamaForCausalLM, training: bool):
+def test_another_thread_never_changes_a_measurement(llama, training: bool):
     expected = rl.evaluate(llama.train(training), TOKENS, edits={}, measures=["loss"])
     refused: list[object] = []
 
@@ -60,7 +60,7 @@ def test_another_thread_never_changes_a_measurement(llama: LlamaForCausalLM, tra
     assert len(refused) > 2
 
 
-def test_tasks_do_not_share_blocks(llama: LlamaForCausalLM):
+def test_tasks_do_not_share_blocks(llama):
     results = {}
 
     async def run(edit: str, then: Callable[[], Any]) -> None:
@@ -110,7 +110,7 @@ def test_recomputation_belongs_to_the_block_of_its_forward_pass(name, how, backw
     assert not seen, "a closed block shows no calls"
 
 
-def test_blocks_do_not_change_the_classes_of_transformers(llama: LlamaForCausalLM):
+def test_blocks_do_not_change_the_classes_of_transformers(llama):
     """Python 3.13 stops following the attributes of a class after a thousand changes."""
     before = dict(vars(AttentionInterface))
     with rl.edit_rope(llama, "nope"):

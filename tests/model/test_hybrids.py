@@ -1,7 +1,6 @@
 """Layers that do not attend, or have fewer heads than the configuration states; vision."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import families
@@ -89,7 +88,7 @@ def test_layers_that_do_not_attend_are_empty_in_all_results():
 
 
 @pytest.mark.parametrize("name", SEEING)
-def test_a_vision_model_is_loaded_and_measured_on_text(name: str, tmp_path: Path):
+def test_a_vision_model_is_loaded_and_measured_on_text(name: str, tmp_path):
     folder = save_tiny(tmp_path)
     sighted(name).save_pretrained(folder)
     loaded, tokenizer = rl.load(folder)

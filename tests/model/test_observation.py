@@ -7,7 +7,7 @@ import pytest
 import torch
 from oracles.recording import attention_calls
 from oracles.tiny import TEN, logits, random_tokens, rotations, tiny
-from transformers import Cache, DynamicCache, StaticCache
+from transformers import DynamicCache, StaticCache
 from transformers.models.llama.modeling_llama import LlamaAttention, eager_attention_forward
 
 import ropelens as rl
@@ -163,7 +163,7 @@ def test_generation(name: str, implementation: str, cache: str, padded: int, edi
 
 @pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
 @torch.no_grad()
-def test_a_part_that_is_padded_on_the_right_continues_the_cache(kind: type[Cache]):
+def test_a_part_that_is_padded_on_the_right_continues_the_cache(kind):
     """The length of the cache gives the positions of the new rows, also of padding."""
     model, seen = tiny("llama_gqa"), {}
     cache = kind(config=model.config, max_cache_len=40) if kind is StaticCache else kind()

@@ -1,7 +1,6 @@
 """Tests of `capture` against the attention of the model and against laws."""
 
 from contextlib import ExitStack
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -207,7 +206,7 @@ def test_heads_and_the_rest_of_the_stream_sum_to_the_logit(name: str):
     np.testing.assert_allclose(total, logits[:, answers], rtol=1e-3, atol=atol)
 
 
-def test_heads_of_a_bridge_write_the_same(tmp_path: Path):
+def test_heads_of_a_bridge_write_the_same(tmp_path):
     model, tokenizer = rl.load(save_tiny(tmp_path / "model"))
     options = {"values": True, "logits_of": [5]}
     expected = rl.capture(model, torch.arange(3, 15), **options)
@@ -284,7 +283,7 @@ def test_a_rotation_that_depends_on_the_length():
         assert_contributions_are_scores(seen)
 
 
-def test_variables_have_names_and_units_and_can_be_saved(tmp_path: Path):
+def test_variables_have_names_and_units_and_can_be_saved(tmp_path):
     model, tokenizer = rl.load(save_tiny(tmp_path / "model"))
     options = {"heads": "1.*", "values": True, "logits_of": ["b"]}
     seen = rl.capture(model, "aabca", tokenizer=tokenizer, **options)
@@ -304,7 +303,7 @@ def test_variables_have_names_and_units_and_can_be_saved(tmp_path: Path):
         assert again["score"].attrs == seen["score"].attrs
 
 
-def test_answers_of_any_type_and_texts_of_any_length(tmp_path: Path):
+def test_answers_of_any_type_and_texts_of_any_length(tmp_path):
     model, tokenizer = rl.load(save_tiny(tmp_path / "model"))
     capture = rl.capture(model, torch.arange(3, 9), logits_of=[np.int64(7)])
     xr.testing.assert_equal(capture, rl.capture(model, torch.arange(3, 9), logits_of=[7]))
@@ -316,7 +315,7 @@ def test_answers_of_any_type_and_texts_of_any_length(tmp_path: Path):
         rl.capture(model, 70 * "a", tokenizer=tokenizer, heads="0.0")
 
 
-def test_several_prompts_equal_separate_captures(llama: LlamaForCausalLM, tmp_path: Path):
+def test_several_prompts_equal_separate_captures(llama: LlamaForCausalLM, tmp_path):
     prompts = [tokens(length=6), tokens()]
     seen = rl.capture(llama, prompts, heads="0.1,1.2", values=True)
     for number, prompt in enumerate(prompts):

@@ -10,7 +10,7 @@ import torch
 import xarray as xr
 from cli_runs import COLUMNS
 from measured import old_rule
-from oracles.handmade import DISTINCT, MIXTURES, Expected, Site, handmade
+from oracles.handmade import DISTINCT, MIXTURES, Site, handmade
 from oracles.tiny import random_tokens, tiny
 from scipy import stats
 
@@ -189,7 +189,7 @@ CASES = [(0, 32), *(pytest.param(case, marks=pytest.mark.slow) for case in OTHER
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: f"seed {case[0]}, {case[1]}")
-def built(request: pytest.FixtureRequest) -> tuple[xr.Dataset, pd.DataFrame, list[Expected]]:
+def built(request: pytest.FixtureRequest):
     model, tokens, expected = handmade(*request.param)
     profile = rl.profile(model, torch.from_numpy(tokens), surrogates=0)
     return profile, rl.classify_heads(profile, resamples=200), expected

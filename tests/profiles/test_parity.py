@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -144,7 +143,7 @@ def test_kv_heads_that_differ_between_layers():
     assert profile["k_norm"][0].notnull().sum() == 16
 
 
-def test_float32_of_a_real_checkpoint(shared: Path):
+def test_float32_of_a_real_checkpoint(shared):
     folder = shared / "checkpoints" / "babyllama105"
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -1,7 +1,5 @@
 """Figures, sentences, table and page of a comparison, and the page of an answer."""
 
-from pathlib import Path
-
 import numpy as np
 import plotly.graph_objects as go
 import pytest
@@ -198,7 +196,7 @@ def test_the_table_marks_unknown_numbers(comparison: xr.Dataset):
 
 
 @pytest.mark.thorough
-def test_the_page_shows_all_and_does_no_harm(browser, tmp_path: Path):
+def test_the_page_shows_all_and_does_no_harm(browser, tmp_path):
     comparison = synthetic_comparison(groups=("rope", f"p-rope:{HOSTILE}", "nope"))
     page = Answer(f"{HOSTILE}?", [HOSTILE], {}).save(tmp_path / "out", comparison)
     with Opened(browser, page) as opened:
@@ -242,7 +240,7 @@ def page(small, tmp_path_factory):
     return write_answer(tmp_path_factory.mktemp("reports") / "analysis", analysis, answer)
 
 
-def test_a_page_of_an_analysis_is_not_replaced(page: Path):
+def test_a_page_of_an_analysis_is_not_replaced(page):
     names = {"index.html", "profile.nc", "heads.csv", "run.json"}
     assert {path.name for path in page.parent.iterdir()} == names
     assert page.parent.name == "some--script-alert-1---script"
@@ -253,7 +251,7 @@ def test_a_page_of_an_analysis_is_not_replaced(page: Path):
     assert page.read_bytes() == before
 
 
-def test_shows_every_figure_and_does_no_harm(browser, page: Path):
+def test_shows_every_figure_and_does_no_harm(browser, page):
     with Opened(browser, page) as opened:
         shown = opened.load(ready="html.ready")
         assert shown.locator(".plot .main-svg").count() >= 3

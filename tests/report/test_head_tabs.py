@@ -1,7 +1,6 @@
 """Tabs of the chosen head with a sentence and a table of numbers, in a real browser."""
 
 import re
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -42,7 +41,7 @@ def sweep(reach: xr.Dataset) -> xr.Dataset:
 
 
 @pytest.fixture(scope="module")
-def opened(browser, profile, sweep, reach, tmp_path_factory) -> Iterator[Opened]:
+def opened(browser, profile, sweep, reach, tmp_path_factory):
     path = tmp_path_factory.mktemp("tabs") / "page.html"
     rl.write_report(profile, path, truncation=sweep, reach=reach)
     assert path.stat().st_size < 1.5e6

@@ -2,7 +2,6 @@
 
 import re
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +53,7 @@ def report(tmp_path_factory, small) -> Path:
 
 
 @pytest.fixture(scope="module")
-def opened(browser, report, small) -> Iterator[Opened]:
+def opened(browser, report, small):
     with Opened(browser, report) as opened:
         page = opened.load()
         layer, head = first_head(small[1])

@@ -1,7 +1,5 @@
 """The page of a prompt, figures of captures, and sentences about results of a prompt."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -110,7 +108,7 @@ def test_no_share_is_foretold_beyond_the_window_of_a_layer():
     assert "The best head, {}.{}, finds".format(*best) in words or "none of" in words
 
 
-def test_an_induction_head_first_shows_a_key_after_a_copy(browser, tmp_path: Path):
+def test_an_induction_head_first_shows_a_key_after_a_copy(browser, tmp_path):
     model, tokenizer = rl.load("bundled")
     text = torch.randint(5, 90, (6, 60), generator=torch.manual_seed(0))
     ids = torch.cat([text[0, :20], text[0, :20]])

@@ -1,10 +1,8 @@
 """Every row of the table of variants, against transformers, and the selection of planes."""
 
-from pathlib import Path
-
 import pytest
 import torch
-from cli_runs import Command, save_family
+from cli_runs import save_family
 from oracles.tiny import logits, of_kind, random_tokens, tiny
 from transformers import (
     DbrxConfig,
@@ -144,7 +142,7 @@ def test_a_model_that_scales_its_types_of_layers_differently():
 
 
 @pytest.mark.parametrize("spelled", ["p-rope:0.5", "partial:0.5", "p-rope-reversed:0.5"])
-def test_a_saved_checkpoint_rotates_as_it_did(tmp_path: Path, spelled: str):
+def test_a_saved_checkpoint_rotates_as_it_did(tmp_path, spelled: str):
     folder = save_family(tmp_path / "model", "llama_gqa")
     model = built("llama_gqa", spelled)
     model.save_pretrained(folder)
@@ -238,7 +236,7 @@ def test_unknown_and_malformed_variants(spelled: str, line: str):
     assert all(row.usage in refused.value.parts["try"] for row in VARIANTS.values())
 
 
-def test_the_rotation_under_a_variant_is_printed(ropelens: Command, tmp_path: Path):
+def test_the_rotation_under_a_variant_is_printed(ropelens, tmp_path):
     model = save_family(tmp_path / "model", "llama_gqa")
     ended = ropelens("rope", model, "--variant", "p-rope:0.5")
     assert (ended.code, ended.err) == (0, "")

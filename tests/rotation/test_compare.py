@@ -1,9 +1,6 @@
 """Differences between two implementations, and between a model and its configuration."""
 
 import math
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -83,7 +80,7 @@ MORE = "Layer 0: more than the angles of planes changes with position (residual"
     ],
     ids=["interleaved", "clockwise", "only queries", "not at all"],
 )
-def test_a_wrong_implementation(turn: Callable, why: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_wrong_implementation(turn, why: str, monkeypatch: pytest.MonkeyPatch):
     model, other = tiny("mistral_sliding"), llama()
     other.load_state_dict(model.state_dict())
     assert rl.compare_rope(model, other, context=128).attrs["verdict"] == "same"
@@ -125,7 +122,7 @@ def test_models_that_cannot_be_compared():
         rl.compare_rope(tiny("falcon"), tiny("falcon"))
 
 
-def test_a_bridge_of_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_bridge_of_the_same_model(tmp_path, monkeypatch: pytest.MonkeyPatch):
     model, _ = rl.load(save_tiny(tmp_path))
     other = bridge(*rl.load(tmp_path))  # a bridge changes its model
     found = rl.compare_rope(model, other)
@@ -167,7 +164,7 @@ def rounded(rotary: nn.Module) -> nn.Module:
         ({"rotary_emb_base": 500}, None, f"{UNREAD} rotary_emb_base 500, unlike the base"),
     ],
 )  # fmt: skip
-def test_a_model_that_does_not_rotate_as_configured(keys: dict, change: Any, words: str):
+def test_a_model_that_does_not_rotate_as_configured(keys: dict, change, words: str):
     model = tiny("llama_gqa", **keys)
     if change is not None:
         model.model.rotary_emb = change(model.model.rotary_emb)
@@ -180,7 +177,7 @@ def test_a_family_that_reads_a_key_does_not_warn():
     rl.measure_rope(tiny("deepseek_v3", rope_interleave=True))
 
 
-def test_a_base_that_differs_from_rope_parameters(tmp_path: Path):
+def test_a_base_that_differs_from_rope_parameters(tmp_path):
     """transformers drops this base when it reads the file."""
     tiny("llama_gqa").save_pretrained(tmp_path)
     edit_config(tmp_path, rope_theta=5e5)

@@ -3,7 +3,6 @@
 import json
 import random
 from collections import Counter
-from pathlib import Path
 
 import mixture
 import numpy as np
@@ -58,7 +57,7 @@ def test_lists_repeat_the_same_values():
         assert len(complete) >= 2 * len(value) - 1
 
 
-def test_a_folder_to_train_on(tmp_path: Path):
+def test_a_folder_to_train_on(tmp_path):
     r = random.Random(0)
     words = [f"{a}{b}" for a in "abcdefghij" for b in "klmnopqrst"]
     for name in ("text.txt", "valid.txt"):
