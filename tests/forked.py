@@ -24,10 +24,7 @@ def together(*args: object) -> subprocess.CompletedProcess[str]:
 
 
 def forked(count: int, code: str, *args: object) -> subprocess.CompletedProcess[str]:
-    """Run `code` in `count` processes, with `args` in their `sys.argv`.
-
-    The processes are copies of a process that has imported all modules.
-    """
+    """Run `code` in `count` copies of a process that has imported all modules."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["preloaded"])
     with socket.create_server(("127.0.0.1", 0)) as free:

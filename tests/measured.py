@@ -44,24 +44,18 @@ def differs_when_observed(forward: Callable, *args: Any, **kwargs: Any) -> Any:
     return output * (1 if plain else 1.001), weights
 
 
-EXACT = {"rtol": 1e-6, "atol": 1e-9}
-
-
 def assert_same(actual: xr.Dataset | None, expected: xr.Dataset | None) -> None:
     assert actual is not None
     assert expected is not None
     for name in actual.data_vars:
-        xr.testing.assert_allclose(actual[name].variable, expected[name].variable, **EXACT)
+        xr.testing.assert_allclose(actual[name].variable, expected[name].variable, 1e-6, 1e-9)
     assert actual.attrs.keys() >= expected.attrs.keys()
     for name in {"loss", "loss_se", "rows_measured", "tokens"} & actual.attrs.keys():
         assert actual.attrs[name] == pytest.approx(expected.attrs[name], rel=1e-6)
 
 
 def assert_alike(actual: xr.Dataset, expected: xr.Dataset) -> None:
-    """Check all variables of `expected`, to 1e-5 of the largest number of the variable.
-
-    Bits and gains are differences of float32 log-likelihoods, so their scale is at least 0.1.
-    """
+    """Variables agree to 1e-5 of their largest number; the scale of bits is 0.1 at least."""
     for name, variable in expected.data_vars.items():
         values = variable.values
         if values.dtype.kind == "f":

@@ -37,7 +37,6 @@ def synthetic_profile(
     unrotated: bool = False,
     context: int = 512,
     excerpt: int = 48,
-    groups: int = 8,
     seed: int = 0,
 ) -> tuple[xr.Dataset, pd.DataFrame]:
     """A seeded profile and its heads. `unrotated` adds an entry for partial rotary."""
@@ -57,7 +56,7 @@ def synthetic_profile(
     data = _planes(kinds, kv_heads, wavelength, rng) | _budget(kinds, rng)
     data |= _offsets(kinds, looks_back, start, stop, rng)
     data |= _excerpts(kinds, kv_heads, wavelength, excerpt, rng)
-    data |= _groups(data, groups, rng) | _surrogates(data, wavelength, rng)
+    data |= _groups(data, rng) | _surrogates(data, wavelength, rng)
     profile = xr.Dataset(
         data,
         coords={
@@ -212,15 +211,15 @@ def _turned(still: Array, turns: Array) -> Array:
     return np.concatenate([planes, still[..., 2 * count :]], axis=-1)
 
 
-def _groups(data: dict, groups: int, rng: Random) -> dict:
+def _groups(data: dict, rng: Random) -> dict:
     names = ("total", "sink", "position", "content")
     total, sink, position, content = (data[f"{name}_bits"][1] for name in names)
     gains = (total, sink, sink + position, sink + content, sink + position + content)
-    spread = rng.gamma(60, 1 / 60, (groups, *total.shape))
+    spread = rng.gamma(60, 1 / 60, (8, *total.shape))
     pairs = zip(GAINS, gains, strict=True)
     named = {f"group_{name}": (("group", *HEAD), x * spread) for name, x in pairs}
     rows = {"group_rows": 2044, "group_scored": 256}
-    return named | {name: ("group", np.full(groups, count)) for name, count in rows.items()}
+    return named | {name: ("group", np.full(8, count)) for name, count in rows.items()}
 
 
 def _surrogates(data: dict, wavelength: Array, rng: Random) -> dict:

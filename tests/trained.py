@@ -21,16 +21,9 @@ NANO = SIZES["nano"] = Size(**SHAPE, batch=4, micro_batch=2, learning_rate=1e-2)
 OPTIONS = {"size": "nano", "context": 32, "vocabulary": 300, "steps": 60, "precision": "bf16"}
 
 
-def train(
-    text: Sequence[Path] = (),
-    *,
-    out: Path,
-    valid: Sequence[Path] = (),
-    data: Path | None = None,
-    **options: Any,
-) -> Path:
-    files = {"text": text, "valid": valid, "data": data, "out": out}
-    return runs.train(Settings(**options), **files)
+def train(text: Sequence[Path] = (), *, out: Path, **options: Any) -> Path:
+    files = {name: options.pop(name, other) for name, other in (("valid", ()), ("data", None))}
+    return runs.train(Settings(**options), text=text, out=out, **files)
 
 
 VARIANTS = ("rope", "p-rope:0.5", "nope")

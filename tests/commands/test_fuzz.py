@@ -34,8 +34,6 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
     max_leaves=4,
 )
-
-
 CONFIG = (
     *("model_type", "architectures", "dtype", "head_dim", "hidden_act", "hidden_size"),
     *("intermediate_size", "max_position_embeddings", "num_attention_heads", "rms_norm_eps"),

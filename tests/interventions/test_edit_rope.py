@@ -13,6 +13,7 @@ from measured import observed_calls
 from oracles.recording import attention_calls
 from oracles.tiny import (
     SUPPORTED,
+    keep,
     logits,
     not_as_configured,
     of_kind,
@@ -32,14 +33,6 @@ from ropelens.rope.select import kept_planes
 
 GROUPED = ("llama_gqa", "llama_mqa", "gemma2", "gpt_oss", "cohere", "glm", "nanochat", "phi")
 LENGTH = 30
-
-
-def keep(model: PreTrainedModel, kept: Callable[[int], torch.Tensor]) -> PreTrainedModel:
-    """`model`, whose rotary modules rotate only the planes in `kept(count)`."""
-    for name, buffer in model.named_buffers():
-        if name.endswith("inv_freq"):
-            buffer.mul_(kept(len(buffer)))
-    return model
 
 
 def test_planes_that_are_not_chosen_keep_every_bit():
@@ -123,10 +116,9 @@ def test_gradients_pass_an_edit():
 def first_layer_scores(
     name: str, change: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 ) -> torch.Tensor:
-    """Attention [head, row, key] of layer 0, after `change` of the unrotated queries and keys.
+    """Attention [head, row, key] of layer 0.
 
-    `change` gets complex numbers [head, position, plane], with a key for every query head, and
-    the rotation. It returns rotated queries and keys.
+    `change` rotates complex queries and keys [head, position, plane] of every query head.
     """
     model = tiny(name)
     calls, _ = attention_calls(model, random_tokens(sequences=1)[0])

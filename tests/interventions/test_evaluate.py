@@ -23,8 +23,6 @@ from ropelens.profiles.measurement import Measurement
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 P_ROPE = {**ROPE, "rope_type": "proportional", "partial_rotary_factor": 0.5}
 LENGTHS = torch.tensor([40, 33, 7, 2])
-
-
 tokens = partial(random_tokens, sequences=4, length=40)
 
 

@@ -13,8 +13,6 @@ from ropelens.interventions.evaluate import DEFAULT_MEASURES
 from ropelens.profiles.heads import resample_labels
 
 EDITS = {"half": "p-rope:0.5", "a head": rl.stop(rl.PlaneNumbers([0]), heads="0.2")}
-
-
 VARIABLES = {
     "loss": "loss predicted_tokens mean_loss mean_loss_se seen_loss seen_tokens far_loss "
     "far_tokens position_loss position_loss_se",
@@ -43,23 +41,6 @@ def test_some_measures_are_a_part_of_all(measures: list[str], whole: xr.Dataset)
     assert ("group" in part.coords) == ("loss" in measures)
     for name in part.variables:
         np.testing.assert_array_equal(part[name], whole[name], err_msg=str(name))
-
-
-def test_each_entry_runs_the_text_once():
-    """Labels add a pass over half of the text. One sequence also runs twice as a check."""
-    model, shapes = tiny("llama_gqa"), []
-
-    def note(_: object, ids: tuple[torch.Tensor, ...], inputs: dict) -> None:
-        shapes.append(tuple((ids[0] if ids else inputs["input_ids"]).shape))
-
-    model.register_forward_pre_hook(note, with_kwargs=True)
-    edits = {"a": "nope", "b": "p-rope:0.5", "c": "linear:2"}
-    evaluate(model, edits=edits, measures=["loss", "change"], rows=7, batch_size=2)
-    assert shapes.count((2, 40)) == shapes.count((1, 40)) - 2 == 4
-    shapes.clear()
-    evaluate(model, measures=["loss", "labels"])
-    text = [shape for shape in shapes if shape[1] == 40]
-    assert sorted(text) == [(1, 40), (1, 40), (2, 40), (3, 40)]
 
 
 def test_labels_that_change():

@@ -37,17 +37,17 @@ def token_sums(call: AttentionCall, rotation: LayerRotation) -> dict[str, Tensor
 def row_sums(
     call: AttentionCall, rotation: LayerRotation, sinks: Tensor, *, context: int, head: int
 ) -> dict[str, Tensor]:
-    """Sums of one head over the rows from position 1 on.
-
-    `offset_mass` and `offset_share` do not include the key at position 0.
-    """
+    """Sums of one head over rows from position 1 on; offsets leave out the first key."""
     query, key = call.query[head], call.key[head // (len(call.query) // len(call.key))]
     visible, attention = call.visible[1:], call.attention[head][1:]
     log_count = visible.sum(1).double().log()
     uniform = visible / visible.sum(1, keepdim=True)
     products = [query[1:, part] @ key[:, part].T for part in rotation.parts()]
     pieces = call.scale * torch.stack(products)
-    log_a = log_attention(pieces.sum(0), visible, softcap=call.softcap)
+    score = pieces.sum(0)
+    if call.softcap is not None:
+        score = call.softcap * torch.tanh(score / call.softcap)
+    log_a = score.masked_fill(~visible, -torch.inf).log_softmax(-1).masked_fill(~visible, 0.0)
     a = log_a.exp() * visible
     of_keys = attention.sum(1, keepdim=True)  # below 1 if there is a learned sink
     assert (a - attention / of_keys).abs().max() < 1e-5, "scores do not give the attention"
@@ -77,14 +77,6 @@ def row_sums(
         "max_score": largest.max(),
         "mean_max_score": largest.sum(),
     }
-
-
-def log_attention(score: Tensor, visible: Tensor, *, softcap: float | None) -> Tensor:
-    """Log of the softmax over visible keys; 0 for hidden keys, whose weight is 0."""
-    if softcap is not None:
-        score = softcap * torch.tanh(score / softcap)
-    score = score.masked_fill(~visible, -torch.inf)
-    return torch.log_softmax(score, dim=-1).masked_fill(~visible, 0.0)
 
 
 def dense(

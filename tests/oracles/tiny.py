@@ -5,7 +5,7 @@ because rotation probes are tested against it. Weights have standard deviation 0
 0.02 of transformers, attention is nearly uniform, and wrong code passes loose tolerances.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -54,11 +54,6 @@ class Family:
     nope_layers: tuple[int, ...] = ()
     head_norms: float = 1.0
     supported: bool = True
-
-    def unrotated_by_layer(self, layers: int) -> tuple[int, ...]:
-        if isinstance(self.unrotated, int):
-            return (self.unrotated,) * layers
-        return self.unrotated
 
 
 DROP = object()
@@ -207,10 +202,7 @@ UNSUPPORTED = tuple(name for name, family in FAMILIES.items() if not family.supp
 
 
 def tiny(name: str, *, seed: int = 0, **overrides: Any) -> transformers.PreTrainedModel:
-    """The family `name` of `FAMILIES`, random, float32, in eval mode, with eager attention.
-
-    `overrides` are config arguments that replace the table's.
-    """
+    """The family `name` with random float32 weights, in eval mode, with eager attention."""
     family = FAMILIES[name]
     model_class = getattr(transformers, family.architecture)
     config = {**COMMON, **family.config, **overrides}
@@ -286,7 +278,8 @@ def rotations(model: transformers.PreTrainedModel, *, name: str) -> tuple[LayerR
     family, layers = FAMILIES[name], model.config.num_hidden_layers
     assert family.pairing is not None, f"{name} does not rotate"
     result = []
-    for layer, unrotated in enumerate(family.unrotated_by_layer(layers)):
+    own = family.unrotated
+    for layer, unrotated in enumerate(own if isinstance(own, tuple) else [own] * layers):
         stated = _stated_inv_freq(model, layer=layer)
         stated = stated[:0] if layer in family.nope_layers else stated
         coordinates = np.arange(2 * len(stated))
@@ -317,6 +310,14 @@ def random_tokens(
     tokens = np.random.default_rng(seed).integers(3, vocabulary, size=(sequences, length))
     tokens[:, 0] = COMMON["bos_token_id"]
     return torch.from_numpy(tokens)
+
+
+def keep(model: nn.Module, kept: Callable[[int], Tensor]) -> Any:
+    """`model`, whose rotary modules multiply their frequencies by `kept(count)`."""
+    for name, buffer in model.named_buffers():
+        if name.endswith("inv_freq"):
+            buffer.mul_(kept(len(buffer)))
+    return model
 
 
 @torch.no_grad()

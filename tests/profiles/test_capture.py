@@ -49,11 +49,14 @@ def test_against_the_model(name: str):
     calls, _ = attention_calls(model, tokens())
     rotation = rotations(model, name=name)
     for layer, (call, turning) in enumerate(zip(calls, rotation, strict=True)):
-        key = call.key.repeat_interleave(len(call.query) // len(call.key), dim=0)
+        group = len(call.query) // len(call.key)
+        key = call.key.repeat_interleave(group, dim=0)
         score = (call.scale * call.query @ key.mT).masked_fill(~call.visible, torch.nan)
         of_layer = seen.isel(head=seen["layer"] == layer)
         atol = 1e-5 * float(score.nan_to_num().abs().max())
         np.testing.assert_allclose(of_layer["score"], score, rtol=0, atol=atol)
+        norms = call.value.norm(dim=-1).repeat_interleave(group, dim=0)
+        np.testing.assert_allclose(of_layer["value_norm"], norms, rtol=1e-5)
         # Only rotating entries: some planes, and the last term, may have no rotation.
         inv_freq = of_layer["inv_freq"]
         rotating = np.flatnonzero((inv_freq != 0) & inv_freq.notnull())
@@ -126,22 +129,13 @@ def test_chosen_heads_equal_a_capture_of_all_heads(llama: LlamaForCausalLM):
     all_heads = rl.capture(llama, tokens())
     assert all_heads["key_token"].values.tolist() == [f"#{token}" for token in tokens()]
     chosen = rl.capture(llama, tokens()[None], heads="1.1,0.3")
+    assert "value_norm" not in chosen
     assert chosen["head"].values.tolist() == ["0.3", "1.1"]
     assert chosen["layer"].values.tolist() == [0, 1]
     assert chosen["head_of_layer"].values.tolist() == [3, 1]
     xr.testing.assert_identical(
         chosen.drop_attrs(deep=False), all_heads.sel(head=["0.3", "1.1"]).drop_attrs(deep=False)
     )
-
-
-def test_lengths_of_values(llama: LlamaForCausalLM):
-    values = []
-    projection = llama.model.layers[1].self_attn.v_proj
-    with projection.register_forward_hook(lambda _, __, out: values.append(out[0])):
-        seen = rl.capture(llama, tokens(), heads="1.*", values=True)
-    norms = values[-1].unflatten(-1, (2, -1)).norm(dim=-1).T.repeat_interleave(2, dim=0)
-    np.testing.assert_allclose(seen["value_norm"], norms, rtol=1e-5)
-    assert "value_norm" not in rl.capture(llama, tokens(), heads="1.*")
 
 
 @torch.no_grad()

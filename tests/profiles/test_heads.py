@@ -12,7 +12,6 @@ from cli_runs import COLUMNS
 from measured import old_rule
 from oracles.handmade import DISTINCT, MIXTURES, Site, handmade
 from oracles.tiny import random_tokens, tiny
-from scipy import stats
 
 import ropelens as rl
 from ropelens.attention.formulas import FOLLOW, GAINS, attention_budget
@@ -176,12 +175,6 @@ def test_the_claim_depends_only_on_profile_and_seed():
     assert claim["null_draws"] in range(41)
     names = "rank_correlation low high heads null_median null_low null_high null_draws p_value"
     assert list(claim) == [*names.split(), "verdict", "why"]
-    fraction = profile["surrogate_offset_fraction"][0].values.ravel()
-    wavelength = profile["surrogate_log_wavelength"][0].values.ravel()
-    counts = np.isfinite(fraction) & np.isfinite(wavelength)
-    assert claim["heads"] == counts.sum()
-    rho = stats.spearmanr(fraction[counts], wavelength[counts]).statistic
-    assert claim["rank_correlation"] == pytest.approx(rho)
 
 
 OTHERS = [(seed, head_dim) for head_dim in (32, 64) for seed in range(3)][1:]
@@ -217,11 +210,7 @@ def test_every_label_and_every_offset(built):
 
 
 def test_positional_heads_select_through_short_wavelengths(built):
-    """They were built with fast and middle planes, and semantic heads with slow planes.
-
-    Heads that also have a sink use slow planes for position 0, which the selectivity on keys
-    leaves out.
-    """
+    """Heads with a sink use slow planes for position 0, which is not a key."""
     _, heads, expected = built
     named = heads[[truth.label in ("positional", "semantic") for truth in expected]]
     for column in ("mean_wavelength", "top_wavelength"):
