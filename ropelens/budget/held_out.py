@@ -24,7 +24,7 @@ from ropelens.budget.fits import fit_models
 from ropelens.budget.logit import MODELS, SCORES, score_models
 from ropelens.budget.offsets import split_weights
 from ropelens.budget.surrogates import draw_surrogates
-from ropelens.rope.planes import Planes, kept
+from ropelens.rope.planes import Planes, kept, on_device
 from ropelens.text.rows import Rows, generator_of, sample_rows
 from ropelens.text.text import SINKS, Text
 
@@ -86,7 +86,9 @@ class LayerFit:
             scores = score_models(first, weights[:, 1:], sets)
             scores += score_models(second, weights[:, :1], sets)
         else:
-            scores = score_models(sampled, weights[:, _other_fold(text, weights.device)], sets)
+            scores = score_models(
+                sampled, weights[:, 1 - on_device(text.fold, weights.device)], sets
+            )
         follow = follow_sums(sampled, sets, single=text.single_long_sequence)
         return by_group(torch.cat([scores.cpu(), follow], dim=-1), text.group)
 
@@ -201,11 +203,6 @@ _every, _in_turn = kept()(Rows.every), kept()(Rows.in_turn)
 @kept()
 def _all_rows(rows: Rows, context: int) -> Bool[Tensor, "batch 1 position"]:
     return torch.ones(len(rows.position), 1, context, dtype=torch.bool)
-
-
-@kept()
-def _other_fold(text: Text, device: torch.device) -> Int[Tensor, " sequence"]:
-    return 1 - text.fold.to(device)
 
 
 def _sequences_per_fold(context: int) -> int:

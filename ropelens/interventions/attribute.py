@@ -101,8 +101,12 @@ def attribute_planes(
     tokenizer = tokenizer or live.tokenizer
     measurement = one_sequence(live, text_or_tokens, tokenizer)
     text, rotation = measurement.text, measurement.rotation
-    chosen = select_heads(live, heads)
-    pair_heads = select_heads(live, pairs).nonzero().tolist() if pairs else []
+    chosen = select_heads(live.attending_heads, heads, lambda: rotation.kinds)
+    pair_heads = (
+        select_heads(live.attending_heads, pairs, lambda: rotation.kinds).nonzero().tolist()
+        if pairs
+        else []
+    )
     number = answer_number(answer, tokenizer, live.vocabulary)
     planes = rotation.planes(text.context)
     total, by_pair = _integrate(live, text, number, chosen, pair_heads, planes, steps)

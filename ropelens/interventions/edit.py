@@ -160,7 +160,7 @@ def stack_edits(rotation: RotationProbe, edits: Sequence[Edit | str]) -> "ModelE
 def place_edit(rotation: RotationProbe, edit: Edit | str) -> PlacedEdit:
     """Raise `BadArgument` if the model lacks heads or planes of an edit."""
     edit = _as_edit(parse_variant(edit), rotation) if isinstance(edit, str) else edit
-    heads = select_heads(rotation.live, edit.heads)
+    heads = select_heads(rotation.live.attending_heads, edit.heads, lambda: rotation.kinds)
     layers = [layer.planes for layer in rotation.layers()]
     most = max(len(planes.inv_freq) for planes in layers)
     numbers = edit.select.numbers if isinstance(edit.select, PlaneNumbers) else ()

@@ -80,7 +80,10 @@ def entries_of(
             for silence in silences:
                 outputs.append(silence.outputs())
                 blocks.enter_context(live.silence(outputs[-1]))
-        masks = [select_heads(live, silence.heads) for silence in silences]
+        masks = [
+            select_heads(live.attending_heads, silence.heads, lambda: rotation.kinds)
+            for silence in silences
+        ]
         silenced = torch.stack(masks).any(0) if masks else None
         return Entry(name, planes, edit if edit.edits else None, outputs, control_of, silenced)
 
@@ -89,7 +92,7 @@ def entries_of(
         changes = [changes] if isinstance(changes, Edit | Silence | str) else changes
         entries.append(entry(name, changes))
         chosen = {
-            index: select_heads(live, change.heads)
+            index: select_heads(live.attending_heads, change.heads, lambda: rotation.kinds)
             for index, change in enumerate(changes)
             if not isinstance(change, str) and change.heads != ALL_HEADS
         }

@@ -97,7 +97,7 @@ def plan_patch(
         what = f"The {of} of a head has no planes, because it does not rotate."
         raise BadArgument(what, hint="no planes=")
     else:
-        chosen = select_heads(live, heads)
+        chosen = select_heads(live.attending_heads, heads, lambda: rotation.kinds)
     vectors = read_source(rotation, text, chosen, of)
     pairs = position_pairs(positions, text.context)
     return PlanePatch(rotation, chosen, planes, of, pairs, vectors)

@@ -91,7 +91,12 @@ def reach(
     measurement = Measurement.of(model, text, tokenizer=tokenizer, seed=seed)
     live = measurement.live
     variants = variants or (OWN_ROTATION,)
-    chosen = [mask.nonzero().flatten() for mask in select_heads(live, heads)]
+    chosen = [
+        mask.nonzero().flatten()
+        for mask in select_heads(
+            live.attending_heads, heads, lambda: measurement.rotation.kinds
+        )
+    ]
     copied = max(2, min(copied, (live.context - 1) // 3))
     farthest = live.context - 1 - copied
     run_distances = sorted(doublings(copied, farthest) if copies is None else copies)

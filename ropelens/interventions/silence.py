@@ -15,7 +15,7 @@ from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.attention_hooks import HeadSilence
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles.measurement import model_text
-from ropelens.rotation.probe import select_heads
+from ropelens.rotation.probe import RotationProbe, select_heads
 from ropelens.text.rows import generator_of
 from ropelens.text.text import Text
 from ropelens.text.tokenize import TextInput
@@ -42,7 +42,12 @@ class Silence(AbstractContextManager[None]):
 
     def outputs(self) -> HeadSilence:
         """Return the hook that replaces outputs; it measures means under the open blocks."""
-        chosen, to = select_heads(self.live, self.heads), self.to
+        chosen, to = (
+            select_heads(
+                self.live.attending_heads, self.heads, lambda: RotationProbe(self.live).kinds
+            ),
+            self.to,
+        )
         means = None if self.text is None else _mean_outputs(self.live, self.text)
 
         def silenced(
@@ -108,7 +113,9 @@ def silence_heads(
     live = as_live_model(model)
     if text is not None and to != "mean":
         raise BadArgument('text is only for to="mean".', hint='to="mean" with text=')
-    select_heads(live, heads)  # raises an error also if the model hides its attention
+    select_heads(
+        live.attending_heads, heads, lambda: RotationProbe(live).kinds
+    )  # raises an error also if the model hides its attention
     reference = None if text is None else model_text(live, text, tokenizer=tokenizer)
     return Silence(live, heads, to, reference, int(seed))
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+import torch
 import xarray as xr
 
 from ropelens.attention.variables import labelled
@@ -124,7 +125,10 @@ def truncate(
         rotating = [number for number, planes in enumerate(turning) if planes]
         chosen = live.attending_heads
         if not everywhere:
-            chosen = select_heads(live, sweep.heads, rotating)
+            able = chosen & torch.tensor([bool(planes) for planes in turning])[:, None]
+            chosen = select_heads(
+                able, sweep.heads, lambda: measurement.rotation.kinds, doing="rotate"
+            )
         kinds = [kind.name for kind in measurement.rotation.kinds]
     swept = {layer: kinds[layer] for layer in rotating if chosen[layer].any()}
     if not everywhere or len({*swept.values()}) < 2:

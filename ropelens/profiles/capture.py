@@ -151,7 +151,10 @@ def capture(
         return _concatenate([capture(live, prompt, **options) for prompt in text_or_tokens])
     measurement = one_sequence(live, text_or_tokens, tokenizer)
     text, length = measurement.text, measurement.text.context
-    chosen, planes = select_heads(live, heads), measurement.rotation.planes(length)
+    chosen, planes = (
+        select_heads(live.attending_heads, heads, lambda: measurement.rotation.kinds),
+        measurement.rotation.planes(length),
+    )
     answer_tokens = [logits_of] if isinstance(logits_of, str) else logits_of
     answers = [token_id(token, tokenizer, live.vocabulary) for token in answer_tokens]
     places = chosen.nonzero().tolist()

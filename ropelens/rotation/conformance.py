@@ -1,6 +1,7 @@
 """The rotation that a configuration asks for, and the properties in which another differs."""
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ropelens.rope.planes import PAIRINGS, MeasuredRotation, Pairing, Planes
 from ropelens.rope.variants import parse_variant
+from ropelens.rotation.stated import unused_keys
 from ropelens.rotation.variant_config import frequencies, stated_shape
 
 # Model types of transformers that pair coordinates 2f and 2f + 1, that rotate only in their
@@ -138,3 +140,17 @@ def rotation_differences(
     seen = f"plane {worst} rotates by {float(w[worst]):.6g} rad/token"
     asks_for = f"the configuration asks for {float(wanted[worst]):.6g}"
     return [*texts, f"the frequencies {cause}: {seen}, {asks_for}"]
+
+
+def configuration_faults(
+    layers: Sequence[LayerRotation], config: PreTrainedConfig, length: int | None = None
+) -> list[str]:
+    """Properties in which measured layers differ from the configuration."""
+    faults = unused_keys(config, [layer.planes for layer in layers])
+    asked = asked_rotations(config, layers=len(layers), length=length)
+    for number, (layer, wanted) in enumerate(zip(layers, asked, strict=True)):
+        found = rotation_differences(layer, wanted)
+        text = "; ".join(found if layer.planes.head_dim else [])
+        if text and not any(text in earlier for earlier in faults):
+            faults.append(f"layer {number}: {text}")
+    return faults

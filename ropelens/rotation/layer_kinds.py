@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from transformers import PreTrainedConfig
 
 from ropelens.attention.call import AttentionCall
 from ropelens.config_facts import layer_parameters
-from ropelens.model.forward_patches import skip_mlp_work
-from ropelens.model.live_model import LiveModel
 from ropelens.rotation.conformance import LayerRotation
 
 LONGEST_WINDOW = 2**13  # tokens; layers with longer windows count as full attention
@@ -30,34 +29,29 @@ class LayerKind(NamedTuple):
     scaling: str
 
 
-@torch.no_grad()
-def measure_masks(live: LiveModel) -> dict[int, tuple[str, int]]:
-    """Name and reach (tokens) of the mask of each layer that attends.
-
-    The masks are those of a sequence that is longer than each window and chunk that the
-    configuration states.
-    """
-    longest = min(live.context - 2, LONGEST_WINDOW)
-    facts = live.config.to_dict()
+def stated_windows(config: PreTrainedConfig, context: int) -> list[int]:
+    """Windows and chunks (tokens) that a configuration states, shorter than the context."""
+    longest, facts = min(context - 2, LONGEST_WINDOW), config.to_dict()
     stated = [facts.get(name) for name in ("sliding_window", "attention_chunk_size")]
-    widths = [width for width in stated if isinstance(width, int) and width <= longest]
-    if not widths:
-        return dict.fromkeys(live.attending, ("full", live.context))
-
-    def read(call: AttentionCall) -> tuple[str, int]:
-        first = call.visibility.first[0]
-        reach = int((first == 0).sum())
-        if call.visibility.mask is not None or reach == len(first):
-            return "full", live.context
-        return "sliding" if first[reach] == 1 else "chunked", reach
-
-    with live.without_hooks(), skip_mlp_work(live.model):
-        return live.record_calls(torch.ones(1, max(widths) + 2, dtype=torch.long), read)
+    return [width for width in stated if isinstance(width, int) and width <= longest]
 
 
-def layer_kinds(live: LiveModel, layers: Sequence[LayerRotation]) -> list[LayerKind]:
-    """Kind of each layer of a model without edits, from its masks and measured rotations."""
-    masks, kinds, seen = measure_masks(live), [], dict[str, list[tuple[int, LayerRotation]]]()
+def mask_of(call: AttentionCall, context: int) -> tuple[str, int]:
+    """Name and reach (tokens) of the mask of a layer, in a call longer than all windows."""
+    first = call.visibility.first[0]
+    reach = int((first == 0).sum())
+    if call.visibility.mask is not None or reach == len(first):
+        return "full", context
+    return "sliding" if first[reach] == 1 else "chunked", reach
+
+
+def layer_kinds(
+    config: PreTrainedConfig,
+    masks: Mapping[int, tuple[str, int]],
+    layers: Sequence[LayerRotation],
+) -> list[LayerKind]:
+    """Kind of each layer, from the masks of the layers that attend and their rotations."""
+    kinds, seen = [], dict[str, list[tuple[int, LayerRotation]]]()
     for layer, rotation in enumerate(layers):
         mask, reach = masks.get(layer, ("recurrent", 0))
         name = "none" if layer in masks and rotation.planes.pairing == "none" else mask
@@ -67,7 +61,7 @@ def layer_kinds(live: LiveModel, layers: Sequence[LayerRotation]) -> list[LayerK
         if number == len(same_name):
             same_name.append((reach, rotation))
         name += f"-{number + 1}" * (number > 0)
-        parameters = layer_parameters(live.config, layer) if rotation.planes.rotary_dim else {}
+        parameters = layer_parameters(config, layer) if rotation.planes.rotary_dim else {}
         kinds.append(LayerKind(name, reach, _base(rotation, parameters), _scaling(parameters)))
     return kinds
 

@@ -18,7 +18,7 @@ from ropelens.errors import IN_WORDS, Positive, public
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.rope.planes import Planes
 from ropelens.rotation.arrays import ArraySource, array_layers
-from ropelens.rotation.conformance import asked_rotations
+from ropelens.rotation.conformance import asked_rotations, configuration_faults
 from ropelens.rotation.layer_kinds import LayerKind
 from ropelens.rotation.probe import RotationProbe
 
@@ -93,7 +93,8 @@ def measure_rope(
         probe = RotationProbe(live)
         layers, edited = probe.layers(context), probe.planes(context, alike=True)
         by_layer, kinds = dict(enumerate(layers)), probe.kinds
-        faults, config = probe.faults(config, context), config or live.config
+        config = config or live.config
+        faults = configuration_faults(layers, config, context)
     asked = asked_rotations(config, layers=1 + max(by_layer), length=context)
     planes, measured = [], []
     references: tuple[list[Tensor], list[Tensor]] = ([], [])

@@ -2,26 +2,26 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import PreTrainedConfig
 
 from ropelens.attention.call import AttentionCall
 from ropelens.config_facts import trained_length
 from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.model.forward_patches import skip_mlp_work
 from ropelens.model.live_model import LiveModel
 from ropelens.model.model_noise import CHANGED_WEIGHT, changed_embeddings
 from ropelens.noise import NOISE_FACTOR, allowed_residual
 from ropelens.rope.planes import MeasuredRotation, Planes, probe_positions, read_rotation
 from ropelens.rope.select import HeadMask, heads_by_layer
-from ropelens.rotation.conformance import LayerRotation, asked_rotations, rotation_differences
-from ropelens.rotation.layer_kinds import LayerKind, layer_kinds
-from ropelens.rotation.stated import match_stated, stated_factor, stated_inv_freq, unused_keys
+from ropelens.rotation.conformance import LayerRotation, configuration_faults
+from ropelens.rotation.layer_kinds import LayerKind, layer_kinds, mask_of, stated_windows
+from ropelens.rotation.stated import match_stated, stated_factor, stated_inv_freq
 
 NOISE_REPEATS = 4  # further runs of each token at the first position, which show noise
 ROUNDED = 4  # further such runs with embeddings that are rounded otherwise
@@ -143,30 +143,21 @@ class RotationProbe:
         if key not in self._layers:
             self._layers[key] = measure_layers(live, context)
             if not live.depends_on_length:
-                for fault in self.faults():
+                for fault in configuration_faults(self._layers[key], live.config):
                     message = f"{live.class_name}, {fault}; ropelens measures the model."
                     warnings.warn(message, stacklevel=2)
         return self._layers[key]
 
     @cached_property
     def kinds(self) -> list[LayerKind]:
-        """Kind of each layer without edits."""
-        return layer_kinds(self.live, self.layers())
-
-    def faults(
-        self, config: PreTrainedConfig | None = None, context: int | None = None
-    ) -> list[str]:
-        """Properties in which the model differs from `config`, by default from its own."""
-        layers = self._layers[context if self.live.depends_on_length else None]
-        config = config or self.live.config
-        faults = unused_keys(config, [layer.planes for layer in layers])
-        asked = asked_rotations(config, layers=len(layers), length=context)
-        for number, (layer, wanted) in enumerate(zip(layers, asked, strict=True)):
-            found = rotation_differences(layer, wanted)
-            text = "; ".join(found if layer.planes.head_dim else [])
-            if text and not any(text in earlier for earlier in faults):
-                faults.append(f"layer {number}: {text}")
-        return faults
+        """Kind of each layer without edits; one pass if the configuration states a window."""
+        live, context = self.live, self.live.context
+        masks = dict.fromkeys(live.attending, ("full", context))
+        if widths := stated_windows(live.config, context):
+            tokens = torch.ones(1, max(widths) + 2, dtype=torch.long)
+            with live.without_hooks(), skip_mlp_work(live.model):
+                masks = live.record_calls(tokens, partial(mask_of, context=context))
+        return layer_kinds(live.config, masks, self.layers())
 
     def planes(self, context: int | None = None, *, alike: bool = False) -> list[Planes]:
         """Planes of each layer under the open edit, with a row per head if heads may differ."""
@@ -230,18 +221,21 @@ class RotationProbe:
         return None if rotary and lengths[1] < 1.5 * lengths[0] else factor
 
 
-def select_heads(live: LiveModel, heads: str, turning: Sequence[int] | None = None) -> HeadMask:
-    """Heads in a list such as "1.3,2.*,full.*", from the layers that attend or are `turning`.
+def select_heads(
+    able: HeadMask,
+    heads: str,
+    kinds: Callable[[], Sequence[LayerKind]],
+    *,
+    doing: str = "attend",
+) -> HeadMask:
+    """Heads in a list such as "1.3,2.*,full.*" that are `able` to attend or to rotate.
 
-    Raises `BadArgument` for heads that do not exist, or do not attend or rotate.
+    `kinds` measures the kinds of the layers if the list names one. Raises `BadArgument` for
+    heads that do not exist or are not able to do so.
     """
-    able, doing = live.attending_heads, "attend"
-    if turning is not None:
-        rotates = torch.isin(torch.arange(live.layers), torch.tensor(turning))
-        able, doing = able & rotates[:, None], "rotate"
-    by_kind = any(letter.isalpha() for letter in heads)  # kinds take a pass to measure
-    kinds = [kind.name for kind in RotationProbe(live).kinds] if by_kind else []
-    return heads_by_layer(heads, able, doing=doing, kinds=kinds)
+    by_kind = any(letter.isalpha() for letter in heads)
+    names = [kind.name for kind in kinds()] if by_kind else []
+    return heads_by_layer(heads, able, doing=doing, kinds=names)
 
 
 def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRotation]:
@@ -263,7 +257,7 @@ def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRot
         for counts in [list(map(len, stated[kinds[layer]]))]
     }
     zero = any(len(w) and not w.any() for candidates in stated.values() for w in candidates)
-    _check_rotation(live, measured, probes, zero=zero)
+    _check_rotation(live.class_name, measured, probes, eps=live.eps, zero=zero)
     nothing = Planes(torch.zeros(0), 0, "none")
     unmeasured = MeasuredRotation(nothing, math.nan, math.nan, torch.zeros(0))
     scales = dict.fromkeys(positions.tolist(), math.nan)
@@ -280,16 +274,17 @@ def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRot
 
 
 def _check_rotation(
-    live: LiveModel,
+    class_name: str,
     measured: Mapping[int, MeasuredRotation],
     probes: Mapping[int, SingleTokenProbe],
     *,
+    eps: float,
     zero: bool,
 ) -> None:
     """Refuse a model whose queries do not rotate or whose values do; frequencies may be 0."""
     faults = []
     for layer, rotation in measured.items():
-        allowed = allowed_residual(rotation.noise, live.eps)
+        allowed = allowed_residual(rotation.noise, eps)
         if not rotation.residual <= allowed:
             seen = f"layer {layer}: the lengths of its planes change with position (residual "
             seen += f"{rotation.residual:.2g}; a rotation keeps them to {allowed:.0e})"
@@ -299,9 +294,9 @@ def _check_rotation(
         faults.append(("does not rotate its queries", seen))
     for layer, probe in probes.items():
         change = _relative_change(probe.values, probe.values[:, :1])
-        if change > allowed_residual(probe.value_noise, live.eps):
+        if change > allowed_residual(probe.value_noise, eps):
             seen = f"layer {layer}: the values of a token change with its position"
             faults.append(("rotates its values too", seen))
     for fault, seen in faults[:1]:
         hint = "a model that rotates only queries and keys, such as Llama, Qwen, Gemma or GLM"
-        raise UnsupportedModel(f"{live.class_name} {fault}.", seen=seen, hint=hint)
+        raise UnsupportedModel(f"{class_name} {fault}.", seen=seen, hint=hint)

@@ -22,6 +22,7 @@ from ropelens.claims.claims import CLAIMS, OTHERS
 from ropelens.claims.tables import compare_settings, ledger
 from ropelens.claims.verdict import judge
 from ropelens.profiles.measurement import Measurement
+from ropelens.runtime.progress import silent
 
 NAMED = {claim.name: claim for claim in CLAIMS}
 TOKENS = torch.randint(3, 90, (4, 130), generator=torch.Generator().manual_seed(0))
@@ -243,7 +244,7 @@ def test_apostrophes_are_compared_with_words_that_are_equally_frequent():
         for token, count, first in zip(APOSTROPHES, counts, (10, 119), strict=False):
             tokens[first : first + 11 * count : 11] = token
         measurement = Measurement.of(tiny("llama_gqa"), tokens[shuffled].view(4, 30))
-        lead, why = _token_lead(measurement, Letters())
+        lead, why = _token_lead(measurement, Letters(), silent)
         few = "9 tokens have an apostrophe; a verdict needs 10"
         assert why == (few if sets is None else "")
         assert np.isfinite(lead).all() == (sets is not None)

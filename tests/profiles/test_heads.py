@@ -32,7 +32,7 @@ def profile_of(groups: list[tuple[float, list[Gains]]]) -> xr.Dataset:
     whole = np.einsum("g,glhn->nlh", rows / rows.sum(), by_group)
     per_head = {f"{name}_bits": bits for name, bits in attention_budget(*whole).items()}
     shape = per_head["total_bits"].shape
-    for name in (*columns("score"), *columns("follow")):
+    for name in (*columns("score"), *columns("follow"), *columns("end")):
         per_head[name] = np.full(shape, 0.25)
     for name, value in (("offset", 3), ("offset_low", 2), ("offset_high", 5)):
         per_head[name] = np.full(shape, float(value))
@@ -66,7 +66,9 @@ def test_columns_of_two_heads():
     profile = one_group((3.0, 0.5, 2.5, 1.0, 2.8), (1.0, 0.0, 0.2, 0.8, 0.9))
     profile["selectivity_keys"][0, 1] = [-1.0, 3.0]
     heads = classify_heads(profile)
-    added = ",".join(columns("follow")) + ",fraction_low,fraction_high,uncertain,opposed"
+    added = (
+        ",".join(columns("follow")) + ",fraction_low,fraction_high,uncertain,opposed,max_score"
+    )
     assert ",".join(heads.columns) == f"{COLUMNS},planes_to_half,{added}"
     assert heads["label"].tolist() == ["positional", "semantic"]
     assert heads[["layer", "head"]].to_numpy().tolist() == [[0, 0], [0, 1]]
