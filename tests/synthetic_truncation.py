@@ -16,7 +16,7 @@ from ropelens.rope.select import plan_cuts
 
 LENGTHS, DEPTHS, TRIALS = (128, 256, 512), (0.1, 0.5, 0.9), 16
 SEQUENCES, CONTEXT = 32, 512
-KEEP = np.arange(8, -1, -1) / 8
+KEEP = [planes / 8 for planes in range(8, -1, -1)]
 COPIED = ("model", "dtype", "seed", "sequences", "rows", "versions", "created")
 COPIED += ("context", "trained_context")
 

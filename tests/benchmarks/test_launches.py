@@ -134,10 +134,8 @@ def test_bytes_of_expanded_tensors_and_peak_memory():
 
 
 def test_a_profile_is_the_profile_of_the_cpu():
-    model, tokens = (
-        tiny("llama_gqa", num_hidden_layers=1),
-        random_tokens(sequences=2, length=40),
-    )
+    model = tiny("llama_gqa", num_hidden_layers=1)
+    tokens = random_tokens(sequences=2, length=40)
     expected = rl.profile(model, tokens, surrogates=1)
     with LaunchCounter().active() as counter:
         counter.place(model)
@@ -151,12 +149,8 @@ def test_a_profile_is_the_profile_of_the_cpu():
 
 FITS = ("fits", "surrogates")
 CEILINGS = [
-    (FITS, "operations", 10_000),
-    (FITS, "waits", 40),
-    (FITS, "bytes", 90e9),
-    (("sums",), "operations", 150),
-    (("sums",), "waits", 2),
-    (("sums",), "bytes", 4e9),
+    *((FITS, "operations", 10_000), (FITS, "waits", 40), (FITS, "bytes", 90e9)),
+    *((("sums",), "operations", 150), (("sums",), "waits", 2), (("sums",), "bytes", 4e9)),
     (("exchanged keys",), "operations", 40),
 ]
 
@@ -169,9 +163,7 @@ def rows() -> dict[str, dict[str, int]]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("stages", "kind", "ceiling"), CEILINGS)
-def test_a_layer_keeps_its_ceilings(
-    rows: dict[str, dict[str, int]], stages: tuple[str, ...], kind: str, ceiling: float
-):
+def test_a_layer_keeps_its_ceilings(rows, stages: tuple[str, ...], kind: str, ceiling: float):
     """Operations include the operators on tensors of the host, for which a GPU waits."""
     kinds = ("operations", "host") if kind == "operations" else (kind,)
     assert sum(rows[stage][kind] for stage in stages for kind in kinds) <= ceiling

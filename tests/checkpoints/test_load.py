@@ -97,6 +97,8 @@ def test_the_bundled_checkpoint_goes_by_its_name():
         assert model.config._name_or_path == whole
         assert tokenizer is not None
         assert locate(name, Loading()).path == bundled_path()
+    planned = open_checkpoint("bundled", Loading())
+    assert planned.parameters == model.num_parameters(), "tied weights count once"
 
 
 @pytest.mark.parametrize(
@@ -162,11 +164,6 @@ wall. "Will you come back again?" she asked, in a low voice, and her hand trembl
 @functools.cache
 def bundled_tokenizer(name: str = "rope") -> Any:
     return AutoTokenizer.from_pretrained(bundled_path(name), local_files_only=True)
-
-
-def test_tied_weights_count_once():
-    planned = open_checkpoint("bundled", Loading())
-    assert planned.parameters == planned.read().num_parameters()
 
 
 @pytest.mark.parametrize("name", BUNDLED)

@@ -19,13 +19,7 @@ from synthetic_truncation import synthetic_truncation
 import ropelens as rl
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument
-from ropelens.figures.comparison import (
-    plot_comparison_planes,
-    plot_copying,
-    plot_growth,
-    plot_loss_change,
-    plot_position_loss,
-)
+from ropelens.figures import comparison
 from ropelens.figures.edits import MeasureName, plot_silenced
 from ropelens.figures.formats import number
 from ropelens.figures.head import kernel_arrays, pair_figure
@@ -196,11 +190,11 @@ SWEEP = synthetic_truncation(layers=3, heads=3, frequencies=8)
 RUNS = synthetic_comparison()
 OTHERS: dict[str, tuple[xr.Dataset, Callable[[xr.Dataset], go.Figure]]] = {
     "head of a sweep": (SWEEP, lambda ds: plot_head_truncation(ds, **AT)),
-    "position": (RUNS, plot_position_loss),
-    "copying": (RUNS, plot_copying),
-    "planes": (RUNS, plot_comparison_planes),
-    "growth": (RUNS, plot_growth),
-    "losses": (RUNS, lambda ds: plot_loss_change(ds, summarize_comparison(ds))),
+    "position": (RUNS, comparison.plot_position_loss),
+    "copying": (RUNS, comparison.plot_copying),
+    "planes": (RUNS, comparison.plot_comparison_planes),
+    "growth": (RUNS, comparison.plot_growth),
+    "losses": (RUNS, lambda ds: comparison.plot_loss_change(ds, summarize_comparison(ds))),
     "silenced": (RUNS, lambda _: plot_silenced(pd.DataFrame(columns=SILENCED))),
 }
 PLOTS = {name: (SMALL[0], lambda ds, f=f: f(ds, heads_of(ds))) for name, f in FAMILIES.items()}
@@ -293,10 +287,8 @@ def test_figures_of_wavelengths_are_split_by_kind_of_layers():
     figure = rl.plot_norms(profile)
     maps = [*figure.select_traces({"type": "heatmap"})]
     assert [[*trace.y] for trace in maps] == [[0, 1], [2]] * (len(maps) // 2)
-    assert {name: {*values} for name, values in marks(figure).items()} == {
-        "window": {16.0},
-        "context": {context},
-    }
+    lengths = {name: {*values} for name, values in marks(figure).items()}
+    assert lengths == {"window": {16.0}, "context": {context}}
     assert rl.plot_head_map(profile, heads).layout.yaxis.ticktext == ("0 sliding", "2 full")
     assert "context" in marks(rl.plot_selectivity(profile, layer=2, head=0))
     assert "window" in marks(rl.plot_selectivity(profile, layer=0, head=0))
@@ -306,17 +298,14 @@ def test_planes_of_layers_that_rotate_differently_have_their_own_lines():
     runs = RUNS.copy(deep=True)
     wavelength = runs["wavelength"].transpose("entry", "layer", "frequency").copy()
     wavelength[:, -1] = wavelength[:, -1] ** 1.5
-    figure = plot_comparison_planes(runs.assign_coords(wavelength=wavelength))
+    figure = comparison.plot_comparison_planes(runs.assign_coords(wavelength=wavelength))
     names = {trace.name for trace in figure.data if " tokens)" in (trace.name or "")}
     assert len(names) == 2 * len({*runs["group"].values} - {"nope"})
     values = runs["q_norm"].mean("head").transpose("entry", "layer", "frequency")
     group = runs["group"].values[0]
     last = values[runs["group"].values == group, -1].mean("entry").values
-    line = next(
-        x
-        for x in figure.data
-        if x.name.startswith(f"{group}, layers {runs.sizes['layer'] - 1} ")
-    )
+    begin = f"{group}, layers {runs.sizes['layer'] - 1} "
+    line = next(x for x in figure.data if x.name.startswith(begin))
     np.testing.assert_allclose(line.y, last, rtol=1e-6)
 
 

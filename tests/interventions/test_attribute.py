@@ -99,9 +99,8 @@ def test_the_gradient_of_a_score_matches_a_change_of_the_mask(name: str):
             return given, options | {"attention_mask": mask}
 
         attending = model.get_decoder().layers[layer].self_attn
-        handle = attending.register_forward_pre_hook(add, with_kwargs=True)
-        logits = model(TOKENS).logits[0, -1]
-        handle.remove()
+        with attending.register_forward_pre_hook(add, with_kwargs=True):
+            logits = model(TOKENS).logits[0, -1]
         return float(logits[first] - logits[second])
 
     assert lead_with(0.0, 0, 0, 0, 0) == pytest.approx(float(data["excerpt_lead"]), abs=1e-9)

@@ -11,16 +11,7 @@ import pytest
 import torch
 from measured import observed_calls
 from oracles.recording import attention_calls
-from oracles.tiny import (
-    SUPPORTED,
-    keep,
-    logits,
-    not_as_configured,
-    of_kind,
-    random_tokens,
-    rotations,
-    tiny,
-)
+from oracles.tiny import SUPPORTED, keep, logits, of_kind, random_tokens, rotations, tiny
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -89,7 +80,7 @@ def test_rescaled_planes_keep_their_direction(name: str):
         assert (logits(model) - expected).abs().max() < 1e-5 * scale
 
 
-@not_as_configured
+@pytest.mark.filterwarnings("ignore:.*ropelens measures the model")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_every_dtype(dtype: torch.dtype):
     model = tiny("llama_gqa").to(dtype)

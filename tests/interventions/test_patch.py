@@ -82,9 +82,8 @@ def test_hooks_at_the_projections_give_the_same(name: str, part: Any, select: An
     chosen = torch.tensor([planes is None or plane in planes for plane in plane_of])
     places, group = slice(4, 11), 1 if part == "query" else 2
     recorded: list[torch.Tensor] = []
-    handle = projection.register_forward_hook(lambda m, i, out: recorded.append(out))
-    logits(model, tokens(1))
-    handle.remove()
+    with projection.register_forward_hook(lambda m, i, out: recorded.append(out)):
+        logits(model, tokens(1))
 
     def put(module: nn.Module, inputs: Any, out: torch.Tensor) -> torch.Tensor:
         out, source = (x.unflatten(-1, (-1, size)).clone() for x in (out, recorded[0]))
@@ -92,9 +91,8 @@ def test_hooks_at_the_projections_give_the_same(name: str, part: Any, select: An
         out[:, places, 3 // group] = torch.where(chosen, there, here)
         return out.flatten(-2)
 
-    handle = projection.register_forward_hook(put)
-    expected = logits(model, tokens())
-    handle.remove()
+    with projection.register_forward_hook(put):
+        expected = logits(model, tokens())
     heads = "1.3" if part == "query" else "1.2,1.3"
     options = {"heads": heads, "positions": range(4, 11), "of": part, "planes": select}
     with rl.patch_planes(model, tokens(1), **options):
@@ -289,19 +287,15 @@ def test_a_silenced_head_counts_with_an_induction_of_zero():
     model, _ = rl.load("bundled")
     text = torch.randint(5, 90, (2, 60), generator=torch.manual_seed(0))
     before = rl.evaluate(model, text, measures="induction", progress=True)
-    layer, head = np.unravel_index(
-        before["induction"][0].values.argmax(), before["induction"][0].shape
-    )
-    edits = {
-        "silent": rl.silence_heads(model, f"{layer}.{head}"),
-        "other": rl.silence_heads(model, "0.0"),
-    }
+    scores = before["induction"][0].values
+    layer, head = np.unravel_index(scores.argmax(), scores.shape)
+    heads = {"silent": f"{layer}.{head}", "other": "0.0"}
+    edits = {name: rl.silence_heads(model, named) for name, named in heads.items()}
     result = rl.evaluate(model, text, edits=edits, measures=["induction", "loss"])
     table = changes_of_edits(result).set_index("edit")
-    assert table.loc["silent", "induction_change"] == pytest.approx(
-        -table.loc["none", "induction"]
-    )
-    assert abs(table.loc["other", "induction_change"]) < 0.5
+    change = table["induction_change"]
+    assert change["silent"] == pytest.approx(-table.loc["none", "induction"])
+    assert abs(change["other"]) < 0.5
     assert result["induction"][1, layer, head] == before["induction"][0, layer, head]
     losses = rl.position_losses(result)
     assert len(losses) == result["position_loss"].size

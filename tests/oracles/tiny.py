@@ -198,7 +198,6 @@ TEN = (
 """Families that represent all: each mask, pairing, direction and kind of partial rotation."""
 not_as_configured = pytest.mark.filterwarnings("ignore:.*ropelens measures the model")
 """Mark of tests whose model does not rotate as its configuration asks."""
-UNSUPPORTED = tuple(name for name, family in FAMILIES.items() if not family.supported)
 
 
 def tiny(name: str, *, seed: int = 0, **overrides: Any) -> transformers.PreTrainedModel:

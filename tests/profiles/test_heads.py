@@ -34,17 +34,13 @@ def profile_of(groups: list[tuple[float, list[Gains]]]) -> xr.Dataset:
     shape = per_head["total_bits"].shape
     for name in (*columns("score"), *columns("follow"), *columns("end")):
         per_head[name] = np.full(shape, 0.25)
-    for name, value in (("offset", 3), ("offset_low", 2), ("offset_high", 5)):
-        per_head[name] = np.full(shape, float(value))
-    per_head["offset_weight"] = np.full(shape, 0.5)
+    offsets = {"offset": 3.0, "offset_low": 2.0, "offset_high": 5.0, "offset_weight": 0.5}
+    per_head |= {name: np.full(shape, value) for name, value in offsets.items()}
     variables = {name: (("layer", "head"), values) for name, values in per_head.items()}
     for index, name in enumerate(GAINS):
         variables[f"group_{name}"] = (("group", "layer", "head"), by_group[..., index])
-    for name in FOLLOW:
-        variables[f"group_follow_{name}"] = (
-            ("group", "layer", "head"),
-            by_group[..., 0] * np.nan,
-        )
+    unknown = ("group", "layer", "head"), by_group[..., 0] * np.nan
+    variables |= {f"group_follow_{name}": unknown for name in FOLLOW}
     drawn = np.random.default_rng(0).uniform(size=(2, 41, *shape))
     return xr.Dataset(
         {
@@ -66,10 +62,8 @@ def test_columns_of_two_heads():
     profile = one_group((3.0, 0.5, 2.5, 1.0, 2.8), (1.0, 0.0, 0.2, 0.8, 0.9))
     profile["selectivity_keys"][0, 1] = [-1.0, 3.0]
     heads = classify_heads(profile)
-    added = (
-        ",".join(columns("follow")) + ",fraction_low,fraction_high,uncertain,opposed,max_score"
-    )
-    assert ",".join(heads.columns) == f"{COLUMNS},planes_to_half,{added}"
+    added = ["planes_to_half", *columns("follow"), "fraction_low", "fraction_high", "uncertain"]
+    assert [*heads.columns] == [*COLUMNS.split(","), *added, "opposed", "max_score"]
     assert heads["label"].tolist() == ["positional", "semantic"]
     assert heads[["layer", "head"]].to_numpy().tolist() == [[0, 0], [0, 1]]
     numbers = {"total_bits": [3.0, 1.0], "sink_bits": [0.5, 0.0], "position_bits": [1.8, 0.1]}
@@ -152,10 +146,10 @@ def test_confidence_is_the_share_of_other_samples_with_the_same_label():
 
 def test_labels_of_a_resample_are_labels_of_the_drawn_groups():
     random = np.random.default_rng(3)
-    groups = []
-    for _ in range(6):
-        rows = float(random.integers(1, 50))
-        groups.append((rows, [tuple(random.uniform(-1, 3, size=5)) for _ in range(4)]))
+    groups = [
+        (float(random.integers(1, 50)), [(*random.uniform(-1, 3, size=5),) for _ in range(4)])
+        for _ in range(6)
+    ]
     profile = profile_of(groups)
     labels = resample_labels(profile, resamples=40, seed=7)
     draws = np.random.default_rng(7).multinomial(6, [1 / 6] * 6, size=40)
