@@ -61,10 +61,7 @@ def overlap(a: Tensor, b: Tensor) -> Tensor:
 def dense_sums(
     call: AttentionCall, planes: Planes, sequence: int, sinks: Tensor, batch: Any
 ) -> Iterator[Tensor]:
-    """`FOLLOW` of each query head, row by row; rows use the permutations in turn.
-
-    Each row of a single sequence uses all permutations.
-    """
+    """`FOLLOW` of each query head, row by row; rows use the permutations in turn, or all."""
     length, group = int(batch.text.lengths[sequence]), call.query.shape[1] // call.key.shape[1]
     hidden = torch.zeros(length, dtype=torch.bool)
     if batch.text.hidden is not None:

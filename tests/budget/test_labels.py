@@ -84,9 +84,8 @@ def test_an_offset_that_few_rows_see_is_not_the_offset_of_a_head():
 )
 def test_means_are_geometric_over_planes_that_rotate(push, mean, top, planes):
     """Weights are the positive part of selectivity; a plane that stops has no wavelength."""
-    found = formulas.describe_wavelengths(
-        np.array([push]), np.array([[10.0, 1000.0, math.inf]])
-    )
+    wavelength = np.array([[10.0, 1000.0, math.inf]])
+    found = formulas.describe_wavelengths(np.array([push]), wavelength)
     np.testing.assert_allclose(found["mean_wavelength"], [mean])
     np.testing.assert_equal(found["top_wavelength"], [top])
     assert found["planes_to_half"].tolist() == [planes]
@@ -117,9 +116,8 @@ NAN = math.nan
 )
 def test_shared_bits_go_to_what_a_head_follows(sums, score: float, weight: float):
     numbers = follow_numbers(*np.array(sums)[:, None])
-    np.testing.assert_allclose(
-        [numbers["follow_score"][0], numbers["weight"][0]], [score, weight]
-    )
+    found = [numbers[name][0] for name in ("follow_score", "weight")]
+    np.testing.assert_allclose(found, [score, weight])
 
 
 @given(

@@ -88,12 +88,10 @@ def dense(
     bins: Bins,
     sinks: NDArray[np.bool_],
 ) -> dict[str, NDArray[Any]]:
-    """All statistics of `model` over the first `lengths` [sequence] `tokens` of each sequence.
+    """All statistics [layer, head or kv_head, ...] over the first `lengths` of `tokens`.
 
-    Arrays are [layer, head or kv_head, ...]. The last axis of arrays by frequency has the
-    planes that rotate, in the order of `rotations`, and one entry for all other coordinates if
-    any layer has them. Layers with fewer entries have NaN. `offset_mass` is by bin (`bins`
-    [bin, 2]). `sinks` [sequence, position] marks the keys that are sinks.
+    The last axis of arrays by frequency has the planes that rotate, and one entry for all other
+    coordinates if any layer has them, or NaN. `offset_mass` is by bin (`bins` [bin, 2]).
     """
     model = copy.deepcopy(model).double().eval()
     model.set_attn_implementation("eager")

@@ -55,9 +55,9 @@ Wanted = tuple[Complex, Expected]
 
 @dataclass(frozen=True)
 class Site:
-    """The planes of all heads: fast planes distinguish offsets, slow planes hardly rotate.
+    """The planes of all heads. Fast planes distinguish offsets, and the slowest marks BOS.
 
-    Each coordinate of a slow plane is the code of a token. The slowest plane marks BOS.
+    Each coordinate of the other slow planes is the code of a token.
     """
 
     head_dim: int
@@ -94,10 +94,7 @@ class Site:
         return key
 
     def head(self, expected: Expected, *, level: float, fast: Any = 0, slow: Any = 0) -> Wanted:
-        """A head with given queries in fast planes and, of each code, in slow planes.
-
-        `level` is the log of the total weight of all keys except BOS.
-        """
+        """Given queries; `level` is the log of the total weight of all keys except BOS."""
         query = np.zeros((1 + self.codes, self.head_dim // 2), dtype=complex)
         query[:, self.fast], query[1:, self.slow] = fast, slow
         if expected.sink:
@@ -171,10 +168,7 @@ class Site:
         return np.concatenate([np.eye(tokens), noise], axis=1) * np.sqrt(width / 2)
 
     def projection(self, stream: Floats, wanted: Complex) -> torch.Tensor:
-        """Weights [head x coordinate, stream] that map each code to `wanted`, plus noise.
-
-        `wanted` [head, token, plane] gives scores in nats; Llama divides scores by sqrt(d).
-        """
+        """Weights [head x coordinate, stream] from codes to `wanted` [head, token, plane]."""
         by_coordinate = np.concatenate([wanted.real, wanted.imag], axis=-1)
         tokens, width = stream.shape
         weights = self.random.normal(size=(len(wanted) * self.head_dim, width))
@@ -187,9 +181,10 @@ class Site:
 def handmade(
     seed: int, head_dim: int, kinds: Callable[[Site], Iterator[Wanted]] = Site.every_kind
 ) -> tuple[LlamaForCausalLM, NDArray[np.int64], list[Expected]]:
-    """The model in eval mode, tokens [SEQUENCES, CONTEXT] that begin with BOS, and the expected
-    result of each head. The output of the model has no meaning. A sequence repeats no token if
-    there are enough codes."""
+    """The model, tokens [SEQUENCES, CONTEXT] after BOS, and the expected result of each head.
+
+    A sequence repeats no token if there are enough codes.
+    """
     site = Site(head_dim, np.random.default_rng(seed))
     heads = list(kinds(site))
     stream = site.residual_stream(multiple=len(heads))

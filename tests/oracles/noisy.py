@@ -15,8 +15,7 @@ PRODUCTS = {
 class Noisy(TorchDispatchMode):
     """Add noise to every matrix product, as a share `size` of its root mean square.
 
-    With `repeatable` noise, a product has the same bits each time, as on a real processor, but
-    another number of rows gives other bits. Without, two passes differ.
+    `repeatable` noise depends on the numbers, as on a real processor. Else two passes differ.
     """
 
     def __init__(self, size: float, *, repeatable: bool = False) -> None:

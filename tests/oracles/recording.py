@@ -59,10 +59,7 @@ class LayerRotation:
         return np.setdiff1d(np.arange(self.head_dim), self.pairs)
 
     def unrotate(self, x: Tensor) -> Tensor:
-        """`x` [head, position, coordinate] without its rotation.
-
-        The angle is rounded to float32, as transformers' rotary modules round it.
-        """
+        """`x` [head, position, coordinate] without its rotation, by angles of float32."""
         position = torch.arange(x.shape[1], dtype=torch.float32)
         angle = position[:, None] * torch.from_numpy(self.inv_freq).float()
         first, second = torch.from_numpy(self.pairs).unbind(-1)

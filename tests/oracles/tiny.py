@@ -250,11 +250,9 @@ def llama() -> transformers.LlamaForCausalLM:
 def spread_weights(
     model: nn.Module, *, seed: int, std: float = INITIAL_STD, head_norms: float = 1.0
 ) -> None:
-    """Draw every matrix with standard deviation `std`, and add noise to every vector.
+    """Draw every matrix with standard deviation `std`, and add noise of 0.1 to every vector.
 
-    Vectors (biases and norms) get noise of 0.1, so that a norm on the wrong tensor shows.
-    Learned sinks are near 4, a usual score at this size, so that they get attention.
-    `head_norms` is added to the weights of query and key norms, so that scores are not near 0.
+    A norm on the wrong tensor then shows. Learned sinks are near 4, a usual score at this size.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
@@ -270,10 +268,7 @@ def spread_weights(
 
 
 def rotations(model: transformers.PreTrainedModel, *, name: str) -> tuple[LayerRotation, ...]:
-    """True planes of each layer, from the row of the family and the `inv_freq` of the model.
-
-    Use the name "llama_gqa" for any checkpoint with the layout of Llama.
-    """
+    """True planes of each layer, from the row of the family and the `inv_freq` of the model."""
     family, layers = FAMILIES[name], model.config.num_hidden_layers
     assert family.pairing is not None, f"{name} does not rotate"
     result = []

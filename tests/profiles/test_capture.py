@@ -133,9 +133,8 @@ def test_chosen_heads_equal_a_capture_of_all_heads(llama: LlamaForCausalLM):
     assert chosen["head"].values.tolist() == ["0.3", "1.1"]
     assert chosen["layer"].values.tolist() == [0, 1]
     assert chosen["head_of_layer"].values.tolist() == [3, 1]
-    xr.testing.assert_identical(
-        chosen.drop_attrs(deep=False), all_heads.sel(head=["0.3", "1.1"]).drop_attrs(deep=False)
-    )
+    expected = all_heads.sel(head=["0.3", "1.1"]).drop_attrs(deep=False)
+    xr.testing.assert_identical(chosen.drop_attrs(deep=False), expected)
 
 
 @torch.no_grad()
@@ -287,8 +286,7 @@ def test_variables_have_names_and_units_and_can_be_saved(tmp_path):
         assert "units" in variable.attrs, name
     for name in ("key_token", "query_token"):
         assert [text.strip() for text in seen[name].values] == ["<s>", *"aabca"]
-    assert seen.attrs["kind"] == "capture"
-    assert seen.attrs["tokens"] == 6
+    assert (seen.attrs["kind"], seen.attrs["tokens"]) == ("capture", 6)
     seen.to_netcdf(tmp_path / "plain.nc", engine="h5netcdf")
     rl.save(seen, tmp_path / "ours.nc")
     for name in ("plain.nc", "ours.nc"):

@@ -82,10 +82,7 @@ def test_edits_are_evaluated_in_chunks_as_in_one_pass(monkeypatch: pytest.Monkey
 
 
 def test_only_the_rows_of_an_earlier_chunk_stay_in_memory(monkeypatch: pytest.MonkeyPatch):
-    """The keys of all chunks, and their values, share one buffer.
-
-    A growing cache would leave its earlier tensors in memory, because views keep them.
-    """
+    """Keys share one buffer, because views would keep earlier tensors of a growing cache."""
     monkeypatch.setattr(live_model, "ONE_PASS", CHUNK)
     live, alive = as_live_model(tiny("llama_gqa")), []
     seen: dict[int, list[StorageWeakRef]] = {}

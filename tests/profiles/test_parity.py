@@ -71,10 +71,9 @@ def true_values(
 
 
 def assert_frequencies_agree(profile: xr.Dataset, true: Values, *, rtol: float) -> None:
-    """Compare rotating planes separately, and coordinates without rotation as one entry.
+    """The oracle adds planes that p-RoPE stopped to the other coordinates without rotation.
 
-    Planes that p-RoPE stopped have entries in the profile, but the oracle adds them to the
-    remainder. Only selectivity can be compared for them, because it adds up.
+    Only selectivity can be compared for them, because it adds up.
     """
     for layer, inv_freq in enumerate(profile["inv_freq"].values):
         turns, stays = inv_freq > 0, inv_freq == 0

@@ -31,10 +31,7 @@ WARNING = r"profile.nc was saved before ropelens measured second_token: NaN$"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the saved profile, read with the measures that existed at that time.
-
-    In addition it has the measures that were added later. They are NaN.
-    """
+    """A folder with the saved profile, in which measures that were added later are NaN."""
     (tmp_path / "profile.nc").write_bytes(gzip.decompress(SAVED.read_bytes()))
     (tmp_path / "run.json").write_text(json.dumps({"kind": "analysis"}))
     with pytest.warns(UserWarning, match="follows_position.*max_score.*count all shared bits"):

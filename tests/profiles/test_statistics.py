@@ -43,8 +43,7 @@ def test_the_recipe_matches_dense_attention_on_a_set_of_tokens(name: str, rows: 
     options = {"statistics": [attention_on(WANTED)], "rows": rows, "batch_size": 2}
     profile = rl.profile(model, rl.Text(tokens, lengths=LENGTHS), surrogates=0, **options)
     ours = profile["attention_on_set"]
-    assert ours.dims == ("layer", "head")
-    assert ours.attrs["units"] == "1"
+    assert (ours.dims, ours.attrs["units"]) == (("layer", "head"), "1")
     on = []
     for row, length in zip(tokens, LENGTHS, strict=True):
         calls, _ = attention_calls(model, row[:length])

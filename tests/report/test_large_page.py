@@ -40,10 +40,7 @@ def clock(page):
 
 @pytest.mark.thorough
 def test_a_thousand_heads_are_quick(large):
-    """CPU seconds until the page is ready, and from a click to the picture.
-
-    The bounds are scaled to the speed of the machine.
-    """
+    """CPU seconds until the page is ready and from a click to the picture, by the yardstick."""
     blank = large.context.new_page()
     spent = clock(blank)
     blank.evaluate(YARDSTICK)

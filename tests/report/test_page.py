@@ -74,14 +74,11 @@ def test_a_click_on_the_map_shows_the_head_everywhere(opened, small):
     assert row.label in title
     assert f"{row.total_bits:.2f} bits" in page.inner_text("#now")
     stays, moves, chance = (f"{getattr(row, name):.0%}" for name in FOLLOWS)
-    follows = (
-        f"{stays} of its attention on them stays at the same positions and {moves} moves with"
-    )
-    assert f"{follows} the contents (chance {chance})." in page.inner_text("#now")
+    follows = f"{stays} of its attention on them stays at the same positions and {moves} moves"
+    assert f"{follows} with the contents (chance {chance})." in page.inner_text("#now")
     assert ("uncertain" in title) == bool(row.uncertain)
-    bars = page.locator("#budget span").evaluate_all(
-        "(bars) => bars.map(({ style }) => [style.flexGrow, style.background])"
-    )
+    look = "(bars) => bars.map(({ style }) => [style.flexGrow, style.background])"
+    bars = page.locator("#budget span").evaluate_all(look)
     assert float(bars[2][0]) == pytest.approx(row.shared_bits / row.total_bits, abs=0.01)
     assert "gradient" in bars[2][1]
     assert page.url.endswith("#L1H3&view=map")
@@ -122,8 +119,7 @@ def test_the_other_ways_to_choose_a_head(opened, small):
         ("follow", "follows_content", "follows_position"),
         ("claim", "mean_wavelength", "positional_fraction"),
     ):
-        page.evaluate("location.hash = '#L0H5'")
-        shown(page, 0, 5)
+        opened.at("#L0H5")
         view(page, tab)
         page.mouse.click(*place(page, f"plot-{tab}", *(float(row[name]) for name in names)))
         shown(page, row.layer, row["head"])
@@ -138,8 +134,7 @@ def test_the_other_ways_to_choose_a_head(opened, small):
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowUp")
     shown(page, 2, 1)
-    page.evaluate("location.hash = '#L0H5'")
-    shown(page, 0, 5)
+    opened.at("#L0H5")
     page.evaluate("location.hash = '#L99H5'")
     assert page.inner_text("#head-title").startswith("Layer 0, head 5")
     view(page, "claims")

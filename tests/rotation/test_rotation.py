@@ -73,9 +73,8 @@ def test_the_dataset_contains_the_measured_rotation(name: str):
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     for number, true in enumerate(rotations(model, name=name)):
         row = rope.isel(layer=number)
-        inv_freq, wavelength, stated = (
-            row[column].values for column in ("inv_freq", "wavelength", "inv_freq_stated")
-        )
+        names = ("inv_freq", "wavelength", "inv_freq_stated")
+        inv_freq, wavelength, stated = (row[column].values for column in names)
         rotates, still = inv_freq > 0, inv_freq == 0
         np.testing.assert_allclose(inv_freq[rotates], np.abs(true.inv_freq), rtol=1e-6)
         np.testing.assert_allclose(wavelength[rotates], 2 * math.pi / inv_freq[rotates])

@@ -31,14 +31,12 @@ def letters(*, bos: bool = True) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.add_special_tokens([AddedToken("<s>"), AddedToken("</s>")])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
-    )
-    names = {"bos_token": "<s>"} if bos else {}
-    # A maximum as real tokenizers state it, far below the documents' lengths.
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="<unk>", model_max_length=8, **names
-    )
+    ends = [("<s>", 1), ("</s>", 2)]
+    added = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
+    tokenizer.post_processor = added
+    names = {"unk_token": "<unk>"} | ({"bos_token": "<s>"} if bos else {})
+    names["model_max_length"] = 8  # as real tokenizers state it, below the documents' lengths
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
 
 
 WITH_BOS, WITHOUT_BOS = letters(), letters(bos=False)
@@ -122,9 +120,8 @@ def test_pipes_that_end_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_bos_as_the_tokenizer_itself_adds_it():
     plain = letters()
-    plain.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="$A </s>", special_tokens=[("</s>", 2)]
-    )
+    added = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    plain.backend_tokenizer.post_processor = added
     assert plain.bos_token_id == 1
     texts = [tokenize("ab", of, context=2, bos="tokenizer") for of in (WITH_BOS, plain)]
     assert [rows(of) for of in texts] == [[[1, 97], [1, 98]], [[97, 98]]]
