@@ -238,41 +238,35 @@ CHANCE = "torch.minimum(moved, parts[%s:], out=parts[%s:])"
 SINKS = "by_kv_head(sinks, kv_heads)"
 CALL = "visibility=self.visibility)"
 PADDING = "rows.padding(index)"
+# fmt: off
 WRONG: dict[str, list[tuple[str, str]]] = {
     "llama_gqa: right: contents are exchanged after the rotation": [
         ("sampled.k, sampled.k_still", "sampled.k, sampled.k"),
-        (ROTATE, "keys[1].copy_(contents)"),
-    ],
+        (ROTATE, "keys[1].copy_(contents)")],
     "llama_gqa: right: sinks are exchanged": [("~is_sink & real[:, None]", "real[:, None]")],
     "llama_gqa: found sinks: only the first head of a group keeps its sinks": [
-        (f"({SINKS} > 0).any(2)", f"{SINKS}[:, :, 0] > 0")
-    ],
+        (f"({SINKS} > 0).any(2)", f"{SINKS}[:, :, 0] > 0")],
     "llama_gqa: right: padding is exchanged": [("~is_sink & real[:, None]", "~is_sink")],
     "llama_gqa: hidden: hidden tokens are exchanged": [
-        (PADDING, "(index >= rows.length[:, None])")
-    ],
+        (PADDING, "(index >= rows.length[:, None])")],
     "llama_gqa: right: distributions have different keys": [
-        ("mass = torch.sum", "parts[1] = before_and_after[1]; mass = torch.sum")
-    ],
+        ("mass = torch.sum", "parts[1] = before_and_after[1]; mass = torch.sum")],
     "llama_gqa: right: contents that the row does not see count": [
-        ("before.sees_each(own)", "(own >= 0)[:, :, :, None]")
-    ],
+        ("before.sees_each(own)", "(own >= 0)[:, :, :, None]")],
     "llama_gqa: right: chance is omitted": [(CHANCE % (2, 2), CHANCE % (3, 3))],
     "llama_gqa: right: pi is its inverse": [("[inverse, contents]", "[contents, inverse]")],
     "llama_gqa: right: contents move by the inverse": [
-        ("row_index, contents.to", "row_index, inverse.to")
-    ],
+        ("row_index, contents.to", "row_index, inverse.to")],
     "mistral_sliding: right: the permutation ignores the window": [
-        ("torch.where(slides", "torch.where(slides & False")
-    ],
+        ("torch.where(slides", "torch.where(slides & False")],
     "llama_gqa: right: heads read another group": [
-        ("keys.flatten(0, 2)", "keys.flip(3).flatten(0, 2)")
-    ],
+        ("keys.flatten(0, 2)", "keys.flip(3).flatten(0, 2)")],
     "llama_gqa: right: no scale": [(CALL, f"{CALL[:-1]}, scale=1.0)")],
     "gemma2: right: no soft-cap": [(CALL, f"{CALL[:-1]}, softcap=None)")],
     "gpt_oss: right: no learned sink": [("1 - learned_sink_mass(block)[: out.shape[1]]", "1")],
     "llama_gqa: right: early rows count": [("from_share(EARLY)", "from_share(0)")],
 }
+# fmt: on
 
 
 @pytest.mark.parametrize("version", WRONG)

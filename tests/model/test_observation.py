@@ -1,4 +1,4 @@
-"""Blocks show every attention call with its planes, and belong to the thread that opened them."""
+"""Blocks show every attention call with its planes, and belong to the thread that opens them."""
 
 import asyncio
 import copy
