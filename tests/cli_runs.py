@@ -57,12 +57,7 @@ class Ended:
 Command = Callable[..., Ended]
 
 
-def here(
-    capfd: pytest.CaptureFixture[str],
-    program: str | Path,
-    run: Callable[[], object],
-    *args: object,
-) -> Ended:
+def here(capfd, program: str | Path, run: Callable[[], object], *args: object) -> Ended:
     handlers = {number: signal.signal(number, signal.SIG_DFL) for number in STOPPING}
     capfd.readouterr()
     try:

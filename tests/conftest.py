@@ -66,16 +66,12 @@ def shared() -> Path:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator:
     """Fail skipped tests in CI, except if a GPU, Firefox or the shared folder is missing."""
     report = yield
     missing = ("no real checkpoints", "no firefox")
     excused = "gpu" in item.keywords or any(name in str(report.longrepr) for name in missing)
     if report.skipped and os.environ.get("CI") and not excused:
         report.outcome = "failed"
-        report.longrepr = (
-            f"{item.nodeid} was skipped, but CI allows no skips: {report.longrepr}"
-        )
+        report.longrepr = f"{item.nodeid} was skipped; CI allows no skips: {report.longrepr}"
     return report

@@ -80,7 +80,6 @@ def view(page: playwright.Page, name: str) -> None:
 
 
 def fits(page: playwright.Page) -> None:
-    """Assert that no element is wider than a wide light page or a narrow dark page."""
     over = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert page.evaluate(over) <= 0
     page.emulate_media(color_scheme="dark")

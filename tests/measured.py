@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from hypothesis import settings
+from hypothesis import strategies as st
 from oracles.tiny import random_tokens
 from torch import Tensor, nn
 from transformers.models.llama import modeling_llama
@@ -20,6 +22,9 @@ from ropelens.budget.labels import label_heads
 from ropelens.model.as_live_model import as_live_model
 from ropelens.rope.planes import Planes
 from ropelens.rotation.probe import RotationProbe
+
+few = settings(deadline=None, max_examples=25, derandomize=True)
+seeds = st.integers(0, 2**20)
 
 
 def normal(*shape: int, seed: int) -> Tensor:

@@ -264,7 +264,6 @@ steps = 1
 
 @pytest.mark.thorough
 def test_variants_are_trained_and_compared(tmp_path, python, monkeypatch):
-    """copying.py then reads the same runs; after one step no head copies."""
     shutil.copytree(ROOT / "analyses", tmp_path / "analyses")
     (tmp_path / "small.toml").write_text(STUDY)
     (tmp_path / "story.txt").write_text(story(900), encoding="utf-8")

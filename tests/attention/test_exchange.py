@@ -143,10 +143,11 @@ def end_edits() -> Iterator[None]:
         yield
 
 
+Measured = tuple[Measurement, Sequence[Planes], dict[int, LayerFit], dict[int, Tensor]]
+
+
 @cache
-def measured(
-    case: Case,
-) -> tuple[Measurement, Sequence[Planes], dict[int, LayerFit], dict[int, Tensor]]:
+def measured(case: Case) -> Measured:
     """A measurement, its planes and fits, and the dense sums [sequence, head, value]."""
     family, situation = case
     model = tiny(family) if situation == "float32" else tiny(family).double()

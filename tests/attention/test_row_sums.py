@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from measured import normal
+from measured import few, normal, seeds
 from oracles.handmade import call_of
 from torch import Tensor
 
@@ -24,8 +24,6 @@ from ropelens.profiles.measures import STATISTICS
 from ropelens.rope.planes import Planes, kept, on_device, unrotate
 from ropelens.text.rows import all_rows, sample_rows
 
-few = settings(deadline=None, max_examples=25, derandomize=True)
-seeds = st.integers(0, 2**20)
 counts = st.sampled_from([None, 1, 4, 16])
 
 
@@ -122,8 +120,8 @@ def any_call(draw: st.DrawFn) -> tuple[AttentionCall, Planes, Tensor, Tensor]:
 
 
 def brute_force(
-    call: AttentionCall, rows: list[tuple[int, float]], sinks: Tensor, sequence: int, head: int
-) -> dict[str, Tensor]:
+    call: AttentionCall, rows: list, sinks: Tensor, sequence: int, head: int
+) -> dict:
     """Sums over `rows` (position, weight) of one head, by loops over rows and keys."""
     kv_head = head // (call.query.shape[1] // call.key.shape[1])
     q, k = call.query[sequence, head], call.key[sequence, kv_head]

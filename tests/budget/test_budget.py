@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from measured import normal, observed_calls
+from measured import few, normal, observed_calls, seeds
 from oracles.handmade import call_of
 from oracles.tiny import not_as_configured, random_tokens, tiny
 from torch import Tensor
@@ -23,9 +23,6 @@ from ropelens.budget.solver import Moments, divide_by_curvature, fit_log_linear
 from ropelens.rope.planes import Planes
 from ropelens.text.rows import all_rows, sample_rows
 from ropelens.text.text import GROUPS, Text, assign_groups
-
-few = settings(deadline=None, max_examples=25, derandomize=True)
-seeds = st.integers(0, 2**20)
 
 
 @few

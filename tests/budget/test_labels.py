@@ -83,7 +83,6 @@ def test_an_offset_that_few_rows_see_is_not_the_offset_of_a_head():
     ],
 )
 def test_means_are_geometric_over_planes_that_rotate(push, mean, top, planes):
-    """Weights are the positive part of selectivity; a plane that stops has no wavelength."""
     wavelength = np.array([[10.0, 1000.0, math.inf]])
     found = formulas.describe_wavelengths(np.array([push]), wavelength)
     np.testing.assert_allclose(found["mean_wavelength"], [mean])

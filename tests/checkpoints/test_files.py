@@ -55,8 +55,7 @@ def test_an_unknown_name_is_refused(tmp_path, monkeypatch, name, words):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RopelensError) as caught:
         load(name)
-    for word in words:
-        assert word in str(caught.value)
+    assert all(word in str(caught.value) for word in words), caught.value
     assert "\n" not in caught.value.line
 
 
@@ -156,8 +155,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(folder, capfd, damage):
     capfd.readouterr()
     with pytest.raises(UnsupportedModel if damage == "BERT" else BadCheckpoint) as caught:
         load(folder)
-    for word in words:
-        assert word in str(caught.value)
+    assert all(word in str(caught.value) for word in words), caught.value
     assert "\n" not in caught.value.line
     assert capfd.readouterr() == ("", "")
 

@@ -191,7 +191,6 @@ def test_ledger_and_heads_give_the_same_verdict_on_a_saved_profile(model: str):
 
 
 def test_surrogates_that_tie_leave_the_claim_unresolved(profile: xr.Dataset):
-    """A correlation below the lowest surrogates is possible, even if several are equal."""
     tied = profile.copy(deep=True)
     numbers = [tied[f"surrogate_{x}"].values for x in ("offset_fraction", "log_wavelength")]
     lowest = np.argmin(correlations(*numbers)[1:]) + 1

@@ -105,7 +105,6 @@ def test_a_working_directory_that_is_gone(ropelens, tmp_path, monkeypatch):
 
 @contextmanager
 def full_disk(limit: int) -> Iterator[None]:
-    """Writing more than `limit` bytes to a file fails, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:

@@ -105,7 +105,6 @@ def single(args: tuple, one_thread: None) -> rl.Analysis:
 
 @pytest.mark.thorough
 def test_three_processes_give_the_same_sweep_as_one(args, single, tmp_path):
-    """Random draws are equal. The first process measures one of five sequences."""
     out = tmp_path / "three"
     ended = forked(3, MAIN, "truncate", *args, *SWEPT, "--out", out)
     assert ended.returncode == 0, ended.stderr
@@ -161,7 +160,6 @@ def test_a_killed_process_ends_all_and_a_second_run_continues(args, single, tmp_
 
 
 def test_a_killed_sweep_continues(args: tuple, single: rl.Analysis, tmp_path: Path):
-    """It was killed during the profile, which follows the sweep."""
     out = tmp_path / "out"
     command = ("truncate", *args, *SWEPT, "--batch-size", 1, "--out", out)
     assert forked(1, DIES.format(stage=1), *command).returncode == -signal.SIGKILL
@@ -206,21 +204,19 @@ MODELS = ("step-000001", "step-000002")
 
 
 @pytest.fixture
-def unfinished(tmp_path):
+def history(tmp_path):
     for size, step in enumerate(MODELS):
-        model = save_tiny(tmp_path / "run" / "history" / step, num_hidden_layers=1)
+        model = save_tiny(tmp_path / "history" / step, num_hidden_layers=1)
         edit_weights(model, lambda weights, by=size: [w.mul_(1 + by) for w in weights.values()])
-    return tmp_path / "run"
+    return tmp_path / "history"
 
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("pageless")
-def test_a_repeated_command_measures_the_remaining_checkpoints(
-    unfinished, text, tmp_path, ropelens
-):
-    out, last = tmp_path / "out", unfinished / "history" / MODELS[1] / "model.safetensors"
+def test_a_repeated_command_measures_the_rest(history, text, tmp_path, ropelens):
+    out, last = tmp_path / "out", history / MODELS[1] / "model.safetensors"
     options = ("--text", text, "--context", 32, "--surrogates", 2, "--out", out)
-    whole, models = last.read_bytes(), [unfinished / "history" / step for step in MODELS]
+    whole, models = last.read_bytes(), [history / step for step in MODELS]
     last.write_bytes(whole[:-100])
     ended = ropelens("analyze", *models, *options)
     assert (ended.code, ended.out, ended.err.count("plan: ")) == (1, "", 2)
@@ -235,14 +231,12 @@ def test_a_repeated_command_measures_the_remaining_checkpoints(
     heads = pd.read_csv(out / "heads.csv")
     assert list(heads)[:3] == ["checkpoint", "layer", "head"]
     for step in MODELS:
-        single = rl.analyze(
-            unfinished / "history" / step, text, rl.Options(context=32, surrogates=2)
-        )
+        single = rl.analyze(history / step, text, rl.Options(context=32, surrogates=2))
         assert_same(rl.open(out / step).profile, single.profile)
         of_step = heads[heads["checkpoint"] == step]
         assert of_step["total_bits"].to_numpy() == pytest.approx(single.heads["total_bits"])
 
-    model = unfinished / "history" / MODELS[0]
+    model = history / MODELS[0]
 
     def same(context: int = 32) -> bool:
         options_now = rl.Options(context=context, surrogates=2)
@@ -262,8 +256,8 @@ def test_a_repeated_command_measures_the_remaining_checkpoints(
     assert_same(rl.open(out / MODELS[0]).profile, edited)
 
 
-def test_names_tell_checkpoints_apart(unfinished):
-    models = [str(unfinished / "history" / step) for step in MODELS]
+def test_names_tell_checkpoints_apart(history):
+    models = [str(history / step) for step in MODELS]
     assert name_checkpoints(models) == dict(zip(MODELS, models, strict=True))
     assert list(name_checkpoints(["a/model", "b/model"])) == ["a-model", "b-model"]
     for same in ([models[0], f"{models[0]}/."], ["a/m", "a/m"], ["a:m", "a?m"]):

@@ -174,7 +174,6 @@ def test_attention_names_tokens_and_leaves_the_future_empty(small):
 
 
 def missing(data: xr.Dataset, names: Sequence[str], layers: Sequence[int]) -> xr.Dataset:
-    """Replace some variables, and all variables in some layers, by NaN."""
     present = xr.Variable("layer", ~np.isin(np.arange(data.sizes["layer"]), layers))
     changed = {}
     for name, variable in data.variables.items():

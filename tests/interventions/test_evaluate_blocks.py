@@ -44,7 +44,6 @@ def test_some_measures_are_a_part_of_all(measures: list[str], whole: xr.Dataset)
 
 
 def test_labels_that_change():
-    """Without rotation, a head cannot look one token back, but a head can still copy."""
     text = torch.from_numpy(np.random.default_rng(0).integers(1, 64, size=(4, 64)))
     edits = {"nope": "nope", "none too": []}
     label = rl.evaluate(copying(), text, edits=edits, measures="labels").label

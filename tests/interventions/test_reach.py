@@ -194,7 +194,6 @@ def test_layers_run_again_without_dropout():
 
 @pytest.mark.parametrize("name", [*FAMILIES[:1], *FAMILIES[2:], "gpt_oss"])
 def test_the_gradient_of_a_score_matches_a_change_of_the_mask(name: str):
-    """A mask of transformers adds a small number to one score, which changes the lead."""
     model = tiny(name).double()
     model.set_attn_implementation("eager")
     excerpts = [TOKENS[0].flip(0), TOKENS[0]]  # they run together

@@ -1,4 +1,4 @@
-"""Blocks show every attention call with its planes, and belong to the thread that opens them."""
+"""Blocks show every attention call with its planes, and belong to the thread that opens it."""
 
 import asyncio
 import copy

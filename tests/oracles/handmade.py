@@ -214,9 +214,7 @@ def handmade(
     return model, tokens, [expected for _, expected in heads]
 
 
-def call_of(
-    q: torch.Tensor, k: torch.Tensor, *, scale: float = 1.0, window: int = 10**6
-) -> AttentionCall:
+def call_of(q: torch.Tensor, k: torch.Tensor, *, scale=1.0, window=10**6) -> AttentionCall:
     """A call of queries and keys [batch, head, position, coordinate]; values do not matter."""
     visibility = Visibility.causal(range(q.shape[2]), window=window)
     return AttentionCall(0, q, k, k, q.transpose(1, 2), scale, None, None, visibility)

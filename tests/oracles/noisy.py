@@ -25,7 +25,7 @@ class Noisy(TorchDispatchMode):
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    ):
         result = operation(*args, **(kwargs or {}))
         if operation in PRODUCTS:
             product = result[0] if isinstance(result, tuple) else result

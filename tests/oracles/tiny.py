@@ -247,10 +247,8 @@ def llama() -> transformers.LlamaForCausalLM:
 
 
 @torch.no_grad()
-def spread_weights(
-    model: nn.Module, *, seed: int, std: float = INITIAL_STD, head_norms: float = 1.0
-) -> None:
-    """Draw every matrix with standard deviation `std`, and add noise of 0.1 to every vector.
+def spread_weights(model: nn.Module, *, seed: int, head_norms: float) -> None:
+    """Draw matrices with deviation `INITIAL_STD`, and add noise of 0.1 to every vector.
 
     A norm on the wrong tensor then shows. Learned sinks are near 4, a usual score at this size.
     """
@@ -258,7 +256,7 @@ def spread_weights(
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
         if weight.ndim >= 2:
-            weight.copy_(std * noise)
+            weight.copy_(INITIAL_STD * noise)
         elif name.endswith("sinks"):
             weight.copy_(4 + noise)
         elif name.endswith(_HEAD_NORMS):
@@ -297,9 +295,7 @@ def _stated_inv_freq(model: transformers.PreTrainedModel, *, layer: int) -> NDAr
     return buffers[name].double().numpy()
 
 
-def random_tokens(
-    seed: int = 0, *, sequences: int = 2, length: int = 30, vocabulary: int = 96
-) -> Tensor:
+def random_tokens(seed: int = 0, *, sequences=2, length=30, vocabulary=96) -> Tensor:
     """Random tokens [sequences, length] in [3, vocabulary), after a BOS token (1)."""
     tokens = np.random.default_rng(seed).integers(3, vocabulary, size=(sequences, length))
     tokens[:, 0] = COMMON["bos_token_id"]

@@ -185,7 +185,6 @@ def edited_profile(model: PreTrainedModel, heads: str | None) -> xr.Dataset:
 
 
 def test_edits_of_other_heads_do_not_matter_in_the_first_layer():
-    """Head 1 equals head 1 of a model with all heads edited, and others are unmodified."""
     model = tiny("nanochat")
     plain, full, single = (edited_profile(model, heads) for heads in (None, "0.*", "0.1"))
     heads = np.arange(plain.sizes["head"])

@@ -128,7 +128,6 @@ def test_layers_with_fewer_heads_or_planes():
 
 
 def test_confidence_is_the_share_of_other_samples_with_the_same_label():
-    """40 heads around the threshold of content, in 24 samples of 16 groups each."""
     random = np.random.default_rng(0)
     content = np.linspace(0.5, 0.85, 40)
     samples = []
@@ -249,7 +248,6 @@ def test_selectivity_is_in_the_planes_with_weights(built):
     "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))]
 )
 def test_diagonal_heads_have_the_label_of_what_they_follow(seed: int):
-    """All have the same attention, on their own token, on a text without repeated tokens."""
     model, tokens, expected = handmade(seed, DISTINCT, Site.diagonals)
     profile = rl.profile(model, torch.from_numpy(tokens), surrogates=0)
     heads = rl.classify_heads(profile, resamples=200)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import Any
 
 import numpy as np
 import pytest
@@ -47,9 +46,7 @@ def assert_close(ours: np.ndarray, true: np.ndarray, *, rtol: float, what: str) 
     np.testing.assert_allclose(ours, true, rtol=0, atol=rtol * scale, err_msg=what)
 
 
-def measured(
-    model: PreTrainedModel, tokens: torch.Tensor, lengths: tuple[int, ...], **options: int
-) -> xr.Dataset:
+def measured(model, tokens: torch.Tensor, lengths: Sequence[int], **options: int) -> xr.Dataset:
     live = as_live_model(model)
     planes = RotationProbe(live).planes()
     text = Text(tokens, torch.tensor(lengths), bos=1, sink_ids=NAMED)
@@ -60,9 +57,7 @@ def measured(
     return summarize(collect(measurement, planes, fits=fits), planes, fits)
 
 
-def true_values(
-    model: PreTrainedModel, tokens: torch.Tensor, lengths: Sequence[int], *, name: str
-) -> dict[str, np.ndarray]:
+def true_values(model, tokens: torch.Tensor, lengths: Sequence[int], *, name: str) -> Values:
     edges = offset_edges(tokens.shape[1]).numpy()
     bins = np.stack([edges[:-1], edges[1:]], axis=1)
     sinks = np.isin(tokens, [1, *NAMED]) | (np.arange(tokens.shape[1]) == 0)
@@ -99,9 +94,7 @@ def assert_profile_agrees(profile: xr.Dataset, true: Values, *, rtol: float) -> 
     assert profile.attrs["rows_measured"] == true["rows"]
 
 
-def assert_parity(
-    model: PreTrainedModel, name: str, *, lengths: Any = LENGTHS, seed: int = 0, **options: int
-) -> tuple[xr.Dataset, dict[str, np.ndarray]]:
+def assert_parity(model, name: str, *, lengths=LENGTHS, seed=0, **options: int) -> tuple:
     model = model.double()
     tokens = random_tokens(seed, sequences=len(lengths), length=max(lengths))
     profile = measured(model, tokens, lengths, **options)

@@ -67,7 +67,6 @@ def test_attention_agrees_with_the_edited_model(opened, measured, mode, excerpt)
 
 
 def test_a_pair_is_the_sum_of_its_planes(opened, measured: Measured):
-    """The push of each plane is the contrast of a capture, against all keys or a chosen key."""
     page = opened.at(f"#L{LAYER}H{HEAD}&tab=pair&pair=9-4")
     seen = captured(measured, 0)
     for runner_up, shown in ((None, seen), (2, captured(measured, 0, runner_up=2))):

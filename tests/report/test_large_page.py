@@ -65,7 +65,6 @@ def test_weights_in_whole_percents_agree_with_the_head(large):
 
 
 def test_the_table_has_only_the_visible_rows(large):
-    """A screen reader gets the number of rows and the index of each row."""
     page = large.at("#L0H0&view=list")
     rows = page.locator("#table tbody tr:not(.gap)")
 

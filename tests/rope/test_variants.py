@@ -98,7 +98,6 @@ def test_a_variant_replaces_the_scale_that_a_model_was_built_with():
 
 
 def test_layers_without_rotation():
-    """SmolLM3 has such layers, and an edit makes them in any family."""
     rotates = [1, 1, 1, 0]
     other = tiny("smollm3", no_rope_layers=rotates, rope_parameters=dict(ROPE))
     model = tiny("smollm3", no_rope_layers=[1] * 4, rope_parameters=dict(ROPE))

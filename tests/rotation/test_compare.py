@@ -25,9 +25,7 @@ def llama(**rope: object) -> nn.Module:
     return tiny("llama_gqa", rope_parameters=rope or ROPE)
 
 
-def neighbours(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def neighbours(q, k, cos, sin) -> tuple[torch.Tensor, torch.Tensor]:
     """The pairing of GPT-J, with weights for the pairing of Llama."""
     cos, sin = (x[:, None, :, : x.shape[-1] // 2].repeat_interleave(2, -1) for x in (cos, sin))
     swap = lambda x: torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)  # noqa: E731

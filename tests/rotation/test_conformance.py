@@ -45,9 +45,7 @@ def freq(count: int = 8, *, base: float = 1e4, dim: int | None = None) -> Tensor
 W = freq()
 
 
-def turn(
-    x: Tensor, p: Tensor, w: Tensor = W, *, half: bool = True, factor: float = 1.0
-) -> Tensor:
+def turn(x: Tensor, p: Tensor, w: Tensor = W, *, half=True, factor=1.0) -> Tensor:
     """RoPE by hand of x [position, head, coordinate] at p [position (, head)]."""
     n, angle = w.shape[-1], p.reshape(len(p), -1, 1) * w
     parts = (slice(n), slice(n, 2 * n)) if half else (slice(0, 2 * n, 2), slice(1, 2 * n, 2))

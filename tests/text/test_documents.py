@@ -99,8 +99,7 @@ def test_a_bad_file_is_refused_by_name(tmp_path, bad: str, monkeypatch):
     path = make(tmp_path)
     with pytest.raises(BadText) as caught:
         read_documents([path])
-    for word in [*words, str(path)]:
-        assert word in str(caught.value)
+    assert all(word in str(caught.value) for word in [*words, str(path)]), caught.value
     assert "\n" not in caught.value.line
 
 
