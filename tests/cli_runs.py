@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-import pandas as pd
 import pytest
 from oracles.tiny import tiny
 from tiny_checkpoints import save_tiny
@@ -93,7 +92,7 @@ def python(capfd: pytest.CaptureFixture[str]) -> Command:
 
 @pytest.fixture(autouse=True, scope="session")
 def few_draws() -> Iterator[None]:
-    def few(*args: object, draws: int = 1000, **options: object) -> pd.DataFrame:
+    def few(*args: object, draws: int = 1000, **options: object):
         return ledger(*args, draws=60 if draws == 1000 else draws, **options)
 
     places = ("ropelens.report.page", "ropelens.claims.claim_runs")

@@ -8,12 +8,11 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping
 from pathlib import Path
 from unittest import mock
 
 
-def settings() -> Mapping[str, str]:
+def settings():
     limits = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return limits | {"PYTHONPATH": os.pathsep.join(sys.path)}
 

@@ -5,7 +5,6 @@ shares sum to one and bits to the total.
 """
 
 import numpy as np
-import pandas as pd
 import xarray as xr
 
 import ropelens as rl
@@ -38,7 +37,7 @@ def synthetic_profile(
     context: int = 512,
     excerpt: int = 48,
     seed: int = 0,
-) -> tuple[xr.Dataset, pd.DataFrame]:
+):
     """A seeded profile and its heads. `unrotated` adds an entry for partial rotary."""
     rng = np.random.default_rng(seed)
     kv_heads = kv_heads or max(1, heads // 2)

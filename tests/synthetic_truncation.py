@@ -4,8 +4,6 @@ The cost of a set of planes is the sum of the costs of its planes. Fast planes c
 planes slower than the context cost little. All numbers are made up.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 import xarray as xr
@@ -22,7 +20,7 @@ COPIED += ("context", "trained_context")
 
 
 def synthetic_truncation(
-    *, ends: Sequence[str] = ("slow", "fast"), bands: int = 8, controls: int = 3, **sizes: int
+    *, ends=("slow", "fast"), bands: int = 8, controls: int = 3, **sizes: int
 ) -> xr.Dataset:
     """A sweep of the model of `synthetic_profile` with these sizes."""
     rng = np.random.default_rng(0)

@@ -3,7 +3,6 @@
 import csv
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ NANO = SIZES["nano"] = Size(**SHAPE, batch=4, micro_batch=2, learning_rate=1e-2)
 OPTIONS = {"size": "nano", "context": 32, "vocabulary": 300, "steps": 60, "precision": "bf16"}
 
 
-def train(text: Sequence[Path] = (), *, out: Path, **options: Any) -> Path:
+def train(text=(), *, out: Path, **options: Any) -> Path:
     files = {name: options.pop(name, other) for name, other in (("valid", ()), ("data", None))}
     return runs.train(Settings(**options), text=text, out=out, **files)
 

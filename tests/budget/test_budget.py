@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from measured import few, normal, observed_calls, seeds
 from oracles.handmade import call_of
 from oracles.tiny import not_as_configured, random_tokens, tiny
-from torch import Tensor
 
 import ropelens as rl
 from ropelens.attention.formulas import GAINS, attention_budget
@@ -123,7 +122,7 @@ def test_a_model_gains_at_least_as_much_as_a_model_that_it_contains(gains, expec
     np.testing.assert_allclose(np.concatenate(list(bits.values())), expected)
 
 
-def drawn(lengths: list[int], *, documents: Tensor | None = None, seed: int = 0) -> Sample:
+def drawn(lengths: list[int], *, documents=None, seed: int = 0) -> Sample:
     count, context = len(lengths), max(lengths)
     tokens = torch.arange(count * context).view(count, context)
     return Sample.draw(Text(tokens, torch.tensor(lengths), documents=documents), seed=seed)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -93,7 +92,7 @@ T5 = {"vocab_size": 40, "d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "
 
 
 # fmt: off
-DAMAGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
+DAMAGES = {
     "no config": (lambda f: (f / "config.json").unlink(),
         ["transformers cannot read", "a folder with config.json"]),
     "unknown model type": (lambda f: edit_config(f, model_type="yeti"),

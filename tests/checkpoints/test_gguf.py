@@ -2,7 +2,6 @@
 
 import copy
 import json
-from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ def as_pairs(x: torch.Tensor, heads: int) -> torch.Tensor:
     return x.view(heads, 2, -1, x.shape[1]).transpose(1, 2).reshape(x.shape)
 
 
-def finish(writer: gguf.GGUFWriter, stated: Mapping[str, Any]) -> None:
+def finish(writer: gguf.GGUFWriter, stated) -> None:
     """Add keys of RoPE, or tensors if the values are arrays, and write the file."""
     for name, value in stated.items():
         if isinstance(value, np.ndarray):

@@ -2,7 +2,6 @@
 
 import copy
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ def adapted(rank: int = 2, module: str = "q_proj") -> Any:
     return get_peft_model(tiny_llama(), config)
 
 
-EDITS: dict[str, Callable[[Path], object]] = {
+EDITS = {
     "RoPE": lambda folder: edit_config(folder, rope_parameters=SCALED),
     "weights": lambda folder: edit_weights(folder, lambda w: w["lm_head.weight"].neg_()),
     "adapter": lambda folder: adapted().save_pretrained(folder),
@@ -60,7 +59,7 @@ def swap_rows(model: Any) -> None:
     weight[[0, 1]] = weight[[1, 0]]
 
 
-CHANGES: dict[str, Callable[[Any], object]] = {
+CHANGES = {
     "buffer": lambda m: m.model.rotary_emb.inv_freq.neg_(),
     "order of rows": swap_rows,
     "two signs": lambda m: m.lm_head.weight.data[0, :2].neg_(),

@@ -1,6 +1,5 @@
 """The ledger of claims on planted models, on draws of nulls, and on random weights."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -115,7 +114,7 @@ def two(planes: int) -> np.ndarray:
     return np.tile(np.arange(planes) >= planes - 2, (2, 1)).astype(float)
 
 
-MIN_SIZES: list[tuple[str, str, Callable[[int], tuple[np.ndarray, ...]], tuple[int, int]]] = [
+MIN_SIZES = [
     ("slow_norms", "8 planes or more", lambda n: (by_plane(RAMP)[:, :n],), (7, 8)),
     ("fast_at_the_ends", "10 layers", lambda n: (spike(0, -1)[[*range(n - 1), -1]],), (9, 10)),
     ("flat_values", "4 layers or more", lambda n: (ONES[:n], ONES[:n], 0 * ONES[:n]), (3, 4)),

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -17,7 +16,6 @@ import torch
 from cli_runs import MAIN, NAMES, PLAN, STOPPING, Ended, save_family, unharmed
 
 from ropelens.commands.terminal import print_lines
-from ropelens.runtime.progress import Advance
 from ropelens.runtime.results import PAGE, open_results
 from ropelens.train import loop
 
@@ -104,7 +102,7 @@ def test_a_working_directory_that_is_gone(ropelens, tmp_path, monkeypatch):
 
 
 @contextmanager
-def full_disk(limit: int) -> Iterator[None]:
+def full_disk(limit: int):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
@@ -163,7 +161,7 @@ def test_stdout_is_the_path_of_the_page_and_stderr_is_quiet(model, tmp_path, rop
 
 
 def test_ctrl_c_while_measuring(ropelens, model, text, out, monkeypatch):
-    def lines(*_: object) -> Advance:
+    def lines(*_: object):
         return lambda now, *_: now.what == "measuring" and os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr("ropelens.runtime.progress._log_lines", lines)

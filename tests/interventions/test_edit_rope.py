@@ -12,7 +12,6 @@ import torch
 from measured import observed_calls
 from oracles.recording import attention_calls
 from oracles.tiny import SUPPORTED, keep, logits, of_kind, random_tokens, rotations, tiny
-from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -190,7 +189,7 @@ def test_an_error_at_the_attention_restores_the_model(llama, monkeypatch):
     plain, before = logits(llama), state(llama)
     groups = []
 
-    def fail(module: nn.Module, *args: object, **kwargs: object) -> None:
+    def fail(module, *args: object, **kwargs: object) -> None:
         groups.append(module.num_key_value_groups)
         raise ZeroDivisionError
 

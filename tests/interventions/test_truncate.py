@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 import xarray as xr
@@ -202,7 +201,7 @@ def test_equal_sets_are_measured_once(monkeypatch):
         assert (row["band"] >= 0) == row["kind"].startswith("band")
 
 
-def assert_interval(row: pd.Series, name: str, changes: np.ndarray) -> None:
+def assert_interval(row, name: str, changes: np.ndarray) -> None:
     expected = stats.ttest_1samp(changes, 0).confidence_interval()
     ends = [row[f"{name}_change_{end}"] for end in ("low", "high")]
     assert ends == pytest.approx([*expected])

@@ -1,7 +1,6 @@
 """Attention hooks change no bit of a model, and show the calls that the model computes."""
 
 import sys
-from contextlib import AbstractContextManager
 from functools import partial
 
 import numpy as np
@@ -23,7 +22,7 @@ from ropelens.attention.call import AttentionCall, attention_map, output_error
 from ropelens.errors import UnsupportedModel
 from ropelens.model import live_model
 from ropelens.model.as_live_model import as_live_model
-from ropelens.runtime.progress import Advance, Stage, silent
+from ropelens.runtime.progress import Stage, silent
 
 NO_SDPA = ("gemma2", "gpt_oss")
 IMPLEMENTATIONS = [(name, "eager") for name in TEN]
@@ -151,7 +150,7 @@ def test_a_model_that_changes_when_it_is_observed_is_refused(llama: LlamaForCaus
     attention, stages = llama.model.layers[1].self_attn, list[str]()
     attention.forward = partial(differs_when_observed, attention.forward)
 
-    def progress(*shown: Stage) -> AbstractContextManager[Advance]:
+    def progress(*shown: Stage):
         stages.extend(stage.what for stage in shown)
         return silent()
 

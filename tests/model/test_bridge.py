@@ -1,6 +1,5 @@
 """TransformerLens models give the same numbers as transformers, or a clear error."""
 
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -79,7 +78,7 @@ EDITS = {
 
 
 @contextmanager
-def changed(model: torch.nn.Module, name: str) -> Iterator[None]:
+def changed(model: torch.nn.Module, name: str):
     with ExitStack() as blocks:
         if name in EDITS:
             blocks.enter_context(rl.edit_rope(model, *EDITS[name]))

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -156,7 +155,7 @@ class LanguageModel:
     def __init__(self, model: PreTrainedModel) -> None:
         self._module = model
 
-    def __call__(self, tokens: torch.Tensor) -> Any:
+    def __call__(self, tokens: torch.Tensor):
         return self._module(tokens)
 
 

@@ -1,6 +1,5 @@
 """Layers that do not attend, or have fewer heads than the configuration states; vision."""
 
-from collections.abc import Callable
 from typing import Any
 
 import families
@@ -110,12 +109,12 @@ def in_block(model: PreTrainedModel, block: Any) -> xr.Dataset:
         return xr.Dataset({"logits": (("sequence", "row", "token"), model(IDS).logits.numpy())})
 
 
-def in_edit(model: PreTrainedModel, call: Callable[[], xr.Dataset]) -> xr.Dataset:
+def in_edit(model: PreTrainedModel, call) -> xr.Dataset:
     with rl.edit_rope(model, rl.stop_slowest(0.5, heads="0.1,1.3")):
         return call()
 
 
-CALLS: dict[str, Callable[[PreTrainedModel], xr.Dataset]] = {
+CALLS = {
     "profile": lambda m: rl.profile(m, IDS, surrogates=0),
     "capture": lambda m: rl.capture(m, IDS[0], heads="0.0-1,1.*", values=True),
     "attribute": lambda m: rl.attribute_planes(m, IDS[0], (5, 6), **REMAINING),

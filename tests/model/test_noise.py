@@ -10,7 +10,6 @@ import torch
 from oracles.noisy import Noisy
 from oracles.tiny import TEN, not_as_configured, random_tokens, tiny
 from torch import Tensor
-from transformers import PreTrainedModel
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import eager_attention_forward, rotate_half
 
@@ -27,7 +26,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore:.*rounding noise"), not_as_conf
 both_kinds = pytest.mark.parametrize("repeatable", [True, False], ids=["repeatable", "random"])
 
 
-def run_checks(model: PreTrainedModel) -> None:
+def run_checks(model) -> None:
     ids = random_tokens(vocabulary=model.config.vocab_size, length=24)
     check_causal(model)
     rl.evaluate(model, ids, measures=["loss"])

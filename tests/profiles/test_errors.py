@@ -8,8 +8,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from types import FrameType
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -102,7 +100,7 @@ def test_a_profile_without_budget_has_the_same_sums_and_no_labels():
 
 
 def test_tokens_and_seeds_of_numpy():
-    options: dict[str, Any] = {"surrogates": 1, "rows": 3, "seed": np.int64(-1)}
+    options = {"surrogates": 1, "rows": 3, "seed": np.int64(-1)}
     plain = rl.profile(tiny("llama_gqa"), TOKENS, surrogates=1, rows=3, seed=-1)
     narrow = rl.profile(tiny("llama_gqa"), TOKENS.to(torch.uint8).numpy(), **options)
     xr.testing.assert_equal(plain, narrow)
@@ -252,7 +250,7 @@ def receivers(call: Callable[[], object]) -> dict[type, set[str]]:
     """Functions of ropelens, without those within functions, that receive the model or text."""
     names: dict[type, set[str]] = {LiveModel: set(), rl.Text: set()}
 
-    def record(frame: FrameType, event: str, _: object):
+    def record(frame, event: str, _: object):
         code = frame.f_code
         file = code.co_filename
         if event != "call" or not file.startswith(PACKAGE) or file.endswith(OWN_FILES):

@@ -5,7 +5,6 @@ import struct
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import xarray as xr
 from in_browser import Opened, idle, playwright, shown, values, view
@@ -21,7 +20,7 @@ BOLD = "<b>bold</b><a href='https://example.com'>x</a>&lt;"
 
 
 @pytest.fixture(scope="module")
-def small() -> tuple[xr.Dataset, pd.DataFrame]:
+def small():
     profile, heads = synthetic_profile()
     on = np.random.default_rng(0).uniform(0, 1, profile["total_bits"].shape)
     words = {"units": "1", "long_name": f"mean attention on tokens {BOLD}", "column": "score"}

@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 import torch
 from measured import observed_calls
 from oracles.tiny import FAMILIES, SUPPORTED, not_as_configured, of_kind, rotations, tiny
-from torch import Tensor, nn
+from torch import nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 
@@ -217,7 +216,7 @@ def test_a_model_that_states_nothing_is_measured():
     np.testing.assert_allclose(rope["inv_freq"][0], truth[0].inv_freq, rtol=1e-6)
 
 
-OTHER_STATEMENTS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+OTHER_STATEMENTS = {
     "slowest faster": ("llama_gqa", lambda w: torch.cat([w[:-1], w[-1:] * 1.001])),
     "reversed": ("llama_gqa", lambda w: w.flip(0)),
     "one more": ("llama_gqa", lambda w: torch.cat([w, w[-1:] / 3])),

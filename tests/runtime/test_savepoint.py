@@ -1,7 +1,6 @@
 """A stopped measurement continues from its saved progress, with the same numbers."""
 
 import shutil
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from unittest.mock import patch
@@ -60,7 +59,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def stop_at(tokens: int) -> Callable[[int], None]:
+def stop_at(tokens: int):
     """A progress function that ends the run after `tokens` tokens."""
     left = tokens
 

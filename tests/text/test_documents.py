@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
@@ -68,7 +67,7 @@ def test_line_ends_and_marks_are_read_as_python_does(tmp_path: Path):
     assert read_documents([path, lines]) == ["é\ntwo\nthree\u2028", "a\u2028b\u0085c\r\nd"]
 
 
-def write(name: str, data: bytes) -> Callable[[Path], Path]:
+def write(name: str, data: bytes):
     def make(folder: Path) -> Path:
         (folder / name).write_bytes(data)
         return folder / name
@@ -77,7 +76,7 @@ def write(name: str, data: bytes) -> Callable[[Path], Path]:
 
 
 # fmt: off
-BAD_FILES: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
+BAD_FILES = {
     "missing": (lambda f: f / "no.txt", ["no.txt cannot be read", "No such file", "*.txt"]),
     "empty": (write("a.txt", b""), ["contains no text"]),
     "empty folder": (lambda f: f, ["contains no text"]),
