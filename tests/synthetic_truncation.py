@@ -19,9 +19,7 @@ COPIED = ("model", "dtype", "seed", "sequences", "rows", "versions", "created")
 COPIED += ("context", "trained_context")
 
 
-def synthetic_truncation(
-    *, ends=("slow", "fast"), bands: int = 8, controls: int = 3, **sizes: int
-) -> xr.Dataset:
+def synthetic_truncation(*, ends=("slow", "fast"), bands=8, controls=3, **sizes) -> xr.Dataset:
     """A sweep of the model of `synthetic_profile` with these sizes."""
     rng = np.random.default_rng(0)
     profile, table = synthetic_profile(**sizes, context=CONTEXT)

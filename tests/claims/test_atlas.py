@@ -157,7 +157,7 @@ def judged(name: str, *arrays: np.ndarray) -> dict:
     return judge(claim, given, np.random.default_rng(0), 100)
 
 
-def test_numbers_of_lengths():
+def test_numbers_of_lengths_pushes_and_coherence():
     length = np.array([[4.0, 2, 1, 1], [1, 1, 2, 4], [1, 1, 1, 1]])
     assert numbers.slow_half(length) == pytest.approx((2 / 8 + 6 / 8 + 2 / 4) / 3)
     assert numbers.slow_half_of_all(length) == pytest.approx(10 / 20)
@@ -165,16 +165,10 @@ def test_numbers_of_lengths():
     assert numbers.fast_at_the_ends(length) == pytest.approx((4 / 8 + 1 / 4) / 2 - 1 / 8)
     assert math.isnan(numbers.fast_at_the_ends(length[:2]))
     assert numbers.distance_to_band(length, np.array([1.0, 2.5, 0])) == pytest.approx(0.5)
-
-
-def test_the_push_of_slow_planes_needs_fast_planes_as_well():
-    push = np.array([[1.0, 3]])
-    assert numbers.push_of_long_planes(push, np.array([[0.0, 1]])) == 0.75
-    for slow in (np.zeros((1, 2)), np.ones((1, 2))):
-        assert math.isnan(numbers.push_of_long_planes(push, slow))
-
-
-def test_a_head_has_a_fixed_vector_if_its_longest_plane_is_coherent():
+    push, slow = np.array([[1.0, 3]]), np.array([[0.0, 1]])
+    assert numbers.push_of_long_planes(push, slow) == 0.75
+    for same in (0 * slow, 0 * slow + 1):  # it needs slow and fast planes
+        assert math.isnan(numbers.push_of_long_planes(push, same))
     coherence = np.array([[[0.96, 0.1], [0.96, 0.1]], [[0.1, 0.94], [0.1, 0.96]]])
     length = np.array([[[2.0, 1], [1, 2]], [[1, 2], [1, 2]]])
     assert numbers.fixed_in_longest(coherence, length) == 2 / 4
