@@ -137,8 +137,7 @@ def test_random_heads_come_from_the_layers_of_the_chosen_heads():
 
 def test_at_most_half_of_the_heads_of_a_layer_are_silenced():
     causal, heads = script_named("causal"), table_of(9, 5)  # a ninth is 5, layer 0 the first
-    chosen = causal.most(heads, "positional_fraction")
-    assert chosen["layer"].tolist() == [0, 0, 1, 1, 2]
+    assert causal.most(heads, "positional_fraction")["layer"].tolist() == [0, 0, 1, 1, 2]
     heads.loc[heads["layer"] > 0, "label"] = "diffuse"
     assert len(causal.most(heads, "positional_fraction")) == 2
     assert causal.most(table_of(9, 1), "positional_fraction").empty

@@ -61,8 +61,7 @@ def test_a_verdict_follows_from_the_printed_numbers(sign: int, floor: dict[str, 
 def test_a_stop_of_planes_that_cannot_turn_within_the_text_is_not_testable():
     torch.manual_seed(0)
     shape = {"head_dim": 32, "rope_theta": 1e6, "max_position_embeddings": 256}
-    config = hf.LlamaConfig(**COMMON | shape, initializer_range=0.3)
-    model = hf.LlamaForCausalLM(config).eval()
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(**COMMON | shape, initializer_range=0.3)).eval()
     profile = rl.profile(model, TOKENS, surrogates=0)
     rows = rl.test_claims(profile, model=model, text=TOKENS, draws=50).set_index("claim")
     assert np.isfinite(rows.loc["slow_stop", "number"])

@@ -183,11 +183,10 @@ def test_the_table_counts_heads(comparison: xr.Dataset):
     assert table.loc["rope", "induction"] == pytest.approx(np.mean(scores))
     gain = rope["first_loss"].values.mean() - rope["repeat_loss"].values.mean()
     assert table.loc["rope", "repeat_gain"] == pytest.approx(gain)
-    past = rope["position_loss"].values[:, rope["position_start"].values >= 32]
-    width = (rope["position_stop"] - rope["position_start"]).values
-    weights = width[rope["position_start"].values >= 32]
-    expected = np.average(past.mean(0), weights=weights)
-    assert table.loc["rope", "loss_past_context"] == pytest.approx(expected)
+    past = rope.isel(position_bin=rope["position_start"].values >= 32)
+    width = past["position_stop"] - past["position_start"]
+    expected = past["position_loss"].mean("entry").weighted(width).mean()
+    assert table.loc["rope", "loss_past_context"] == pytest.approx(float(expected))
     assert table.loc["rope", "retrieval"] == pytest.approx(float(rope["retrieval"].mean()))
 
 

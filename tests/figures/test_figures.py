@@ -209,8 +209,7 @@ def heads_of(profile: xr.Dataset) -> pd.DataFrame:
     """Table of `SMALL`, with NaN for heads without bits. Head 1.2 is selected, so it stays."""
     heads, bits = SMALL[1].copy(), profile["total_bits"].values
     known = np.isfinite(bits[heads["layer"], heads["head"]])
-    numbers = heads.columns.drop(["layer", "head", "label"])
-    heads.loc[~known, numbers] = np.nan
+    heads.loc[~known, heads.columns.drop(["layer", "head", "label"])] = np.nan
     return heads
 
 

@@ -30,8 +30,7 @@ def rotating_planes(planes: int, base: float = 10_000.0) -> Wavelengths:
     return dict(enumerate((2 * np.pi * base ** (np.arange(planes) / planes)).tolist()))
 
 
-def plan(layers: Sequence[Wavelengths], **changes: object) -> list[Cut]:
-    seed = changes.pop("seed", 0)
+def plan(layers: Sequence[Wavelengths], *, seed: int = 0, **changes: object) -> list[Cut]:
     return PlaneSweep(**changes).cuts({"all": layers}, seed=seed)
 
 

@@ -72,10 +72,8 @@ def test_a_step_on_a_cache_is_checked_after_a_plain_pass(llama, monkeypatch):
 @pytest.mark.parametrize("inside", [False, True], ids=["edit outside", "edit inside"])
 def test_the_edited_model_is_observed(inside: bool):
     model, seen = tiny("llama_gqa"), {}
-    edit = rl.edit_rope(model, rl.stop_slowest(0.5))
-    outer, inner = rl.observe(model, noting(seen)), edit
-    if not inside:
-        outer, inner = inner, outer
+    blocks = [rl.edit_rope(model, rl.stop_slowest(0.5)), rl.observe(model, noting(seen))]
+    outer, inner = blocks[::-1] if inside else blocks
     with outer, inner:
         logits(model)
     call, planes = seen[0]

@@ -7,13 +7,11 @@ code. The attention budget, which is fitted, is in `logit.py`.
 
 import copy
 from collections import Counter
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -79,19 +77,12 @@ def row_sums(
     }
 
 
-def dense(
-    model: transformers.PreTrainedModel,
-    tokens: Tensor,
-    lengths: Sequence[int] | NDArray[np.int64],
-    *,
-    rotations: Sequence[LayerRotation],
-    bins: Bins,
-    sinks: NDArray[np.bool_],
-) -> dict[str, NDArray[Any]]:
+def dense(model, tokens: Tensor, lengths, *, rotations, bins: Bins, sinks) -> dict[str, Any]:
     """All statistics [layer, head or kv_head, ...] over the first `lengths` of `tokens`.
 
     The last axis of arrays by frequency has the planes that rotate, and one entry for all other
     coordinates if any layer has them, or NaN. `offset_mass` is by bin (`bins` [bin, 2]).
+    `rotations` has one for each layer. `sinks` [sequence, position] marks the keys that are.
     """
     model = copy.deepcopy(model).double().eval()
     model.set_attn_implementation("eager")

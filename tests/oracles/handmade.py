@@ -10,7 +10,7 @@ token. All tokens have the same length, so RMSNorm does not change them. Project
 code to the wanted query or key, with noise in every weight.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,8 +81,7 @@ class Site:
 
     def profile(self, gain: Floats, offset: int) -> Floats:
         """Score at each distance for a head that attends `offset` tokens back."""
-        distance = np.arange(CONTEXT) - offset
-        return np.cos(np.outer(distance, self.inv_freq[self.fast])) @ gain
+        return np.cos(np.outer(np.arange(CONTEXT) - offset, self.inv_freq[self.fast])) @ gain
 
     def keys(self) -> Complex:
         """The key of each token, by plane, before rotation: [token, plane]."""
@@ -178,9 +177,7 @@ class Site:
         return torch.from_numpy(weights)
 
 
-def handmade(
-    seed: int, head_dim: int, kinds: Callable[[Site], Iterator[Wanted]] = Site.every_kind
-) -> tuple[LlamaForCausalLM, NDArray[np.int64], list[Expected]]:
+def handmade(seed: int, head_dim: int, kinds=Site.every_kind) -> tuple:
     """The model, tokens [SEQUENCES, CONTEXT] after BOS, and the expected result of each head.
 
     A sequence repeats no token if there are enough codes.

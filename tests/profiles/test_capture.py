@@ -150,15 +150,13 @@ def running(model: PreTrainedModel, ids: torch.Tensor, modules: dict[str, torch.
         return seen, model(ids[None], use_cache=False).logits[0]
 
 
-OUTPUTS = {"gpt_neox": "dense", "phi": "dense"}
-
-
 @pytest.mark.parametrize(
     "name", ["llama_gqa", "gemma2", "gpt_oss", "cohere", "gpt_neox", "deepseek_v3"]
 )
 def test_written_outputs_match_the_output_projection(name: str):
     model = tiny(name)
-    named = [n for n in dict(model.named_modules()) if n.endswith(OUTPUTS.get(name, "o_proj"))]
+    end = "dense" if name == "gpt_neox" else "o_proj"
+    named = [n for n in dict(model.named_modules()) if n.endswith(end)]
     modules = {n: model.get_submodule(n) for n in named if "mlp" not in n}
     given, _ = running(model, tokens(), modules)
     seen = rl.capture(model, tokens(), values=True)

@@ -10,7 +10,6 @@ and `gzip -9 -n`. Do not write it again when the layout changes.
 
 import gzip
 import json
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,13 +56,12 @@ def test_without_exchanged_keys_labels_follow_the_old_rule(folder: Path):
     np.testing.assert_allclose(heads["content_fraction"], content.flatten())
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_saved_profile_opens_without_a_warning(folder: Path):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        analysis = rl.open(folder)
-        assert isinstance(analysis, Analysis)
-        assert analysis.profile.identical(rl.open(folder / "profile.nc"))
-        assert "</html>" in analysis.page()
+    analysis = rl.open(folder)
+    assert isinstance(analysis, Analysis)
+    assert analysis.profile.identical(rl.open(folder / "profile.nc"))
+    assert "</html>" in analysis.page()
     assert sum(row.saved for row in measures.MEASURES) == 53
 
 
@@ -100,10 +98,9 @@ def test_the_page_of_an_older_profile_is_drawn_with_one_warning(folder, new_meas
     assert "</html>" in page.read_text()
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_profile_without_a_budget_lacks_no_measure(folder: Path):
     profile = rl.open(folder / "profile.nc")
     fitted = [row.name for row in measures.MEASURES if isinstance(row, measures.Fitted)]
     rl.save(profile.drop_vars(fitted), folder / "profile.nc")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert "total_bits" not in rl.open(folder / "profile.nc")
+    assert "total_bits" not in rl.open(folder / "profile.nc")

@@ -21,8 +21,7 @@ LAYER, HEAD = 1, 3
 def reach() -> xr.Dataset:
     tokens = random_tokens(sequences=8, length=16)
     heads, variants = f"0.*,{LAYER}.{HEAD}", ("own", "p-rope:0.5", "nope")
-    model = tiny("llama_gqa")
-    return rl.reach(model, tokens, heads=heads, variants=variants, copies=[48, 60])
+    return rl.reach(tiny("llama_gqa"), tokens, heads=heads, variants=variants, copies=[48, 60])
 
 
 @pytest.fixture(scope="module")

@@ -105,8 +105,7 @@ def test_a_click_on_the_map_shows_the_head_everywhere(opened, small):
     fraction = float(profile.surrogate_offset_fraction[0, 1, 3])
     ring = "document.getElementById('plot-claim').data.findIndex((trace) => trace.meta?.role)"
     view(page, "claim")
-    marked = values(page, "plot-claim", "y", page.evaluate(ring))
-    assert marked[0] == pytest.approx(fraction)
+    assert values(page, "plot-claim", "y", page.evaluate(ring))[0] == pytest.approx(fraction)
 
 
 @pytest.mark.thorough

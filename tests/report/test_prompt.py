@@ -68,8 +68,7 @@ def test_64_tokens_of_72_heads_of_256_are_live():
 def test_figures_of_a_head_accept_a_capture_and_its_name():
     model, ids = tiny("llama_gqa"), random_tokens(sequences=1, length=12)
     seen = rl.capture(model, ids, heads="1.*")
-    figure = rl.plot_attention(seen, head="1.2")
-    weights = np.nan_to_num(figure.data[0].z)
+    weights = np.nan_to_num(rl.plot_attention(seen, head="1.2").data[0].z)
     np.testing.assert_allclose(weights, seen["attention"].sel(head="1.2"))
     several = rl.capture(model, [ids[0], ids[0, :8]], heads="1.*")
     assert rl.plot_attention(several, layer=1, head=2, excerpt=1).data[0].z.shape == (8, 8)

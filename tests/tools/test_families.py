@@ -20,8 +20,7 @@ SAMPLE = (
 def test_the_table_describes_a_class(name: str):
     row = families.row(name, "")
     assert not row.untried
-    result = row.rotation or row.refused.split(" Seen:")[0]
-    assert TABLE[name].startswith(result)
+    assert TABLE[name].startswith(row.rotation or row.refused.split(" Seen:")[0])
 
 
 def test_enough_classes_are_supported_and_all_are_listed():

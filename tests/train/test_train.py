@@ -301,8 +301,7 @@ def test_each_epoch_has_another_order(after: int, monkeypatch: pytest.MonkeyPatc
     rows = np.arange(9)[:, None].repeat(settings.context, 1)
     sampler = SeedableRandomSampler(range(9), data_seed=4)
     order = torch.tensor([list(sampler) for _ in range(7)]).view(-1, 3)[after:20]
-    steps = torch.stack(list(batches([rows], settings, after=after)))[..., 0]
-    assert torch.equal(steps, order)
+    assert torch.equal(torch.stack(list(batches([rows], settings, after=after)))[..., 0], order)
 
 
 @pytest.mark.parametrize("after", [0, 1, 4, 7])
