@@ -90,7 +90,6 @@ def integers(weights: dict[str, torch.Tensor]) -> None:
 
 T5 = {"vocab_size": 40, "d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 4}
 
-
 # fmt: off
 DAMAGES = {
     "no config": (lambda f: (f / "config.json").unlink(),

@@ -41,7 +41,6 @@ savepoint.SavedStage.save = die
 main()
 """
 
-
 # The second process does not see finished measurements, as if it had another disk.
 ONE_DISK = """
 import os

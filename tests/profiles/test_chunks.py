@@ -174,7 +174,6 @@ def test_captures_and_silences_on_cuda_equal_cpu(family: str):
 
 PLANES = [1, 2]
 
-
 FOUR = random_tokens(sequences=4, length=24)
 
 
