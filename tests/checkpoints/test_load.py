@@ -297,6 +297,7 @@ def test_an_adapter_counts_as_it_is_used(tmp_path: Path):
     assert identity(cpu_offload(tiny_llama(), offload_buffers=True)) == identities[0]
 
 
+@pytest.mark.filterwarnings("ignore:Casting complex")
 @pytest.mark.parametrize(
     "tensor",
     [
