@@ -43,9 +43,9 @@ from ropelens.budget import held_out
 from ropelens.budget.held_out import LayerFit
 from ropelens.model.as_live_model import as_live_model
 from ropelens.model.live_model import LiveModel
-from ropelens.profiles.induction import repeats
 from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.passes import collect, fit_layers
+from ropelens.profiles.tasks import repeats
 from ropelens.rotation.probe import RotationProbe
 
 RUNS = 5

@@ -15,7 +15,7 @@ from .rotation.measure import measure_rope as measure_rope
 from .rotation.compare import compare_rope as compare_rope
 from .profiles.capture import capture as capture
 from .interventions.attribute import attribute_planes as attribute_planes
-from .interventions.top_planes import top_planes as top_planes
+from .interventions.truncation_table import top_planes as top_planes
 from .interventions.patch_each import patch_each as patch_each
 from .rotation.measure import observe as observe
 from .attention.call import AttentionCall as AttentionCall

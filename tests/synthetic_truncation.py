@@ -9,8 +9,8 @@ import pytest
 import xarray as xr
 from synthetic_profile import synthetic_profile
 
+from ropelens.interventions.cuts import PlaneSweep
 from ropelens.interventions.truncate import named_entries
-from ropelens.rope.select import plan_cuts
 
 LENGTHS, DEPTHS, TRIALS = (128, 256, 512), (0.1, 0.5, 0.9), 16
 SEQUENCES, CONTEXT = 32, 512
@@ -25,13 +25,14 @@ def synthetic_truncation(*, ends=("slow", "fast"), bands=8, controls=3, **sizes)
     profile, table = synthetic_profile(**sizes, context=CONTEXT)
     shape, wavelength = profile["total_bits"].shape, profile["wavelength"].values[0]
     turning = [dict(enumerate(wavelength.tolist()))] * shape[0]
-    cuts = plan_cuts(turning, keep=KEEP, ends=ends, bands=bands, controls=controls, seed=0)
+    sweep = PlaneSweep(keep=KEEP, ends=ends, bands=bands, controls=controls)
+    cuts = sweep.plan(turning, seed=0)
     cost = np.where(wavelength < CONTEXT, 4.0 * wavelength**-0.3 / len(wavelength), 1e-4)
     total = np.array([sum(cost[n] for n in cut.stopped[0]) for cut in cuts])
     data = _losses(total, rng) | _tasks(total, shape, rng)
     data |= _heads(total, table["label"].to_numpy().reshape(shape), rng)
     coordinates = {
-        "edit": [cut.name(turning) for cut in cuts],
+        "edit": [cut.edit for cut in cuts],
         "retrieval_length": list(LENGTHS),
         "depth": list(DEPTHS),
         "copy_distance": [63, 255],
@@ -42,7 +43,7 @@ def synthetic_truncation(*, ends=("slow", "fast"), bands=8, controls=3, **sizes)
     dataset = xr.Dataset(data, coords=coordinates, attrs=attrs)
     for name, variable in dataset.variables.items():
         variable.attrs = {"long_name": str(name).replace("_", " "), "units": "1"}
-    return named_entries(dataset, cuts, {"all": turning})
+    return named_entries(dataset, cuts)
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,8 @@ from ropelens.budget.held_out import find_sinks
 from ropelens.budget.labels import follow_numbers
 from ropelens.budget.logit import gains, score_models
 from ropelens.budget.surrogates import draw_surrogates
-from ropelens.profiles.induction import repeats
 from ropelens.profiles.measures import MEASURES, REQUESTED
+from ropelens.profiles.tasks import repeats
 
 PAGE = Path("docs/measures.md")
 BEGIN, END = "<!-- reference: begin -->", "<!-- reference: end -->"

@@ -30,7 +30,7 @@ from ropelens.checkpoints.identity import identity
 from ropelens.checkpoints.load import Opened, open_checkpoint
 from ropelens.checkpoints.names import short_name
 from ropelens.errors import public
-from ropelens.interventions.truncate import PlaneSweep
+from ropelens.interventions.cuts import PlaneSweep
 from ropelens.interventions.truncation_table import wanted_measures
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel

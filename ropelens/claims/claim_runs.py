@@ -28,9 +28,9 @@ from ropelens.interventions.evaluate import evaluate
 from ropelens.interventions.reach import COPIED, reach
 from ropelens.profiles.capture import TokenNames, token_names
 from ropelens.profiles.heads import require_budget
-from ropelens.profiles.induction import REPEATED_TOKENS, REPEATS
 from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.passes import collect
+from ropelens.profiles.tasks import REPEATED_TOKENS, REPEATS
 from ropelens.profiles.token_sets import shares_of
 from ropelens.rope.select import ALL_HEADS, PlaneNumbers
 from ropelens.runtime.progress import ProgressOption, ShowProgress, Stage, display_of

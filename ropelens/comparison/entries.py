@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 from ropelens.checkpoints.names import short_names
 from ropelens.errors import BadArgument
 from ropelens.interventions.evaluate import evaluate
-from ropelens.interventions.tasks import NEAREST, SHORTEST_PROMPT, doublings
 from ropelens.profiles.heads import head_values
 from ropelens.profiles.measures import compared
 from ropelens.profiles.profile import profile
+from ropelens.profiles.tasks import NEAREST, SHORTEST_PROMPT, doublings
 from ropelens.runtime.results import RECORD
 from ropelens.text.text import Text
 from ropelens.train.data import differences, documents_of, held_out_sequences, read_json, spread

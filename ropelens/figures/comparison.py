@@ -15,7 +15,7 @@ from ropelens.figures import style
 from ropelens.figures.formats import plotly_text, ranges, short_count
 from ropelens.figures.planes import mark_trained, set_wavelengths
 from ropelens.interventions.truncation_table import best_head
-from ropelens.interventions.variables import NEEDLES
+from ropelens.profiles.measures import NEEDLES
 
 KNOWN_VARIANTS = ("p-rope-0.75", "p-rope-0.25", "p-rope-0.5", "p-rope-reversed-0.75", "nope")
 VARIANT_SYMBOLS = ("square", "diamond", "triangle-up", "cross", "star", "pentagon")

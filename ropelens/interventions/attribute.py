@@ -1,8 +1,7 @@
 """Attribution of an answer to the planes of heads, by the gradient of their scores.
 
 A score is a sum of contributions c_f of planes f. The attribution of a plane is c_f times the
-gradient of an answer with respect to the score. Softmax ignores a constant that is added to all
-scores of a row, so the gradient sums to 0 over the keys of a row.
+gradient of an answer with respect to the score, which sums to 0 over the keys of a row.
 """
 
 from collections.abc import Sequence
@@ -21,20 +20,16 @@ from ropelens.attention.variables import labelled, stack, table
 from ropelens.errors import Count, Positive, public
 from ropelens.interventions.edit import drop, stack_edits
 from ropelens.interventions.patch import Source, plan_patch
-from ropelens.interventions.patch_each import (
-    AnswerDefinition,
-    answer_number,
-    answer_to,
-    patched_answers,
-)
+from ropelens.interventions.patch_each import answer_to, patched_answers
 from ropelens.model.as_live_model import Model, as_live_model
-from ropelens.model.live_model import LiveModel
 from ropelens.profiles import gradients
 from ropelens.profiles.capture import Prompt, one_sequence
+from ropelens.profiles.measurement import Measurement
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, HeadMask, PlaneNumbers
-from ropelens.rotation.probe import select_heads
-from ropelens.text.text import Text
+
+Attributions = Float[np.ndarray, "layer head frequency"]
+Indices = Int[np.ndarray, " _"]
 
 ATTRIBUTION = table("""
 attribution (layer, head, frequency) 1: gradient of the answer times the plane's contributions
@@ -52,7 +47,7 @@ wavelength (layer, frequency) token: tokens per turn
 def attribute_planes(
     model: Model,
     text_or_tokens: Prompt,
-    answer: AnswerDefinition,
+    answer: gradients.AnswerDefinition,
     *,
     heads: str = ALL_HEADS,
     pairs: str = "",
@@ -66,8 +61,7 @@ def attribute_planes(
     `answer` is a token, whose logit at the last position is the answer; two tokens, whose
     difference in logits is the answer; or a function of the logits [position, token] that
     returns one number. Tokens are ids or texts of one token. `text_or_tokens` is as for
-    `capture`: special tokens in a string are read as special tokens. The model runs under the
-    edits, silences and patches that are open. Returns:
+    `capture`. The model runs under the edits, silences and patches that are open. Returns:
 
     - `attribution` (layer, head, frequency), in units of the answer: gradient of the answer
       times the contribution of the plane to the scores, summed over all pairs of tokens. To
@@ -80,8 +74,7 @@ def attribute_planes(
       planes are checked; the rest is NaN. Over the N largest, `attrs["rank_correlation"]`
       compares `attribution` with -`dropped`, and `attrs["wrong_signs"]` counts the planes with
       opposite signs. `attrs["random_rank_correlation"]` is about the random planes, most of
-      which are near 0. `attrs["worst"]` is the largest difference over all checked planes. If
-      `check` exceeds the number of planes, all planes of `heads` are scanned.
+      which are near 0. `attrs["worst"]` is the largest difference over all checked planes.
     - `patched`, with `check` and another prompt as `source`: change of the answer when only
       this plane takes its queries and keys from `source` (see `patch_planes`). The same planes
       are checked. `attrs["source_answer"]` is the answer to `source`.
@@ -93,23 +86,19 @@ def attribute_planes(
     sum to `answer` - `answer_without`, the answer if these heads attend evenly. A single step
     uses the gradient of the unmodified model and misses saturated contributions.
 
-    The backward pass needs the memory of one layer, the queries, keys, values and outputs of
-    all layers, and the requested logits. Raises `BadArgument` for unknown heads or tokens and
-    for an answer that is not one number, and the errors of `capture`.
+    The backward pass needs the memory of one layer and the vectors of all layers. Raises
+    `BadArgument` for unknown heads or tokens and for an answer that is not one number, and the
+    errors of `capture`.
     """
     live = as_live_model(model, tokenizer)
     tokenizer = tokenizer or live.tokenizer
     measurement = one_sequence(live, text_or_tokens, tokenizer)
     text, rotation = measurement.text, measurement.rotation
-    chosen = select_heads(live.attending_heads, heads, lambda: rotation.kinds)
-    pair_heads = (
-        select_heads(live.attending_heads, pairs, lambda: rotation.kinds).nonzero().tolist()
-        if pairs
-        else []
-    )
-    number = answer_number(answer, tokenizer, live.vocabulary)
+    chosen = rotation.select_heads(heads)
+    pair_heads = rotation.select_heads(pairs).nonzero().tolist() if pairs else []
+    number = gradients.answer_number(answer, tokenizer, live.vocabulary)
     planes = rotation.planes(text.context)
-    total, by_pair = _integrate(live, text, number, chosen, pair_heads, planes, steps)
+    total, by_pair = _integrate(measurement, number, chosen, pair_heads, steps)
     answer_now = partial(answer_to, live, text, number)
     facts: dict[str, Any] = {"steps": steps, "answer": answer_now()}
     values: dict[str, Any] = {
@@ -152,15 +141,15 @@ def attribute_planes(
 
 
 def _integrate(
-    live: LiveModel,
-    text: Text,
+    measurement: Measurement,
     number: gradients.Number,
     chosen: HeadMask,
     pair_heads: Sequence[Sequence[int]],
-    planes: Sequence[Planes],
     steps: int,
 ) -> tuple[Float[Tensor, "layer head term"], list[Float[Tensor, "term query key"]]]:
     """Attributions of all heads, and by pair of tokens for the `pair_heads`; NaN if missing."""
+    live, text = measurement.live, measurement.text
+    planes = measurement.rotation.planes(text.context)
     terms = max(layer.terms for layer in planes)
     total = torch.full((*chosen.shape, terms), torch.nan, dtype=torch.float64)
     by_pair: list[Any] = [0.0] * len(pair_heads)
@@ -184,28 +173,24 @@ def _integrate(
 
 
 def _compare_effects(
-    attribution: Float[np.ndarray, "layer head frequency"],
-    effects: Float[np.ndarray, "layer head frequency"],
-    largest: Int[np.ndarray, " plane"],
-    others: Int[np.ndarray, " other"],
+    attribution: Attributions, effects: Attributions, largest: Indices, others: Indices
 ) -> dict[str, float]:
     """The attributes that compare attributions with the effects of dropping the planes."""
     first, second = attribution.ravel(), effects.ravel()
     facts = {"worst": float(np.nanmax(np.abs(first - second)))}
     facts["wrong_signs"] = int((first[largest] * second[largest] < 0).sum())
-    for name, indices in (("rank_correlation", largest), ("random_rank_correlation", others)):
-        if len(indices) > 2:
-            ranks = scipy.stats.spearmanr(first[indices], second[indices])
-            facts[name] = float(ranks.statistic)
+    for name, planes in (("rank_correlation", largest), ("random_rank_correlation", others)):
+        if len(planes) > 2:
+            facts[name] = float(scipy.stats.spearmanr(first[planes], second[planes]).statistic)
     return facts
 
 
 def _checked_planes(
-    planes: Sequence[Planes], attribution: Float[np.ndarray, "layer head frequency"], check: int
-) -> tuple[Int[np.ndarray, " plane"], Int[np.ndarray, " other"]]:
+    planes: Sequence[Planes], attribution: Attributions, check: int
+) -> tuple[Indices, Indices]:
     """Flat indices of the planes with the largest attribution, and of random other planes."""
-    counts = np.array([layer.inv_freq.shape[-1] for layer in planes])
-    rotates = np.arange(attribution.shape[-1]) < counts[:, None, None]
+    counts = np.array([layer.inv_freq.shape[-1] for layer in planes])[:, None, None]
+    rotates = np.arange(attribution.shape[-1]) < counts
     indices = np.flatnonzero(np.isfinite(attribution) & rotates)
     order = indices[np.argsort(-np.abs(attribution.flat[indices]), kind="stable")]
     return order[:check], np.random.default_rng(0).permutation(order[check:])[:check]

@@ -1,8 +1,4 @@
-"""Edits of the rotation of a live model while a block runs.
-
-An edit gives a new frequency or a gain to chosen planes of chosen heads. The changes of several
-edits are combined first, and queries and keys are rotated once.
-"""
+"""Edits that give planes of heads of a live model a new frequency or a gain in a block."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +17,6 @@ from ropelens.rope.planes import Planes
 from ropelens.rope.select import (
     ALL_HEADS,
     ALL_PLANES,
-    HeadMask,
     PlaneNumbers,
     Selection,
     Slowest,
@@ -29,7 +24,7 @@ from ropelens.rope.select import (
 )
 from ropelens.rope.turn import TargetRotation, rotate_to
 from ropelens.rope.variants import Variant, parse_variant
-from ropelens.rotation.probe import RotationProbe, select_heads
+from ropelens.rotation.probe import RotationProbe
 from ropelens.rotation.stated import shape_of, sharpening
 from ropelens.rotation.variant_config import frequencies
 
@@ -46,9 +41,8 @@ class PlaneChange(NamedTuple):
 class Edit:
     """A change (`action`) of chosen planes (`select`) of some heads, such as "3.5,4.*".
 
-    Planes are chosen by their frequencies without edits, whatever other edits do. `action` gets
-    the unedited planes, the number of the layer and the length of the sequence. All scores are
-    multiplied by `scale`.
+    Planes are chosen by their frequencies without edits. `action` gets the unedited planes, the
+    number of the layer and the length of the sequence. Scores are multiplied by `scale`.
     """
 
     select: Selection
@@ -77,9 +71,8 @@ def stop(select: Selection, *, heads: str = ALL_HEADS, layers: str = "*") -> Edi
 def stop_slowest(fraction: Number, *, heads: str = ALL_HEADS, layers: str = "*") -> Edit:
     """Stop the slowest `fraction` of the planes: p-RoPE with p = 1 - fraction.
 
-    With all heads, a model of `rope_type` "default" then equals the model that transformers
-    loads from the same weights as "proportional" with p (Barbero et al. 2024, arXiv
-    2410.06205).
+    With all heads, a model of `rope_type` "default" then equals the same weights loaded as
+    `rope_type` "proportional" with p (Barbero et al. 2024, arXiv 2410.06205).
     """
     return stop(Slowest(fraction), heads=heads, layers=layers)
 
@@ -88,8 +81,7 @@ def stop_slowest(fraction: Number, *, heads: str = ALL_HEADS, layers: str = "*")
 def drop(select: Selection, *, heads: str = ALL_HEADS, layers: str = "*") -> Edit:
     """The planes add nothing to the scores, because their queries become 0.
 
-    A head without any plane attends evenly to all keys that it sees (except for coordinates
-    that never rotate), and outputs the mean of their values.
+    A head without any plane (and without coordinates that never rotate) attends evenly.
     """
     heads = heads_of_layers(layers, heads)
     return Edit(select, lambda *_: PlaneChange(query_gain=0.0), heads)
@@ -106,8 +98,7 @@ def rescale(
 ) -> Edit:
     """The planes rotate at `inv_freq` (rad/token, one frequency for every plane of a layer).
 
-    Queries and keys in these planes are multiplied by `attention_factor`, as in YaRN. Layers
-    that do not rotate stay as they are.
+    Queries and keys in these planes are multiplied by `attention_factor`, as in YaRN.
     """
     new = torch.as_tensor(inv_freq, dtype=torch.float32), float(attention_factor)
     heads = heads_of_layers(layers, heads)
@@ -137,8 +128,8 @@ def edit_rope(model: Model, *edits: Edit | str) -> Iterator[None]:
 
     Raises `UnsupportedModel` for a model that does not rotate or hides its attention, and
     `BadArgument` for planes, heads or a variant that do not exist. When the model runs, a cache
-    that drops keys raises `UnsupportedModel`. A bridge also raises it if it runs with a
-    key-value cache, or if an edit makes query heads differ that share a key-value head.
+    that drops keys raises `UnsupportedModel`, as does a bridge with a key-value cache, or with
+    edits that make query heads differ that share a key-value head.
     """
     live = as_live_model(model)
     with live.edit(stack_edits(RotationProbe(live), edits)):
@@ -152,15 +143,14 @@ def stack_edits(rotation: RotationProbe, edits: Sequence[Edit | str]) -> "ModelE
     if any(type(module).__name__.endswith("Indexer") for module in live.model.modules()):
         warnings.warn(f"{live.class_name}'s indexer picks keys without the edit", stacklevel=5)
     before = outer.edits if isinstance(outer, ModelEdit) else ()
-    return ModelEdit(
-        rotation, live.attending_heads, (*before, *(place_edit(rotation, x) for x in edits))
-    )
+    placed = [place_edit(rotation, edit) for edit in edits]
+    return ModelEdit(rotation, (*before, *placed))
 
 
 def place_edit(rotation: RotationProbe, edit: Edit | str) -> PlacedEdit:
     """Raise `BadArgument` if the model lacks heads or planes of an edit."""
     edit = _as_edit(parse_variant(edit), rotation) if isinstance(edit, str) else edit
-    heads = select_heads(rotation.live.attending_heads, edit.heads, lambda: rotation.kinds)
+    heads = rotation.select_heads(edit.heads)
     layers = [layer.planes for layer in rotation.layers()]
     most = max(len(planes.inv_freq) for planes in layers)
     numbers = edit.select.numbers if isinstance(edit.select, PlaneNumbers) else ()
@@ -174,10 +164,7 @@ def place_edit(rotation: RotationProbe, edit: Edit | str) -> PlacedEdit:
 
 
 def _as_edit(variant: Variant, rotation: RotationProbe) -> Edit:
-    """Edit that makes a live model rotate as `variant` in every layer that rotates.
-
-    A variant that moves planes starts from the base and the trained context of the model.
-    """
+    """Edit that makes a live model rotate as `variant`, from its own base and context."""
     if variant.stops is not None:
         return stop(variant.stops(variant.value))
     live, model_factor = rotation.live, rotation.attention_factor
@@ -196,7 +183,6 @@ class ModelEdit:
     """Edits of a model, applied in their order in its attention; see `AttentionEdit`."""
 
     rotation: RotationProbe
-    attending: HeadMask
     edits: tuple[PlacedEdit, ...]
 
     def __call__(
@@ -208,7 +194,7 @@ class ModelEdit:
         continued = bool(tokens[:, 0].any())
         length = int(positions[:, : tokens.shape[1]].max()) + 1
         planes = self.rotation.planes_now(layer, continued=continued)
-        of_query, of_key = _targets(self.edits, planes, layer, length, self.attending[layer])
+        of_query, of_key = self._targets(planes, layer, length)
         if name == "query":
             scales = [edit.scale for edit, _ in self.edits if edit.scale != 1]
             x = rotate_to(x, positions, planes, of_query)
@@ -220,28 +206,21 @@ class ModelEdit:
 
     def planes(self, layer: int, unedited: Planes, *, length: int) -> Planes:
         """Planes under the edits, with one row per head if heads differ."""
-        targets = _targets(self.edits, unedited, layer, length, self.attending[layer])
-        inv_freq = targets[0].inv_freq
+        inv_freq = self._targets(unedited, layer, length)[0].inv_freq
         if not len(inv_freq):  # a layer without attention
             return unedited
         alike = (inv_freq == inv_freq[:1]).all()
         return replace(unedited, inv_freq=inv_freq[0] if alike else inv_freq)
 
-
-def _targets(
-    edits: Sequence[PlacedEdit],
-    planes: Planes,
-    layer: int,
-    length: int,
-    heads: Bool[Tensor, " head"],
-) -> tuple[TargetRotation, TargetRotation]:
-    """The rotations that the queries and the keys of the `heads` of a layer should get."""
-    rates = planes.inv_freq.float().expand(int(heads.sum()), -1)
-    query = key = TargetRotation(rates, torch.ones(rates.shape))
-    for edit, chosen_heads in edits:
-        chosen = chosen_heads[layer][heads, None] & edit.select(planes)
-        if chosen.any():
-            inv_freq, query_gain, key_gain = edit.action(planes, layer, length)
-            query = query.with_changes(chosen, inv_freq, query_gain)
-            key = key.with_changes(chosen, inv_freq, key_gain)
-    return query, key
+    def _targets(self, planes: Planes, layer: int, length: int) -> list[TargetRotation]:
+        """The rotations that the queries and the keys of a layer should get."""
+        heads = self.rotation.live.attending_heads[layer]
+        rates = planes.inv_freq.float().expand(int(heads.sum()), -1)
+        query = key = TargetRotation(rates, torch.ones(rates.shape))
+        for edit, chosen_heads in self.edits:
+            chosen = chosen_heads[layer][heads, None] & edit.select(planes)
+            if chosen.any():
+                inv_freq, query_gain, key_gain = edit.action(planes, layer, length)
+                query = query.with_changes(chosen, inv_freq, query_gain)
+                key = key.with_changes(chosen, inv_freq, key_gain)
+        return [query, key]

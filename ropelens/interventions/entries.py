@@ -22,14 +22,13 @@ from ropelens.interventions.silence import Silence
 from ropelens.model.attention_hooks import HeadSilence
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles.capture import TokenNames
-from ropelens.profiles.induction import Task
 from ropelens.profiles.measurement import Batch, Measurement
 from ropelens.profiles.measures import STATISTICS
 from ropelens.profiles.passes import Progress, fit_layers, sum_batch
+from ropelens.profiles.tasks import Task
 from ropelens.profiles.token_sets import CLASSES, ids_of
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, HeadMask
-from ropelens.rotation.probe import RotationProbe, select_heads
 from ropelens.runtime.processes import gather, shard
 from ropelens.runtime.progress import ProgressOption, Stage, display_of
 from ropelens.runtime.savepoint import begin_stage
@@ -39,34 +38,29 @@ from ropelens.text.text import Text
 NONE = "none"  # name of the unmodified model
 
 Intervention = Edit | Silence | str
-Edits = Mapping[str, Intervention | Sequence[Intervention]]
-"""Changes of the model, by name: edits, names of variants, and blocks of `silence_heads`."""
+Edits = Mapping[str, Intervention | Sequence[Intervention]]  # by name
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A model of an evaluation and its planes; controls of `control_of` change random heads.
-
-    `silenced` are the heads whose outputs the `silences` replace.
-    """
+    """A model of an evaluation; controls of `control_of` change random heads."""
 
     name: str
     planes: list[Planes]
+    silenced: HeadMask
     edit: ModelEdit | None = None
     silences: Sequence[HeadSilence] = ()
     control_of: str = ""
-    silenced: HeadMask | None = None
 
 
-def entries_of(
-    rotation: RotationProbe, edits: Edits, *, context: int, controls: int, seed: int
-) -> list[Entry]:
+def entries_of(measurement: Measurement, edits: Edits, *, controls: int) -> list[Entry]:
     """Entries of the unmodified model and of every edit, and `controls` if it names heads."""
     check_count(controls, "controls")
     if NONE in edits:
         what = f'An edit cannot be called "{NONE}", the name of the unmodified model.'
         raise BadArgument(what)
-    live, layers = rotation.live, rotation.layers(context)
+    live, rotation, context = measurement.live, measurement.rotation, measurement.text.context
+    layers, no_head = rotation.layers(context), torch.zeros_like(live.attending_heads)
 
     def entry(name: str, changes: Sequence[Intervention], control_of: str = "") -> Entry:
         silences = [change for change in changes if isinstance(change, Silence)]
@@ -80,42 +74,34 @@ def entries_of(
             for silence in silences:
                 outputs.append(silence.outputs())
                 blocks.enter_context(live.silence(outputs[-1]))
-        masks = [
-            select_heads(live.attending_heads, silence.heads, lambda: rotation.kinds)
-            for silence in silences
-        ]
-        silenced = torch.stack(masks).any(0) if masks else None
-        return Entry(name, planes, edit if edit.edits else None, outputs, control_of, silenced)
+        masks = (rotation.select_heads(silence.heads) for silence in silences)
+        silenced = reduce(torch.logical_or, masks, no_head)
+        return Entry(name, planes, silenced, edit if edit.edits else None, outputs, control_of)
 
-    entries = [Entry(NONE, rotation.planes(context))]
+    entries = [Entry(NONE, rotation.planes(context), no_head)]
     for name, changes in edits.items():
         changes = [changes] if isinstance(changes, Edit | Silence | str) else changes
         entries.append(entry(name, changes))
         chosen = {
-            index: select_heads(live.attending_heads, change.heads, lambda: rotation.kinds)
+            index: rotation.select_heads(change.heads)
             for index, change in enumerate(changes)
             if not isinstance(change, str) and change.heads != ALL_HEADS
         }
-        sets = _random_heads(changes, chosen, live.attending_heads, controls, seed)
+        sets = _random_heads(measurement, changes, chosen, controls)
         for number, drawn in enumerate(sets, start=1):
             entries.append(entry(f"{name}, random {number}", drawn, name))
     return entries
 
 
 def _random_heads(
+    measurement: Measurement,
     changes: Sequence[Intervention],
     chosen: Mapping[int, HeadMask],
-    attending: HeadMask,
     draws: int,
-    seed: int,
 ) -> list[list[Intervention]]:
-    """`changes` with random other heads of the same layers, `draws` times.
-
-    `chosen` has the heads of the changes that name heads. All changes replace a given head by
-    the same random head. The list is shorter if fewer sets of heads exist.
-    """
+    """`changes` with random heads for the `chosen` heads, `draws` times or less often."""
     sets: dict[tuple[str, ...], list[Intervention]] = {}
-    generator = generator_of(seed)
+    attending, generator = measurement.live.attending_heads, generator_of(measurement.seed)
     for _ in range(1000 if chosen else 0):
         if len(sets) == draws:
             break
@@ -182,10 +168,9 @@ class TokenSplit:
 
 @dataclass(frozen=True)
 class EntrySums:
-    """Sums of one entry over some sequences; `+` adds the sums over other sequences.
+    """Sums of one entry over some sequences, in nats; `+` adds those over other sequences.
 
-    `losses` (nats) are summed over bins of positions, over repeated tokens, and over classes
-    of tokens. `change` (nats) is summed over `rows` rows: all, and the rows of each class.
+    `losses` are of bins, repeated tokens and classes; `change` of all rows and each class.
     """
 
     sums: Sums
@@ -259,11 +244,7 @@ def _sum_entry(
     unedited: dict[int, AttentionCall] | None,
     progress: Progress,
 ) -> EntrySums:
-    """Sums of an entry over a batch, from one forward pass; the `fits` give attention budgets.
-
-    The entry "none" stores its attention calls in the dict `unedited`, and later entries are
-    compared with these calls.
-    """
+    """Sums of an entry over a batch, from one pass. "none" stores its calls in `unedited`."""
     text, sets = batch.text, split.sets(batch.text.ids)
     change = torch.zeros(sets.shape[1], live.layers, live.heads, dtype=torch.float64)
 
@@ -278,17 +259,10 @@ def _sum_entry(
             changes = attention_change(before, call, batch.rows, sets)
             change[:, call.layer, : changes.shape[1]] = changes
 
+    options: dict[str, Any] = {"fits": fits, "statistics": STATISTICS if fits else ()}
+    options |= {"progress": progress, "sets": sets, "also": compare}
     with live.changed(entry.edit, entry.silences):
-        sums, losses = sum_batch(
-            live,
-            batch,
-            entry.planes,
-            statistics=STATISTICS if fits else (),
-            fits=fits,
-            progress=progress,
-            sets=sets,
-            also=compare,
-        )
+        sums, losses = sum_batch(live, batch, entry.planes, **options)
     in_bins = losses[:, 1:].where(text.predicted[:, 1:], 0.0)
     by_bin = sum_bins(in_bins, split.edges - 1)
     by_split = losses[:, None].where(split.predicted(text), 0.0).sum(2)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,21 +16,14 @@ from ropelens.budget.labels import assign_shared, follow_numbers, label_heads
 from ropelens.budget.logit import SCORES
 from ropelens.errors import Count, Positive, Whole, public
 from ropelens.interventions.entries import Edits, EntrySums, TokenSplit, entries_of, run_entries
-from ropelens.interventions.tasks import TRIALS, copies, needles
 from ropelens.interventions.truncation_table import DEFAULT_MEASURES, wanted_measures
 from ropelens.interventions.variables import EVALUATED
+from ropelens.profiles import summary
 from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.heads import head_values, resample_labels
-from ropelens.profiles.induction import Task, repeats
 from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.measures import columns
-from ropelens.profiles.summary import (
-    bits_of,
-    kind_coordinates,
-    number_dims,
-    plane_coordinates,
-    summarize,
-)
+from ropelens.profiles.tasks import TRIALS, Task, copies, needles, repeats
 from ropelens.rope.planes import Planes
 from ropelens.runtime.progress import ProgressOption
 from ropelens.text.rows import HowMany
@@ -60,10 +54,9 @@ def evaluate(
 
     `edits` maps names to an edit, a variant such as "p-rope:0.75", a block of `silence_heads`,
     or a list of these. All edits have the same sequences, rows and random tokens, so
-    differences are paired; `ropelens.paired_changes` returns a table of the differences. After
-    each edit that names heads, `controls` (8 or more are useful) have random other heads of the
-    same layers; the coordinate `control_of` names the edit. The other options are as for
-    `profile`. Sequences of more than 65,536 tokens run in chunks.
+    differences are paired (`ropelens.paired_changes`). After each edit that names heads,
+    `controls` (8 or more are useful) have random other heads of the same layers; the coordinate
+    `control_of` names the edit. The other options are as for `profile`.
 
     Returns a dataset over `edit`, which starts with "none": the model under only the blocks
     that are open around the call. `inv_freq` (rad/token) and `wavelength` (tokens) describe its
@@ -84,8 +77,8 @@ def evaluate(
       `prompts` per length and depth.
     - "copying" (only on request): `copy_loss` (edit, copy_distance, trial), the loss of random
       tokens that are repeated after `distances` tokens (by default 8, 16, 32, ..., as far as
-      both copies fit into the context; larger distances are allowed). It is 0 for a model that
-      copies, and ln(vocabulary) for a model that cannot copy.
+      both copies fit into the context). It is 0 for a model that copies, and ln(vocabulary) for
+      a model that cannot copy.
     - "change": `attention_change` (edit, layer, head) in bits, the mean over rows of KL(A
       without the edit || A under the edit).
     - "labels": the attention budget and `label` (edit, layer, head), and the number of changed
@@ -93,15 +86,11 @@ def evaluate(
 
     Raises `BadArgument` for unknown measures, and the errors of `profile` and `edit_rope`.
     """
-    measurement = Measurement.of(
-        model, text, tokenizer=tokenizer, rows=rows, seed=seed, batch_size=batch_size
-    )
-    text, live, seed, edits = measurement.text, measurement.live, measurement.seed, edits or {}
-    selected = wanted_measures(measures)
+    options: dict[str, Any] = {"rows": rows, "seed": seed, "batch_size": batch_size}
+    measurement = Measurement.of(model, text, tokenizer=tokenizer, **options)
+    text, live, selected = measurement.text, measurement.live, wanted_measures(measures)
     live.check_observation_is_exact(text)
-    entries = entries_of(
-        measurement.rotation, edits, context=text.context, controls=controls, seed=seed
-    )
+    entries = entries_of(measurement, edits or {}, controls=controls)
     planes = [entry.planes for entry in entries]
     tasks_of: dict[str, Callable[[], Task]] = {
         "induction": lambda: repeats(measurement, planes[0]),
@@ -115,10 +104,8 @@ def evaluate(
     values = {"edit": np.array([entry.name for entry in entries], dtype=object)}
     if controls:
         values["control_of"] = np.array([entry.control_of for entry in entries], dtype=object)
-    if any(entry.silenced is not None for entry in entries):
-        none = torch.zeros(live.layers, live.heads, dtype=torch.bool)
-        masks = [none if entry.silenced is None else entry.silenced for entry in entries]
-        values["silenced"] = torch.stack(masks).double().numpy()
+    if any(entry.silences for entry in entries):
+        values["silenced"] = torch.stack([x.silenced for x in entries]).double().numpy()
     if "loss" in selected:
         values |= _loss_values(text, split, sums)
     if "change" in selected:
@@ -135,11 +122,11 @@ def evaluate(
         for key in answers[0][name]:
             values[key] = np.stack([answer[name][key].numpy() for answer in answers])
         values |= task.coordinates
-    coordinates = plane_coordinates(planes[0], heads=live.heads)
-    coordinates |= kind_coordinates(measurement.rotation.kinds)
+    coordinates = summary.plane_coordinates(planes[0], heads=live.heads)
+    coordinates |= summary.kind_coordinates(measurement.rotation.kinds)
     dataset = xr.Dataset(labelled(values, EVALUATED), coordinates)
     names = {"control_of", "group", "position_start", "position_stop", "token_class"}
-    dataset = number_dims(dataset.set_coords(names & values.keys()))
+    dataset = summary.number_dims(dataset.set_coords(names & values.keys()))
     return dataset.assign_attrs({"kind": "evaluation"} | measurement.facts)
 
 
@@ -155,14 +142,12 @@ def _loss_values(
     losses = np.stack([entry.losses.numpy() for entry in sums])
     bin_loss, split_sum = losses[..., :bins], losses[..., bins:]
     group_tokens = by_group(bin_tokens, text.group)
-    means, by_bin = [], []
+    all_and_bins = []  # means and errors of all positions, and of each bin
     for entry in sums:
         group_loss = by_group(entry.losses[:, :bins], text.group)
-        means.append(mean_loss(group_loss.sum(1), group_tokens.sum(1)))
-        pairs = zip(group_loss.T, group_tokens.T, strict=True)
-        by_bin.append([mean_loss(*pair) for pair in pairs])
-    mean, error = np.array(means).T
-    position, position_error = np.moveaxis(np.array(by_bin), -1, 0)
+        columns_of = ([x.sum(1), *x.T] for x in (group_loss, group_tokens))
+        all_and_bins.append([mean_loss(*pair) for pair in zip(*columns_of, strict=True)])
+    means, errors = np.moveaxis(np.array(all_and_bins), -1, 0)
     with np.errstate(invalid="ignore"):  # NaN if a sequence has no such token
         split_loss = split_sum / tokens
         far_loss = bin_loss[..., far].sum(-1) / far_tokens
@@ -175,10 +160,10 @@ def _loss_values(
         "seen_tokens": tokens[:, 0],
         "far_loss": far_loss,
         "far_tokens": far_tokens,
-        "mean_loss": mean,
-        "mean_loss_se": error,
-        "position_loss": position,
-        "position_loss_se": position_error,
+        "mean_loss": means[:, 0],
+        "mean_loss_se": errors[:, 0],
+        "position_loss": means[:, 1:],
+        "position_loss_se": errors[:, 1:],
         "position_start": edges[:-1].numpy(),
         "position_stop": edges[1:].numpy(),
     }
@@ -191,7 +176,7 @@ def _label_values(
 ) -> dict[str, np.ndarray]:
     """Budget and label of every head of every entry; resamples are the same in all entries."""
     parts = zip([entry.sums for entry in sums], planes, fits, strict=True)
-    profiles = [summarize(*part) for part in parts]
+    profiles = [summary.summarize(*part) for part in parts]
     names = (*columns("budget"), "positional_fraction", "label")
     heads = [head_values(profile) for profile in profiles]
     values = {name: np.stack([entry[name] for entry in heads]) for name in names}
@@ -211,6 +196,6 @@ def _class_labels(sums: Sequence[EntrySums], layers: int) -> np.ndarray:
         scores = by_layer(classes, layers).transpose(1, 2)
         rows = scores[..., SCORES.index("weight")].numpy()
         follow = follow_numbers(*(x.numpy() for x in follow_shares(scores).values()))
-        bits = assign_shared(bits_of(scores), follow["weight"])
+        bits = assign_shared(summary.bits_of(scores), follow["weight"])
         labels.append(label_heads(bits, rows=rows))
     return np.stack(labels)

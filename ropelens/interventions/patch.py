@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -18,7 +18,7 @@ from ropelens.profiles.measurement import model_text
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, HeadMask, PlaneNumbers, Selection
 from ropelens.rope.turn import positions_by_plane, rotate_by
-from ropelens.rotation.probe import RotationProbe, select_heads
+from ropelens.rotation.probe import RotationProbe
 from ropelens.text.text import Text
 from ropelens.text.tokenize import prompt_tokens
 
@@ -53,10 +53,8 @@ def patch_planes(
     "2.3,4.*" (with grouped keys, query heads: unlisted heads keep their keys and values).
 
     `positions` lists the patched positions, counted from 0 in each sequence (also in a packed
-    row), or maps each patched position to a position in `source`. By default all positions that
-    both sequences have are patched.
-
-    Edits rotate the patched vectors. If two blocks patch the same vector, the inner block takes
+    row), or maps each to a position in `source`; by default all that both sequences have. Edits
+    rotate the patched vectors. If two blocks patch the same vector, the inner block takes
     effect. A patch from the same tokens changes no bit. The model is restored on exit, also
     after an error, and may generate.
 
@@ -74,8 +72,8 @@ def patch_planes(
         seen = f"{len(text)} sequences" if len(text) > 1 else "a mask with a gap"
         what = "The source of a patch must be one sequence without hidden tokens."
         raise BadArgument(what, seen=seen)
-    options: dict[str, Any] = {"heads": heads, "planes": planes, "positions": positions}
-    patch = plan_patch(RotationProbe(live), text, **options, of=of)
+    patch = plan_patch(RotationProbe(live), text, planes=planes, heads=heads, of=of)
+    patch = replace(patch, pairs=position_pairs(positions, text.context))
     with live.silence(patch.outputs), live.patch(patch):
         yield
 
@@ -84,28 +82,25 @@ def plan_patch(
     rotation: RotationProbe,
     text: Text,
     *,
+    heads: str,
     planes: Selection | None = None,
-    heads: str = ALL_HEADS,
-    positions: Sequence[int] | Mapping[int, int] | None = None,
     of: PatchedPart = "both",
 ) -> "PlanePatch":
-    """Check the arguments of `patch_planes`, run the source `text`, and return the patch."""
-    live = rotation.live
+    """A patch from the source `text`, which runs, at all positions; checks its arguments."""
     if of not in UNROTATED:
         _, chosen = place_edit(rotation, stop(planes or PlaneNumbers(()), heads=heads))
     elif planes is not None:
         what = f"The {of} of a head has no planes, because it does not rotate."
         raise BadArgument(what, hint="no planes=")
     else:
-        chosen = select_heads(live.attending_heads, heads, lambda: rotation.kinds)
-    vectors = read_source(rotation, text, chosen, of)
-    pairs = position_pairs(positions, text.context)
+        chosen = rotation.select_heads(heads)
+    pairs, vectors = position_pairs(None, text.context), read_source(rotation, text, chosen, of)
     return PlanePatch(rotation, chosen, planes, of, pairs, vectors)
 
 
+# By layer: "query", "key", "value" and "output" [1, head, position, coordinate] of a source,
+# and "angle" (rad), the rotation of each plane [_, position, frequency]
 SourceVectors = dict[tuple[int, str], Tensor]
-"""By layer: "query", "key", "value" and "output" [1, head, position, coordinate] of a source,
-and "angle" (rad), the rotation of each plane [_, position, frequency]."""
 
 
 def read_source(

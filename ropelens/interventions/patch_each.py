@@ -10,24 +10,17 @@ import xarray as xr
 from torch import Tensor
 
 from ropelens.errors import public
-from ropelens.interventions.patch import (
-    PatchedPart,
-    PlanePatch,
-    Source,
-    plan_patch,
-    position_pairs,
-)
+from ropelens.interventions.patch import PatchedPart, PlanePatch, Source, plan_patch
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.attention_hooks import AttentionInput
 from ropelens.model.live_model import LiveModel
-from ropelens.profiles import gradients
-from ropelens.profiles.capture import Prompt, Token, one_sequence, token_id, token_names
+from ropelens.profiles.capture import Prompt, one_sequence, token_names
+from ropelens.profiles.gradients import AnswerDefinition, Number, answer_number, value_of
 from ropelens.profiles.measurement import TOKENS_PER_BATCH
 from ropelens.rope.select import ALL_HEADS, Selection
 from ropelens.runtime.progress import ProgressOption, Stage, display_of
 from ropelens.text.text import Text
 
-AnswerDefinition = Token | tuple[Token, Token] | gradients.OfLogits
 MOST_LOGITS = 2**26  # logits of a batch, if an answer needs the logits of all positions
 
 
@@ -48,9 +41,8 @@ def patch_each(
     """Patch every head, layer or position from another prompt, and measure the answer.
 
     Each run patches one head, all heads of one layer, or all heads of one layer at one
-    position. `text_or_tokens` and `answer` are as for `attribute_planes`, and `source`,
-    `planes`, `of` and `heads` as for `patch_planes`; only `heads` are patched. The runs are
-    batched. Returns a dataset:
+    position, always among `heads`. `attribute_planes` explains `text_or_tokens` and `answer`,
+    and `patch_planes` the other arguments. The runs are batched. Returns a dataset:
 
     - `change` (layer, head), (layer) or (layer, position), in units of the answer: answer of
       the patched run minus `attrs["answer"]`. NaN if nothing is patched.
@@ -77,7 +69,8 @@ def patch_each(
     for place in places:
         chosen = torch.zeros_like(whole.chosen)
         chosen[tuple(place) if over == "head" else place[0]] = True
-        pairs = position_pairs(place[1:] if over == "position" else shared, other.context)
+        position = torch.tensor(place[1:])
+        pairs = (position, position) if over == "position" else whole.pairs
         patches.append(replace(whole, chosen=chosen & whole.chosen, pairs=pairs))
     with display_of(progress)(Stage("patching", len(patches) * text.context)) as step:
         answers = patched_answers(live, text, number, patches, step)
@@ -95,26 +88,16 @@ def patch_each(
     return dataset.assign_attrs({"kind": "patches"} | measurement.facts | facts)
 
 
-def answer_number(
-    answer: AnswerDefinition, tokenizer: Any, vocabulary: int
-) -> gradients.Number:
-    if callable(answer):
-        return gradients.Number(answer)
-    pair = answer if isinstance(answer, tuple) else (answer,)
-    first, *second = [token_id(token, tokenizer, vocabulary) for token in pair]
-    return gradients.Number(lambda logits: logits[-1, first] - logits[-1, second].sum(), last=1)
-
-
 @torch.no_grad()
-def answer_to(live: LiveModel, text: Text, number: gradients.Number) -> float:
-    return float(gradients.value_of(live, text, number))
+def answer_to(live: LiveModel, text: Text, number: Number) -> float:
+    return float(value_of(live, text, number))
 
 
 @torch.no_grad()
 def patched_answers(
     live: LiveModel,
     text: Text,
-    number: gradients.Number,
+    number: Number,
     patches: Sequence[PlanePatch],
     progress: Callable[[int], Any] = lambda _: None,
 ) -> list[float]:
@@ -146,12 +129,8 @@ class RowPatches:
     ) -> Tensor:
         if not any(patch.chosen[layer].any() for patch in self.patches):
             return x
-        rows = [
-            patch(layer, side, *of_row) if patch.chosen[layer].any() else of_row[0]
-            for patch, *of_row in zip(
-                self.patches, *self._rows(x, tokens, positions), strict=True
-            )
-        ]
+        parts = zip(self.patches, *self._rows(x, tokens, positions), strict=True)
+        rows = [patch(layer, side, *of_row) for patch, *of_row in parts]
         heads = max(row.shape[1] for row in rows)  # one for each query head if heads differ
         return torch.cat([row.repeat_interleave(heads // row.shape[1], dim=1) for row in rows])
 
@@ -159,12 +138,11 @@ class RowPatches:
         self, layer: int, output: Tensor, real: Tensor, tokens: Tensor
     ) -> tuple[Tensor, Tensor] | None:
         """The hook that replaces outputs of the chosen heads; see `HeadSilence`."""
-        rows = []
+        rows, all_heads = [], torch.ones(output.shape[2], dtype=torch.bool)
         for patch, *of_row in zip(self.patches, *self._rows(output, real, tokens), strict=True):
-            heads, patched = patch.outputs(layer, *of_row) or (None, of_row[0])
-            chosen = heads is not None and heads.to(patched.device)[:, None]
-            rows.append(patched if heads is None else patched.where(chosen, of_row[0]))
-        return torch.ones(output.shape[2], dtype=torch.bool), torch.cat(rows)
+            heads, patched = patch.outputs(layer, *of_row) or (all_heads, of_row[0])
+            rows.append(patched.where(heads.to(patched.device)[:, None], of_row[0]))
+        return all_heads, torch.cat(rows)
 
     def _rows(self, *tables: Tensor) -> Iterable[Sequence[Tensor]]:
         """The rows of tables that have one row, or a row for each sequence."""

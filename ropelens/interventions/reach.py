@@ -1,8 +1,4 @@
-"""Reach of heads: the distances at which heads find a key.
-
-Random tokens are repeated. On the second copy, a head that acts on matches looks for the key
-after the first occurrence of the same token. For larger distances the keys are rotated.
-"""
+"""Reach of heads: the distances at which heads find the key after an earlier occurrence."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -19,12 +15,11 @@ from ropelens.attention.variables import labelled, table
 from ropelens.errors import BadArgument, Number, Positive, Whole, public
 from ropelens.intervals import paired_interval
 from ropelens.interventions.edit import stack_edits
-from ropelens.interventions.tasks import doublings
 from ropelens.interventions.variables import OWN_ROTATION
 from ropelens.profiles.measurement import Measured, Measurement
+from ropelens.profiles.tasks import doublings
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS
-from ropelens.rotation.probe import select_heads
 from ropelens.runtime.progress import ProgressOption, Stage, display_of
 from ropelens.text.rows import generator_of
 from ropelens.text.text import Text
@@ -74,9 +69,8 @@ def reach(
     layer and head:
 
     - `found_share` (run_distance): share of rows of the second copy in which the key after the
-      first occurrence of the token has the highest score. Position 0 and the key of the row
-      itself are left out. `found_low` and `found_high` are the 95 % interval over draws
-      (`found_by_draw`).
+      first occurrence of the token has the highest score, without position 0 and the row's own
+      key. `found_low` and `found_high` are the 95 % interval over draws (`found_by_draw`).
     - `foretold_share` (run_distance): the share that the run at the previous distance predicts,
       from its queries and keys with the right key turned to this distance (Su et al. 2021,
       arXiv 2104.09864, eq. 16). If it agrees with `found_share`, `extrapolated_share` is
@@ -84,19 +78,14 @@ def reach(
     - `extrapolated_share` (distance): the prediction of the farthest run for the larger
       `distances`. The queries of a head may change with the distance, which only a run shows.
 
-    `heads` is a list such as "1.3,2.*"; other heads are NaN. Raises `BadArgument` for copies
-    that overlap or exceed the context, `UnsupportedModel` for a variant that the model family
-    cannot express, and the errors of `profile`.
+    Other heads than `heads`, such as "1.3,2.*", are NaN. Raises `BadArgument` for copies that
+    overlap or exceed the context, `UnsupportedModel` for a variant that the model family cannot
+    express, and the errors of `profile`.
     """
     measurement = Measurement.of(model, text, tokenizer=tokenizer, seed=seed)
     live = measurement.live
     variants = variants or (OWN_ROTATION,)
-    chosen = [
-        mask.nonzero().flatten()
-        for mask in select_heads(
-            live.attending_heads, heads, lambda: measurement.rotation.kinds
-        )
-    ]
+    chosen = [mask.nonzero().flatten() for mask in measurement.rotation.select_heads(heads)]
     copied = max(2, min(copied, (live.context - 1) // 3))
     farthest = live.context - 1 - copied
     run_distances = sorted(doublings(copied, farthest) if copies is None else copies)
@@ -142,14 +131,13 @@ def _run_copies(
         if index + 1 < len(run_distances):
             further = torch.tensor([float(run_distances[index + 1])])
             predicted = foretold[..., index + 1 : index + 2]
+
+        def see(call: AttentionCall, back: int = distance, to: Tensor = further) -> Tensor:
+            planes = measurement.rotation.planes_of(call)
+            return share_found(call.of_heads(chosen[call.layer]), planes, copied, back, to)
+
         for draw in range(draws):
             tokens = two_copies(measurement, distance, copied, draw)
-
-            def see(call: AttentionCall, back: int = distance, to: Tensor = further) -> Tensor:
-                planes = measurement.rotation.planes_of(call)
-                call = call.of_heads(chosen[call.layer])
-                return share_found(call, planes, copied, back, to)
-
             live.forget_length()
             for layer, shares in live.record_calls(tokens, see).items():
                 heads: Any = (draw, layer, chosen[layer].numpy())
@@ -181,13 +169,9 @@ def share_found(
     planes: Planes,
     copied: int,
     distance: int,
-    further: Float[Tensor, " further"],
-) -> Float[Tensor, "head 1+further"]:
-    """Share of rows of the second copy in which the right key has the highest score.
-
-    The first column is for the key at its place, the others for the key turned to the `further`
-    distances. NaN if no row sees the right key, or if the distance is beyond the window.
-    """
+    further: Float[Tensor, " n"],
+) -> Float[Tensor, "head 1+n"]:
+    """Share of rows in which the right key has the highest score, in place and turned."""
     length = call.query.shape[2]
     row = torch.arange(length - copied, length - 1)
     right = (row - distance + 1).to(call.key.device)

@@ -15,7 +15,7 @@ from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.attention_hooks import HeadSilence
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles.measurement import model_text
-from ropelens.rotation.probe import RotationProbe, select_heads
+from ropelens.rotation.probe import RotationProbe
 from ropelens.text.rows import generator_of
 from ropelens.text.text import Text
 from ropelens.text.tokenize import TextInput
@@ -42,12 +42,7 @@ class Silence(AbstractContextManager[None]):
 
     def outputs(self) -> HeadSilence:
         """Return the hook that replaces outputs; it measures means under the open blocks."""
-        chosen, to = (
-            select_heads(
-                self.live.attending_heads, self.heads, lambda: RotationProbe(self.live).kinds
-            ),
-            self.to,
-        )
+        chosen, to = RotationProbe(self.live).select_heads(self.heads), self.to
         means = None if self.text is None else _mean_outputs(self.live, self.text)
 
         def silenced(
@@ -63,11 +58,10 @@ class Silence(AbstractContextManager[None]):
             if means is not None:
                 return heads, means[layer].to(output).expand(output.shape)
             if tokens[:, 0].any():
+                what = "The mean of a batch that is partly in a key-value cache is unknown."
+                hint = "text=, to use the mean over a text, or use_cache=False"
                 raise BadArgument(
-                    "The mean of a batch cannot be computed if a key-value cache already holds "
-                    "a part of the batch.",
-                    seen=f"{output.shape[1]} tokens after the tokens of a cache",
-                    hint="text=, to use the mean over a text, or use_cache=False",
+                    what, seen=f"{output.shape[1]} tokens after a cache", hint=hint
                 )
             weight = real.expand(output.shape[:2])[..., None, None].double()
             mean = (output * weight).sum((0, 1)) / weight.sum()
@@ -91,14 +85,13 @@ def silence_heads(
     `heads` is a list such as "2.3,4.*" (layer.head; with grouped keys, query heads). `to`
     selects the replacement for the output of a head before the output projection:
 
-    - "zero": 0. It may be far from every output of the head. The effect then includes the
-      response of later layers to an unusual input.
-    - "mean": the mean output of the head over the real tokens of `text`, which runs once when
-      the block opens, under the edits that are open then (mean ablation: Wang et al. 2023,
-      arXiv 2211.00593, section 2). Without `text`, the mean over the real tokens of each batch.
-    - "resample": the output of the head at the same position of another sequence of the batch.
-      A permutation that moves every sequence is drawn with `seed`. It is the same for all heads
-      and for all batches of a size. The sequences must have the same length.
+    - "zero": 0. The effect includes the response of later layers to an unusual input.
+    - "mean": the mean output of the head over the real tokens of `text`, which runs when the
+      block opens, under the open edits, or else of each batch (mean ablation: Wang et al. 2023,
+      arXiv 2211.00593, section 2).
+    - "resample": the output of the head at the same position of another sequence of the batch,
+      which must have the same length. The permutation of the sequences is drawn with `seed`. It
+      is the same for all heads and for all batches of a size.
 
     Blocks can be opened several times, can be `edits` of `ropelens.evaluate`, and nest with
     `edit_rope` and `observe` (which shows the original output of a head). If two blocks silence
@@ -106,16 +99,14 @@ def silence_heads(
     error. Other heads keep every bit. The model may generate, and need not rotate.
 
     Raises `BadArgument` for heads or tokens that the model does not have and, when the model
-    runs, for "resample" of a single sequence (`profile` and `capture` run one at a time;
-    `evaluate` has a `batch_size`) or of different lengths, and for the mean of a batch that is
-    partly in a cache. Raises `UnsupportedModel` for a model that hides its attention.
+    runs, for "resample" without another sequence of the same length in the batch (`evaluate`
+    has a `batch_size`), and for the mean of a batch that is partly in a cache. Raises
+    `UnsupportedModel` for a model that hides its attention.
     """
     live = as_live_model(model)
     if text is not None and to != "mean":
         raise BadArgument('text is only for to="mean".', hint='to="mean" with text=')
-    select_heads(
-        live.attending_heads, heads, lambda: RotationProbe(live).kinds
-    )  # raises an error also if the model hides its attention
+    RotationProbe(live).select_heads(heads)  # an error also if the model hides its attention
     reference = None if text is None else model_text(live, text, tokenizer=tokenizer)
     return Silence(live, heads, to, reference, int(seed))
 
@@ -123,12 +114,10 @@ def silence_heads(
 def _other_sequences(real: Bool[Tensor, "sequence row"], seed: int) -> Int[Tensor, " sequence"]:
     """Index of another sequence for each sequence, by one random cycle through the batch."""
     if len(real) == 1 or not (real == real[:1]).all():
-        raise BadArgument(
-            "Resampling a head needs another sequence of the same length in the batch.",
-            seen=f"sequences of {', '.join(map(str, real.sum(1).tolist()[:8]))} tokens",
-            hint="a batch_size of 2 or more that divides the number of sequences, or "
-            'to="mean" with text=',
-        )
+        what = "Resampling a head needs another sequence of the same length in the batch."
+        seen = f"sequences of {', '.join(map(str, real.sum(1).tolist()[:8]))} tokens"
+        hint = 'a batch_size of 2 or more that divides the text, or to="mean" with text='
+        raise BadArgument(what, seen=seen, hint=hint)
     order = torch.randperm(len(real), generator=generator_of(seed))
     return torch.empty_like(order).scatter_(0, order, order.roll(1)).to(real.device)
 

@@ -1,4 +1,4 @@
-"""The table of a sweep of edits: one row for each edit, with changes and their intervals."""
+"""Tables of results: changes under edits with intervals, losses by position, top planes."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -7,14 +7,12 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from ropelens.errors import BadArgument, public
+from ropelens.errors import BadArgument, Positive, public
 
-DEFAULT_MEASURES = ("loss", "induction", "retrieval", "change", "labels")
-ALL_MEASURES = (*DEFAULT_MEASURES, "copying")
-"""Measures of `ropelens.evaluate`: by default, and all (the default of a sweep)."""
-
+DEFAULT_MEASURES = ("loss", "induction", "retrieval", "change", "labels")  # of `evaluate`
+ALL_MEASURES = (*DEFAULT_MEASURES, "copying")  # default of a sweep
 ENDS_OF_INTERVAL = ("", "_low", "_high")
-COLUMNS = (
+COLUMNS = (  # of truncation.csv
     *("edit", "layers", "kind", "kept", "draw", "band"),
     *("planes_stopped", "planes", "wavelength_low", "wavelength_high"),
     *(
@@ -24,8 +22,6 @@ COLUMNS = (
     ),
     *(f"labels_changed{share}{end}" for share in ("", "_share") for end in ENDS_OF_INTERVAL),
 )
-"""The columns of truncation.csv, in order."""
-
 QUARTER = 0.75  # sentences about one end use the edit that keeps about this share of planes
 
 
@@ -72,9 +68,8 @@ def changes_of_edits(results: xr.Dataset) -> pd.DataFrame:
     A silenced head counts with an induction score of 0.
 
     Columns such as `loss_beyond` are the change minus the mean change of the controls of the
-    edit. Groups and draws each give an interval, and the squares of the half widths add up.
-    (The factors are crossed, and the sum is rather too wide: Owen 2007, "The pigeonhole
-    bootstrap".) docs/measures.md defines the other columns.
+    edit. The squares of the half widths of intervals over groups and draws add up, which is
+    rather too wide (Owen 2007, "The pigeonhole bootstrap"). docs/measures.md defines the rest.
     """
     # Imported here because it imports scipy, and an unknown measure is refused before that.
     from ropelens.intervals import paired_interval
@@ -104,10 +99,7 @@ def changes_of_edits(results: xr.Dataset) -> pd.DataFrame:
 
 
 def class_changes(truncation: xr.Dataset) -> pd.DataFrame:
-    """`changes_of_edits` for each `token_class`, one table below the other; may be empty.
-
-    It may also have `bits`, by which attention moved, and `labels_changed` (heads).
-    """
+    """`changes_of_edits` by `token_class`, with `bits` and `labels_changed` if measured."""
     tables = []
     for name in truncation["token_class"].values if "class_loss" in truncation else []:
         part = truncation.sel(token_class=name)
@@ -159,9 +151,9 @@ def _relabelled(label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def best_head(trials: xr.DataArray, *, chosen_in: xr.DataArray | None = None) -> xr.DataArray:
     """Scores in odd trials of the head with the highest mean score over the even trials.
 
-    `trials` has the dims trial, layer, head, and possibly more, such as entries. Each entry
-    has its own best head, or the best head of `chosen_in`. The highest of many noisy scores is
-    too high, but trials that did not choose the head are right on average. NaN without scores.
+    `trials` has the dims trial, layer, head, and possibly entries, which have their own best
+    heads, or the best head of `chosen_in`. The highest of many noisy scores is too high, but
+    trials that did not choose the head are right on average. NaN without scores.
     """
     scores = (trials if chosen_in is None else chosen_in).reset_coords(drop=True)
     # Scores are at least 0, and missing heads have no score.
@@ -186,3 +178,22 @@ def position_losses(results: xr.Dataset) -> pd.DataFrame:
     ends = {name: results[name] for name in ("position_start", "position_stop")}
     table = xr.Dataset(ends | values).to_dataframe(["edit", "position_bin"]).reset_index()
     return table[["edit", *ends, *values]]
+
+
+@public
+def top_planes(attribution: xr.Dataset, count: Positive = 12) -> pd.DataFrame:
+    """Table of the planes with the largest absolute attribution, the largest first.
+
+    Columns are `head` ("2.3"), `plane` (0 rotates fastest; the last one is the part that RoPE
+    does not rotate), `wavelength` (tokens), and the variables `attribution`, and `dropped` and
+    `patched` if they were measured, of the result of `attribute_planes`.
+    """
+    measured = ("wavelength", "attribution", "dropped", "patched")
+    names = [name for name in measured if name in attribution.variables]
+    columns = attribution.reset_coords()[names].to_dataframe(["layer", "head", "frequency"])
+    columns = columns[names].dropna(subset="attribution")
+    order = columns["attribution"].abs().sort_values(ascending=False, kind="stable").index
+    table = columns.loc[order[:count]].reset_index()
+    heads = table["layer"].astype(str) + "." + table["head"].astype(str)
+    table = table.drop(columns="layer").assign(head=heads)
+    return table.rename(columns={"frequency": "plane"})

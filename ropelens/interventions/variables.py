@@ -66,6 +66,5 @@ draw (edit) 1: number of the random draw, -1 if nothing is random
 band (edit) 1: number of the band, 0 the fastest, -1 outside bands
 """)
 
-NEEDLES = 8  # needles in a prompt that asks for one of them: chance is 1 in 8
 OWN_ROTATION = "own"  # the variant of a reach that keeps the rotation of the model
 # fmt: on

@@ -21,17 +21,13 @@ from ropelens.model.output_projection import logit_directions, output_projection
 from ropelens.profiles.measurement import Measurement
 from ropelens.rope.planes import Planes, unrotate
 from ropelens.rope.select import ALL_HEADS
-from ropelens.rotation.probe import select_heads
 from ropelens.text.documents import check_document
 from ropelens.text.text import Text
 from ropelens.text.tokenize import encode, prompt_tokens, warn_beyond
 
 OneSequence = Integer[Tensor, " position"] | Integer[Tensor, "1 position"]
-Prompt = Text | str | OneSequence | Mapping[str, Any]
-"""A string, its token ids, a BatchEncoding of one sequence, or a `Text` of one sequence."""
-
-Token = str | Whole
-"""A token by its id, or by its text."""
+Prompt = Text | str | OneSequence | Mapping[str, Any]  # a mapping is a BatchEncoding
+Token = str | Whole  # by its text, or by its id
 
 CAPTURE = table("""
 q_still (head, query, frequency, part) 1: query without its rotation
@@ -66,7 +62,7 @@ answer (answer): token whose logit is looked at
 
 @runtime_checkable
 class TokenNames(Protocol):
-    """The part of a tokenizer that names tokens; tokenizers of transformers have it."""
+    """The part of a tokenizer that names tokens."""
 
     def decode(self, token_ids: Any, **options: Any) -> Any: ...
 
@@ -89,13 +85,13 @@ def capture(
     ----------
     model
         The model runs once, unmodified. Under `edit_rope` the capture shows the edited model,
-        even if heads that share a key rotate differently. Under `silence_heads` it shows the
-        heads before they are silenced.
+        even if heads that share a key rotate differently, and under `silence_heads` the heads
+        before they are silenced.
     text_or_tokens
         A string, token ids, a BatchEncoding or a `Text` of one sequence. A list of these adds a
         dimension `prompt`; shorter prompts end in NaN. The `tokenizer` reads special tokens in
-        a string, such as "<|im_start|>", as special tokens. It puts its BOS first, unless the
-        string begins with a special token, as strings of chat templates do.
+        a string, such as "<|im_start|>", as special tokens, and puts its BOS first, unless the
+        string begins with a special token.
     heads
         List of heads, such as "2.3,4.*" (layer.head). With grouped keys these are query heads.
     runner_up
@@ -105,34 +101,33 @@ def capture(
     logits_of
         Tokens, as ids or as texts of one token, whose logits are attributed to keys.
     max_bytes
-        Larger captures are refused with `BadArgument` before memory is allocated. 12 heads of
-        64 planes and 500 tokens take 1.6 GB.
+        Larger captures raise `BadArgument`. 12 heads of 64 planes and 500 tokens take 1.6 GB.
 
     Returns
     -------
     Dataset over `head` ("2.3", with the coordinates `layer` and `head_of_layer`), `query` and
-    `key` (positions; `query_token` and `key_token` are their texts, or "#17" without a
-    tokenizer), `frequency` (0 rotates fastest; coordinates that RoPE does not rotate are the
-    last frequency) and `part` (real and imaginary). Layers with fewer planes end in NaN.
+    `key` (positions, with the texts `query_token` and `key_token`), `frequency` (0 rotates
+    fastest; coordinates that RoPE does not rotate are the last frequency) and `part` (real and
+    imaginary). Layers with fewer planes end in NaN.
 
     - `q_still` (head, query, frequency, part), `k_still` (head, key, frequency, part), in model
       units: query and key without their rotation. NaN for coordinates that do not rotate.
     - `q_norm` (head, query, frequency), `k_norm` (head, key, frequency), in model units. Each
-      head has the keys that it reads, even if several heads read the same keys.
+      head has the keys that it reads.
     - `score` (head, query, key), in nats, before a soft-cap, and `contribution` (head,
       frequency, query, key), in nats: scale Re(q~ conj(k~) exp(i inv_freq (query - key))).
       Contributions sum over frequency to the score. NaN if the query does not see the key.
     - `contrast` (head, frequency, query, key), in nats: the contribution to this key minus the
-      contributions to the other keys of the row, weighted by their attention. With `runner_up`
-      it is the contribution minus the contribution to that key, and contrasts sum to log-odds.
+      mean contribution to the other keys of the row, by attention. With `runner_up` it is minus
+      the contribution to that key, and contrasts sum to log-odds.
     - `attention` (head, query, key), after the soft-cap; 0 if the key is not seen. Rows sum to
       less than 1 if a sink logit takes part.
     - with `values`, in model units: the lengths `value_norm` (head, key) of v, `write_norm`
       (head, key) of v W_O, and `written_norm` (head, query) of sum_j attention_ij v_j W_O.
     - `logit` (head, answer, query, key), with `logits_of`: attention_ij v_j W_O through the
       final norm, with its scale frozen, onto the unembedding of the answer. The sum over keys
-      is the direct effect of the head on the logit (Elhage et al. 2021, "A Mathematical
-      Framework for Transformer Circuits"), before logits are scaled or capped.
+      is the direct effect of the head (Elhage et al. 2021, "A Mathematical Framework for
+      Transformer Circuits"), before logits are scaled or capped.
     - coordinates `inv_freq` and `wavelength` (head, frequency), and `scale` (head).
 
     Raises `BadText` for a text of fewer than 3 tokens or the name of a file, and
@@ -143,18 +138,15 @@ def capture(
     tokenizer = tokenizer or live.tokenizer
     if text_or_tokens == []:
         raise BadArgument("There is no prompt to capture.", hint="a list of one or more")
-    options: dict[str, Any]
+    options: dict[str, Any] = {"runner_up": runner_up}
     if isinstance(text_or_tokens, list):
-        options = {"heads": heads, "tokenizer": tokenizer, "values": values}
-        options |= {"runner_up": runner_up, "logits_of": logits_of}
-        options |= {"max_bytes": max_bytes // max(len(text_or_tokens), 1)}
+        options |= {"heads": heads, "tokenizer": tokenizer, "values": values}
+        options |= {"logits_of": logits_of, "max_bytes": max_bytes // len(text_or_tokens)}
         return _concatenate([capture(live, prompt, **options) for prompt in text_or_tokens])
     measurement = one_sequence(live, text_or_tokens, tokenizer)
     text, length = measurement.text, measurement.text.context
-    chosen, planes = (
-        select_heads(live.attending_heads, heads, lambda: measurement.rotation.kinds),
-        measurement.rotation.planes(length),
-    )
+    rotation = measurement.rotation
+    chosen, planes = rotation.select_heads(heads), rotation.planes(length)
     answer_tokens = [logits_of] if isinstance(logits_of, str) else logits_of
     answers = [token_id(token, tokenizer, live.vocabulary) for token in answer_tokens]
     places = chosen.nonzero().tolist()
@@ -167,7 +159,6 @@ def capture(
     dtype = torch.promote_types(live.model.dtype, torch.float32)
     arrays = _allocate(rows, sizes, dtype, max_bytes=max_bytes)
     projections = output_projections(live) if "write_norm" in arrays else {}
-    options = {"runner_up": runner_up}
     if answers:
         options["toward"] = logit_directions(live, projections, text.ids, answers, text.hidden)
 
@@ -191,8 +182,7 @@ def capture(
     indices["head"] = np.array([f"{layer}.{head}" for layer, head in places])
     indices["layer"], indices["head_of_layer"] = np.array(places).T
     if answers:
-        answer_names = token_names(torch.tensor(answers), tokenizer)
-        indices["answer"] = np.array(answer_names, dtype=object)
+        indices["answer"] = np.array(token_names(answers, tokenizer), dtype=object)
     labels = labelled({name: array.numpy() for name, array in arrays.items()}, CAPTURE)
     attrs = {"kind": "capture"} | measurement.facts
     dataset = xr.Dataset(labels, labelled(indices, CAPTURE_INDICES), attrs)
@@ -211,9 +201,8 @@ def write_head(
 ) -> None:
     """Write the vectors of one query head by plane, and all terms of its scores, to `into`.
 
-    The call has one sequence. `into` has the arrays of the head, filled with NaN, by name. With
-    the output `projection`, also write the lengths of v, v W_O and A v W_O, and the component
-    of A v W_O in each direction of `toward`.
+    With the output `projection`, also write the lengths of v, v W_O and A v W_O, and the
+    component of A v W_O in each direction of `toward`.
     """
     call = call.of_heads(torch.tensor([head]))
     attention, terms = attention_map(call)[0, 0], planes.terms
@@ -260,7 +249,7 @@ def _concatenate(captures: Sequence[xr.Dataset]) -> xr.Dataset:
 
 
 def one_sequence(live: LiveModel, given: Prompt, tokenizer: TokenNames | None) -> Measurement:
-    """Return a measurement of one sequence; raise `BadArgument` for several sequences."""
+    """Return a measurement of one sequence; raise `BadArgument` for several."""
     if isinstance(given, str):
         check_document(given)
         given = prompt_tokens(given, tokenizer)
@@ -279,9 +268,8 @@ def _allocate(
     shapes = {row.name: [sizes[dim] for dim in row.dims] for row in rows}
     total = sum(int(np.prod(shape)) for shape in shapes.values()) * dtype.itemsize
     if total > max_bytes:
-        head, query, frequency = (sizes[name] for name in ("head", "query", "frequency"))
         what = f"This capture takes {total:,} bytes, more than the {max_bytes:,} allowed."
-        seen = f"{head} heads, {query:,} tokens, {frequency} frequencies"
+        seen = "{head} heads, {query:,} tokens, {frequency} frequencies".format(**sizes)
         hint = f"fewer heads, a shorter text, or max_bytes={total}"
         raise BadArgument(what, seen=seen, hint=hint)
     return {name: torch.full(shape, torch.nan, dtype=dtype) for name, shape in shapes.items()}
@@ -297,13 +285,10 @@ def token_id(token: Token, tokenizer: TokenNames | None, vocabulary: int) -> int
     return ids[0]
 
 
-def token_names(tokens: Iterable[Tensor], tokenizer: TokenNames | None) -> list[str]:
-    """Text of each token inside a text, or its number without a tokenizer.
-
-    A token is decoded twice in a row, because many tokenizers drop the space at the beginning
-    of a single token.
-    """
+def token_names(tokens: Iterable[Tensor | int], tokenizer: TokenNames | None) -> list[str]:
+    """Text of each token inside a text, or its number without a tokenizer."""
     if tokenizer is None:
         return [f"#{int(token)}" for token in tokens]
+    # Many tokenizers drop the space at the beginning of a single token.
     pairs = [(tokenizer.decode([t]), tokenizer.decode([t, t])) for t in map(int, tokens)]
     return [str(twice)[len(once) :] or str(once) for once, twice in pairs]

@@ -29,9 +29,8 @@ CANDIDATES = 16  # pieces of the text from which excerpts are chosen, in one bat
 EXCERPTED = (CANDIDATES + COUNT) * LENGTH  # tokens that run to choose and to read them
 
 SHORT = 1_500_000  # queries and keys of all heads, in numbers, that a page has room for
+# Most attention weights and query numbers in a profile; 24 heads of 64 coordinates: 2.5 MB
 EXCERPT_WEIGHTS, EXCERPT_NUMBERS, NUMBERS_A_HEAD = 2**24, 180_000, 700
-"""Largest number of attention weights and query numbers in a profile. A profile of many heads
-has more query numbers. With 24 heads of 270, of 64 coordinates, the page has 2.5 MB."""
 
 
 def read_excerpts(
@@ -40,44 +39,36 @@ def read_excerpts(
     planes: Sequence[Planes],
     tokenizer: TokenNames | None,
 ) -> dict[str, np.ndarray]:
-    """Attention, queries and keys of all heads on the `given` or on chosen sequences.
-
-    The arrays are the excerpt variables of `AXES`; NaN fills the rest. Queries are NaN if an
-    excerpt rotates differently from the whole text (RoPE that changes with the length), or a
-    head differently from its layer (an edit).
-    """
+    """The excerpt variables of `AXES`, on the `given` or on chosen sequences."""
     live = measurement.live
     pieces = check_excerpts(live.config, given) or chosen_excerpts(measurement)
 
     def read_call(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
         attention, turning = attention_map(call).float().cpu(), planes[call.layer]
         if not attention.isfinite().all():
-            raise UnsupportedModel(
-                f"{live.class_name} attends with numbers that are not finite.",
-                seen=f"layer {call.layer}: NaN or infinity in its scores",
-                hint="dtype=torch.float32, or another checkpoint",
-            )
+            what = f"{live.class_name} attends with numbers that are not finite."
+            hint = "dtype=torch.float32, or another checkpoint"
+            raise UnsupportedModel(what, seen=f"layer {call.layer}: NaN or infinity", hint=hint)
         scale[call.layer] = float(call.scale)
         return attention, _still(call.query, turning), _still(call.key, turning)
 
     scale = np.full(live.layers, np.nan)
-    batches = [
-        batch
-        for length, alike in groupby(pieces, key=len)
-        for batch in torch.stack([*alike]).split(max(1, CANDIDATES * LENGTH // length))
-    ]
+    batches: list[Tensor] = []
+    for length, alike in groupby(pieces, key=len):
+        batches += torch.stack([*alike]).split(max(1, CANDIDATES * LENGTH // length))
     recorded = [live.record_calls(batch, read_call) for batch in batches]
-    parts = [
-        [by_layer({n: x[part] for n, x in calls.items()}, live.layers) for calls in recorded]
-        for part in range(3)
-    ]
-    attention, query, key = (stack(x for y in part for x in y.unbind(1)) for part in parts)
+
+    def of_pieces(part: int) -> np.ndarray:
+        by_batch = ({n: x[part] for n, x in calls.items()} for calls in recorded)
+        return stack(x for calls in by_batch for x in by_layer(calls, live.layers).unbind(1))
+
+    attention, query, key = map(of_pieces, range(3))
     for length in {len(piece) for piece in pieces}:
         pairs = zip(measurement.rotation.planes(length), planes, strict=True)
         if not all(torch.equal(short.inv_freq, whole.inv_freq) for short, whole in pairs):
             query[:] = np.nan
-    speeds = [torch.atleast_2d(layer.inv_freq.nan_to_num().abs()) for layer in planes]
-    for layer, speed in enumerate(speeds):
+    for layer, turning in enumerate(planes):
+        speed = torch.atleast_2d(turning.inv_freq.nan_to_num().abs())
         slower = (speed < speed.amax(0)).any(-1).numpy()
         query[:, layer, : len(slower)][:, slower] = np.nan
     names = np.full((len(pieces), query.shape[3]), "", dtype=object)
@@ -103,10 +94,7 @@ def _rounded(x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
 def _next_tokens(
     live: LiveModel, batches: Sequence[Int[Tensor, "_ _"]], tokenizer: TokenNames | None
 ) -> dict[str, np.ndarray]:
-    """The two likeliest next tokens of each piece, the `lead` of the first, and its gradient.
-
-    The result is empty without a backward pass (some kernels, or weights that are offloaded).
-    """
+    """The two likeliest next tokens of each piece, the lead of the first, and its gradient."""
     if any(weight.is_meta for weight in live.model.parameters()):
         return {}
     answers, gradients, heads = [], list[Tensor](), live.attending_heads
@@ -119,7 +107,7 @@ def _next_tokens(
     for batch in batches:
         try:
             _, calls = differentiate(live, Text(batch), Number(lead, last=1), heads)
-        except RuntimeError:
+        except RuntimeError:  # a kernel without a backward pass
             return {}
         del answers[len(gradients) : -len(batch)]  # of a pass that ran again
         slopes = {
@@ -145,12 +133,7 @@ def _still(
 
 
 def chosen_excerpts(measurement: Measurement) -> list[Int[Tensor, " position"]]:
-    """Pieces of the text on which the heads choose their keys most sharply, sharpest first.
-
-    Each of `CANDIDATES` random pieces begins with the token that all sequences begin with. Bits
-    are the divergence of the attention from even attention, without the first key, summed over
-    heads and averaged over queries.
-    """
+    """The `COUNT` random pieces on which heads choose keys most sharply."""
     config, text = measurement.live.config, measurement.text
     first = text.ids[:, 0]
     # The common token is BOS or similar. In a single sequence it may be any word.
@@ -172,6 +155,7 @@ def chosen_excerpts(measurement: Measurement) -> list[Int[Tensor, " position"]]:
     candidates = torch.stack(pieces).unique(dim=0)
 
     def bits(call: AttentionCall) -> Float[Tensor, " piece"]:
+        """Divergence from even attention without the first key, over heads, mean of queries."""
         weights = attention_map(call)[..., 1:, 1:].double().cpu()
         keys = torch.arange(1, weights.shape[-1] + 1).double()[:, None]
         conditional = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
@@ -185,16 +169,14 @@ def chosen_excerpts(measurement: Measurement) -> list[Int[Tensor, " position"]]:
 def check_excerpts(
     config: PreTrainedConfig, excerpts: Iterable[Tensor]
 ) -> list[Int[Tensor, " position"]]:
-    """Return sequences to look into. Raise `BadArgument` for unknown tokens and long texts."""
+    """Return the sequences; raise `BadArgument` for unknown tokens and for long texts."""
     config, checked = config.get_text_config(), []
     for tokens in excerpts:
         if not 3 <= len(tokens) <= _longest(config):
-            raise BadArgument(
-                f"A prompt to look into must have 3 to {_longest(config)} tokens.",
-                seen=f"{len(tokens):,} tokens",
-                means="a profile has the attention of every head",
-                hint="another prompt, or ropelens.capture for some of the heads",
-            )
+            what = f"A prompt to look into must have 3 to {_longest(config)} tokens."
+            means = "a profile has the attention of every head"
+            hint = "another prompt, or ropelens.capture for some of the heads"
+            raise BadArgument(what, seen=f"{len(tokens):,} tokens", means=means, hint=hint)
         text = Text(tokens[None])
         check_ids(text.ids, vocabulary=config.vocab_size)
         checked.append(text.ids[0])
@@ -209,10 +191,7 @@ def _longest(config: PreTrainedConfig) -> int:
 def excerpt_variables(
     excerpts: dict[str, np.ndarray], sharp: Float[np.ndarray, "layer head"]
 ) -> dict[str, xr.Variable]:
-    """Variables of excerpts. Queries are kept for the sharpest heads, as many as fit.
-
-    A prompt of 64 tokens fits with all heads: 72 heads of 256, or 270 heads of 64 coordinates.
-    """
+    """Variables of excerpts. Queries are kept for the sharpest heads, as many as fit."""
     query = excerpts["query_still"]
     order = np.argsort(-np.nan_to_num(sharp, nan=-np.inf), axis=None, kind="stable")
     short = query.size + excerpts["key_still"].size <= SHORT

@@ -16,10 +16,12 @@ from ropelens.model import attention_hooks
 from ropelens.model.attention_hooks import AttentionInput
 from ropelens.model.forward_patches import gradients_enabled
 from ropelens.model.live_model import LiveModel
+from ropelens.profiles.capture import Token, TokenNames, token_id
 from ropelens.rope.select import HeadMask
 from ropelens.text.text import Text
 
 OfLogits = Callable[[Tensor], Tensor]
+AnswerDefinition = Token | tuple[Token, Token] | OfLogits
 
 
 class Number(NamedTuple):
@@ -27,6 +29,16 @@ class Number(NamedTuple):
 
     of: OfLogits
     last: int = 0
+
+
+def answer_number(
+    answer: AnswerDefinition, tokenizer: TokenNames | None, vocabulary: int
+) -> Number:
+    if callable(answer):
+        return Number(answer)
+    pair = answer if isinstance(answer, tuple) else (answer,)
+    first, *second = [token_id(token, tokenizer, vocabulary) for token in pair]
+    return Number(lambda logits: logits[-1, first] - logits[-1, second].sum(), last=1)
 
 
 def differentiate(
@@ -40,8 +52,8 @@ def differentiate(
 ) -> tuple[float, dict[int, tuple[AttentionCall, Tensor]]]:
     """The answer, and for each layer its call and the gradient with respect to its outputs.
 
-    The scores of the `chosen` heads are multiplied by `size`. Layers are `recomputed` in the
-    backward pass, except if their experts get other tokens then, because of rounding.
+    Scores of `chosen` heads are multiplied by `size`. Layers are `recomputed` in the backward
+    pass, except if their experts get other tokens then, because of rounding.
     """
     calls: dict[int, AttentionCall] = {}
     outputs: dict[int, Tensor] = {}

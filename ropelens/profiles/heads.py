@@ -65,11 +65,7 @@ def resample_labels(
 def resample_bits(
     profile: xr.Dataset, *, resamples: int, seed: int, spread: float = 1.0
 ) -> dict[str, Float[np.ndarray, "resample layer head"]]:
-    """Budgets of bootstrap resamples of the groups of sequences; shared bits are assigned.
-
-    A seed draws the same groups in all profiles with the same number of groups. `spread`
-    multiplies the difference between a resample and the whole text.
-    """
+    """Budgets of bootstrap resamples of groups, `spread` times as far from the whole text."""
     rows, random = profile["group_scored"].values, np.random.default_rng(seed % 2**64)
     evenly = np.full(len(rows), 1 / len(rows))
     draws = random.multinomial(len(rows), evenly, size=resamples)

@@ -30,7 +30,7 @@ from ropelens.text.text import Text
 from ropelens.text.tokenize import TextInput, read_text
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
-ROWS_ACROSS = 128  # rows of a packed row whose attention across documents is measured
+ROWS_ACROSS = 128  # positions of a packed row whose attention across documents is measured
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,7 @@ class Batch:
 class Measurement:
     """The live model reads the text; `rows` rows of each sequence are drawn with `seed`.
 
-    `batch_size` sequences run together; None means as many as memory allows. `across` is the
-    share that `attention_across` measured on packed rows.
+    `across` is the share that `attention_across` measured on packed rows.
     """
 
     live: LiveModel
@@ -56,7 +55,7 @@ class Measurement:
     rotation: RotationProbe
     rows: int | Literal["all"] = "all"
     seed: int = 0
-    batch_size: int | None = None
+    batch_size: int | None = None  # as many sequences as memory allows
     across: float = 0.0
 
     @classmethod
@@ -71,36 +70,26 @@ class Measurement:
         seed: int = 0,
         batch_size: int | None = None,
     ) -> "Measurement":
-        """Read and check the arguments of a public function once.
-
-        A measurement is returned unchanged: its own text and options count. `sinks` are the ids
-        of tokens that are sinks. Raises the errors of `model_text`.
-        """
+        """Read and check the arguments of a public function; a measurement stays as it is."""
         if isinstance(model, Measurement):
             return model
         live = as_live_model(model, tokenizer)
         text = model_text(live, text, tokenizer=tokenizer, sinks=sinks)
         across = 0.0 if text.packed is None else attention_across(live, text.packed)
         if different := count_length_mismatches(live.config, text.lengths):
-            counts = (
-                f"{different:,} of {len(text):,} sequences are measured with the RoPE of the "
-            )
-            longest = f"longest one ({text.context:,} tokens); by themselves they rotate "
-            warnings.warn(f"{counts}{longest}differently", stacklevel=3)
+            words = f"{different:,} of {len(text):,} sequences are measured with the RoPE of "
+            words += f"the longest one ({text.context:,} tokens); by themselves they rotate "
+            warnings.warn(f"{words}differently", stacklevel=3)
         rows = rows_for(rows, text.context)
         return cls(live, text, RotationProbe(live), rows, int(seed), batch_size, across)
 
     def batches(self, chosen: Sequence[int] | None = None) -> Iterator[Batch]:
         """Yield the `chosen` sequences (default: all) in batches."""
         live, text = self.live, self.text
-        size = self.batch_size or sequences_at_once(
-            live.model.config,
-            sequences=len(text),
-            context=text.ids.shape[1],
-            width=live.model.dtype.itemsize,
-            device=live.device.type,
-            free=min(map(free_bytes, devices_of(live.model))),
-        )
+        model, free = live.model, min(map(free_bytes, devices_of(live.model)))
+        kind: Any = {"context": text.ids.shape[1], "width": model.dtype.itemsize, "free": free}
+        kind |= {"device": live.device.type, "sequences": len(text)}
+        size = self.batch_size or sequences_at_once(model.config, **kind)
         # RoPE that changes with the length needs the length at which planes were measured.
         width = text.context if live.depends_on_length else None
         chosen = range(len(text)) if chosen is None else chosen
@@ -119,9 +108,9 @@ class Measurement:
             rows = sample(count=self.rows)
         scored = sample(count=scored_rows(self.text)).zero_hidden(part.hidden)
         keys: Any = {"width": part.ids.shape[1], "seed": self.seed, "numbers": chosen}
-        scored = replace(scored, order=exchange_order(part.lengths, **keys))
-        rows = replace(rows.zero_hidden(part.hidden), order=scored.order)
-        return Batch(part, rows, scored, fitted)
+        order = exchange_order(part.lengths, **keys)
+        rows = replace(rows.zero_hidden(part.hidden), order=order)
+        return Batch(part, rows, replace(scored, order=order), fitted)
 
     @property
     def facts(self) -> dict[str, str | int | float]:
@@ -188,11 +177,7 @@ def sequences_at_once(
 def model_text(
     live: LiveModel, text: TextInput, *, tokenizer: Any = None, sinks: Collection[int] = ()
 ) -> Text:
-    """Return `text` as a `Text` that the model can read; tokens in `sinks` are sinks.
-
-    Raises `BadArgument` for tokens outside the vocabulary, for lengths that count padding, and
-    if all tokens are hidden.
-    """
+    """Return `text` as a `Text` that the model can read; tokens in `sinks` are sinks."""
     tokenizer = live.tokenizer if tokenizer is None else tokenizer
     text = read_text(text, tokenizer=tokenizer, config=live.config, context=live.context)
     check_ids(text.ids, vocabulary=live.vocabulary)
@@ -215,16 +200,13 @@ def check_ids(ids: Ids, *, vocabulary: int) -> None:
 
 
 def padding_ids(model: PreTrainedModel) -> dict[int, int]:
-    """Number of copies of each padding id at the start of a text that can only be padding.
-
-    Without a padding token, texts are padded with the end-of-text token. A text may begin with
-    one such token.
-    """
+    """Number of copies of each padding id at the start of a text that can only be padding."""
     ids, config = [], model.config.get_text_config()
     generation = getattr(model, "generation_config", None) or config  # older classes have none
     for facts in (config.to_dict(), generation.to_dict()):
         end = facts.get("eos_token_id")
         ids += [facts.get("pad_token_id"), *(end if isinstance(end, list) else [end])]
+    # A text may begin with one end-of-text token.
     return {id: 1 if id == ids[0] else 2 for id in ids if id is not None}
 
 
@@ -244,11 +226,7 @@ def check_padding(ids: Ids, lengths: Lengths, padding: Mapping[int, int]) -> Non
 
 
 def attention_across(live: LiveModel, row: PackedRow) -> float:
-    """Share of its attention that a packed row gives to other documents.
-
-    The model reads the row unmodified, because it may keep the documents apart. The share is a
-    mean over heads, layers and up to 128 rows of attention. Warns if it is not 0.
-    """
+    """Mean share of the attention of a packed row on other documents; warns if it is not 0."""
     sequence, shares = row.sequence.to(live.device), []
     count = len(sequence) - 1
     position = torch.linspace(1, count, min(count, ROWS_ACROSS)).long()

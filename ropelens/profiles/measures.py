@@ -123,7 +123,9 @@ surrogate_log_wavelength (draw, layer, head) ln(token): mean log wavelength; dra
 )
 """The variables of a profile over layers, heads, planes, offsets and groups.
 
-Plain `Variable` rows come from a pass over repeated random tokens (profiles/induction.py)."""
+Plain `Variable` rows come from a pass over repeated random tokens (profiles/tasks.py)."""
+
+NEEDLES = 8  # needles in a prompt that asks for one of them: chance is 1 in 8
 
 STATISTICS = tuple(row for row in MEASURES if isinstance(row, Statistic))
 

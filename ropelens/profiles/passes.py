@@ -1,8 +1,8 @@
 """Passes of a model over batches of sequences, with running sums at its attention calls.
 
 Sequences that are too long for one pass run in chunks with a key-value cache. Statistics over
-tokens are summed chunk by chunk. Queries are kept only for the measured rows. With the last
-chunk the cache has all keys, and each layer gets one call of these rows and all keys.
+tokens are summed chunk by chunk, and queries are kept for the measured rows. With the last
+chunk each layer gets one call of these rows and all keys.
 """
 
 from collections import Counter
@@ -32,8 +32,7 @@ from ropelens.text.rows import Rows
 EXCHANGED = 1000.0  # operations per scored row and key
 OBSERVED = 2.0  # time of a layer with all statistics, compared with an unobserved layer
 
-Progress = Callable[[int], None]
-"""Called with the number of tokens that were processed since the last call."""
+Progress = Callable[[int], None]  # called with the tokens processed since the last call
 
 
 def observer_of_chunks(
@@ -45,8 +44,8 @@ def observer_of_chunks(
 ) -> Observer:
     """Observer of a pass over sequences of `context` tokens in chunks of `chunk` tokens.
 
-    `part` receives the queries and keys of each chunk, and `whole` receives one call of the
-    `rows` and all keys for each layer. If `chunk` is None, the observer is `whole`.
+    `part` receives the calls of each chunk, and `whole` one call of the `rows` and all keys for
+    each layer. If `chunk` is None, the observer is `whole`.
     """
     if chunk is None:
         return whole
@@ -101,9 +100,7 @@ def fit_layers(
 ) -> tuple[dict[int, LayerFit], Sums]:
     """Fit the models of the budget of every layer, in one pass over a sample of the text.
 
-    A layer is fitted at its attention call, and only the weights are kept. Then `progress` is
-    called. Processes that share the measurement share the layers. With `statistics` the pass
-    also returns the sums of its sequences; see `sum_batch`.
+    With `statistics` the pass also returns the sums of its sequences; see `sum_batch`.
     """
     live, sample = measurement.live, Sample.draw(measurement.text, seed=measurement.seed)
     own_layers = [live.attending[n] for n in shard(len(live.attending))]
@@ -180,8 +177,8 @@ def sum_batch(
 ) -> tuple[Sums, Float[Tensor, "sequence position"]]:
     """Run one pass over a batch; return the sums of its statistics and the loss of each token.
 
-    `fits` are the models of the budget; they are scored on the rows of each set in `sets`
-    (default: all rows). `also` receives the call of each layer first.
+    The `fits` of the budget are scored on the rows of each set in `sets` (default: all rows).
+    `also` receives the call of each layer first.
     """
     text, width = batch.text, batch.text.ids.shape[1]
     chunk = live.chunk_length(width)
@@ -229,13 +226,7 @@ def sum_batch(
     losses.masked_fill_(~text.predicted, torch.nan)
     progress(tokens - share * (calls - (chunk is None)))
     live.check_layers(set(layers))
-    sums = Sums(
-        row_weight=by_group(batch.rows.by_position(width), text.group),
-        tokens=tokens,
-        sequences=len(text),
-        group_loss=by_group(losses.nansum(1), text.group),
-        group_predicted=by_group(text.predicted.sum(1), text.group),
-        layers=layers,
-        scores=scores,
-    )
-    return sums, losses
+    values = batch.rows.by_position(width), losses.nansum(1), text.predicted.sum(1)
+    row_weight, loss, predicted = (by_group(x, text.group) for x in values)
+    facts: Any = {"tokens": tokens, "sequences": len(text), "layers": layers, "scores": scores}
+    return Sums(row_weight, loss, predicted, **facts), losses

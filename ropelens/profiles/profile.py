@@ -15,11 +15,11 @@ from ropelens.budget.surrogates import DRAWS
 from ropelens.errors import BadArgument, Count, Positive, Whole, check_count, public
 from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.excerpts import EXCERPTED, excerpt_variables, read_excerpts
-from ropelens.profiles.induction import repeats
 from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.measures import AXES, MEASURES, STATISTICS, find_statistics
 from ropelens.profiles.passes import collect, fit_layers
 from ropelens.profiles.summary import kind_coordinates, summarize
+from ropelens.profiles.tasks import repeats
 from ropelens.runtime.processes import gather, place, shard
 from ropelens.runtime.progress import ProgressOption, Stage, display_of
 from ropelens.runtime.savepoint import begin_stage
@@ -52,30 +52,28 @@ def profile(
     text
         A `Text`, token ids [sequence, position], a BatchEncoding, or a string (with
         `tokenizer`). If the `position_ids` of a BatchEncoding begin anew, its rows are split
-        there. The `attention_mask` states which tokens are padding, on either side. Tokens that
-        the mask hides inside a sequence are not used as keys, rows or predictions. Intervals
-        resample the documents of the text.
+        there. Tokens that the `attention_mask` hides on either side are padding. Tokens hidden
+        inside a sequence are not keys, rows or predictions. Intervals resample the documents.
     tokenizer
         Names the tokens of excerpts, and tokenizes a string.
     excerpts
-        Short sequences of token ids to look into. By default they are the three pieces of the
-        text on which the heads choose their keys most sharply.
+        Short sequences of token ids to look into; by default the three pieces of the text on
+        which the heads choose their keys most sharply.
     statistics
         Statistics that are added to the profile: your own, or by name "reversal",
         "uniform_reversal", "locality" and "position_sensitivity" (see docs/measures.md).
     sinks
-        Ids of tokens that are sinks at any position. Position 0, the token that sequences begin
-        with, and keys that are found to be sinks are sinks in any case.
+        Ids of further tokens that are sinks. Position 0, the token that sequences begin with,
+        and keys that are found to be sinks are sinks in any case.
     budget
         Whether to fit the attention budget and exchange the contents of keys, which labels and
         claims need. The fits take most of the time if the text is short.
     surrogates
-        Number of surrogates: models whose frequencies are in a random order. The claim about
-        wavelengths is compared with them.
+        Number of models with frequencies in a random order, for the claim about wavelengths.
     rows
         Rows of attention that are measured per sequence: "all", a number of rows drawn with
-        `seed` (unbiased), or "auto", which means all rows of sequences of up to 2,048 tokens
-        and 512 rows of longer sequences. The budget has its own rows, independent of `rows`.
+        `seed` (unbiased), or "auto": all rows of sequences of up to 2,048 tokens, or 512. The
+        budget has its own rows.
     batch_size
         Sequences that run together; by default as many as the memory allows.
     progress
@@ -84,19 +82,17 @@ def profile(
     Returns
     -------
     Dataset over layer, head, kv_head, frequency (0 rotates fastest), offset_bin, group (of
-    sequences, for the bootstrap) and draw (of surrogates; 0 is the model). Each variable has
-    `long_name` and `units`, and docs/measures.md defines it. Layers that do not attend (linear
-    attention, convolutions, experts) are NaN.
+    sequences, for the bootstrap) and draw (of surrogates; 0 is the model). docs/measures.md
+    defines the variables. Layers that do not attend (linear attention, convolutions) are NaN.
 
-    `layer_type` (layer) is the kind of the layer, from its mask and its rotation as measured:
-    "sliding", "full", "chunked", "none" (no rotation) or "recurrent" (no attention). Layers
-    with the same mask and another rotation are of another kind ("full-2"). `base`, `scaling`
-    and `reach` (tokens, the window or the trained context) describe the kind.
+    `layer_type` (layer) is the kind of the layer by its mask and its rotation as measured:
+    "sliding", "full", "chunked", "none" (no rotation), "recurrent" (no attention), or "full-2"
+    for another rotation. `base`, `scaling` and `reach` (tokens, the window or the trained
+    context) describe it.
 
-    Under an edit that makes the heads of a layer rotate differently, each head is measured
-    with its own rotation. `head_wavelength` then gives the wavelengths of each head, and
-    `wavelength` is the wavelength of the fastest head. If heads that share a key rotate
-    differently, each query head of the layer has its own `kv_head`.
+    If an edit makes the heads of a layer rotate differently, `head_wavelength` gives the
+    wavelengths of each head, and `wavelength` those of the fastest head. If heads that share a
+    key differ, each query head of the layer has its own `kv_head`.
 
     Raises `UnsupportedModel` for a model without RoPE or with hidden attention.
     """

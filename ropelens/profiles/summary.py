@@ -30,11 +30,7 @@ def summarize(
     *,
     extra: Sequence[Statistic] = (),
 ) -> xr.Dataset:
-    """The part of a profile that follows from `sums`, without another run of the model.
-
-    Heads and planes that a layer does not have are NaN, and so are layers without attention.
-    `fits` are the models of the budget. `extra` are statistics in addition to `MEASURES`.
-    """
+    """A profile of `MEASURES` and `extra`, from `sums` and `fits`; NaN for missing heads."""
     rows = [row for row in (*MEASURES, *extra) if isinstance(row, Statistic | Derived)]
     statistics = [row for row in rows if isinstance(row, Statistic)]
     numbers = sorted(sums.layers)
@@ -53,14 +49,11 @@ def summarize(
     attrs: dict[str, float] = {"sequences": sums.sequences, "tokens": sums.tokens}
     attrs |= {"rows_measured": float(sums.row_weight.sum()), "loss": loss, "loss_se": loss_se}
     variables = labelled(values, [*MEASURES, *extra, *AXES])
-    dataset = number_dims(xr.Dataset(variables, coordinates, attrs))
+    dataset = xr.Dataset(variables, coordinates | {"layer": numbers}, attrs)
     for row in extra:
         dataset[row.name].attrs |= {"column": row.column} if row.column else {}
-    if len(numbers) == len(planes):
-        return dataset
-    attending = dataset.assign_coords(layer=numbers)
     fill = {"farthest_offset": 0}
-    return number_dims(attending.reindex(layer=range(len(planes)), fill_value=fill))
+    return number_dims(dataset.reindex(layer=range(len(planes)), fill_value=fill))
 
 
 def _values(row: Statistic | Derived, layers: Sequence[LayerMeans]) -> np.ndarray:
@@ -84,8 +77,8 @@ def number_dims(dataset: xr.Dataset) -> xr.Dataset:
 def plane_coordinates(planes: Sequence[Planes], *, heads: int) -> dict[str, xr.Variable]:
     """`inv_freq` (rad/token) and `wavelength` (tokens) of each layer; NaN beyond its planes.
 
-    If an edit makes heads of a layer differ, these are the numbers of the head that rotates
-    fastest in the plane, and `head_wavelength` (layer, head, frequency) has all heads.
+    If heads of a layer differ, these are the numbers of the head that rotates fastest in the
+    plane, and `head_wavelength` (layer, head, frequency) has all heads.
     """
     fastest = [torch.atleast_2d(layer.term_inv_freq.abs()).amax(0) for layer in planes]
     wavelengths = (2 * math.pi / inv_freq.double() for inv_freq in fastest)

@@ -33,11 +33,7 @@ NEAR = 8  # tokens on either side among which a token of similar frequency is se
 
 @dataclass(frozen=True)
 class Share(Statistic):
-    """Share of attention on a set of tokens, from four sums over rows.
-
-    The sums are target mass, total mass, target count and reference count. The value is the
-    mass share (target mass / total mass) times target count / reference count.
-    """
+    """Attention on a set of tokens: mass share times target count / reference count."""
 
     def value(self, layer: LayerMeans) -> Tensor:
         """The variable of one layer; NaN if no row counts."""
@@ -56,13 +52,12 @@ def attention_on(
     text
         The text that will be measured; it decides the frequencies of tokens.
     what
-        A token by its text ("'"), a list of texts, or a class. A token has a text if
-        `tokenizer` decodes it to this text, apart from spaces around it. "*'*" means any token
-        that contains the text. Classes are "punctuation" (only the categories P of Unicode),
-        "newline", "digits", "capital" (an upper-case letter first) and "repeated" (tokens that
-        occurred earlier in their sequence; needs no tokenizer). "after:" in front means the
-        tokens that follow, as in "after:*'*". In a list every item is a text: ["punctuation"]
-        is that word.
+        A token by its text ("'"), a list of texts, or a class. A token has the text to which
+        `tokenizer` decodes it, apart from spaces around it. "*'*" means any token that contains
+        the text. Classes are "punctuation" (the categories P of Unicode), "newline", "digits",
+        "capital" (an upper-case letter first) and "repeated" (tokens that occurred earlier in
+        their sequence; needs no tokenizer). "after:" in front means the tokens that follow, as
+        in "after:*'*". In a list every item is a text: ["punctuation"] is that word.
     tokenizer
         Names the tokens.
 
@@ -147,9 +142,8 @@ def controls(
 ) -> Float[Tensor, "sequence position"]:
     """Weight of each token as a control: 1/2 for every token in `on` that it is matched with.
 
-    A token in `on` is matched with one token on either side. Among the `NEAR` tokens of a side
-    it is the token with the smallest |log2 of the ratio of their counts| + distance / `NEAR`.
-    The first token of a sequence is never a control.
+    The match among the `NEAR` tokens on either side has the smallest |log2 of the ratio of
+    counts| + distance / `NEAR`. The first token of a sequence is never a control.
     """
     weight, at = torch.zeros_like(log_count), torch.arange(on.shape[1], device=on.device)
     for side in (-1, 1):

@@ -6,8 +6,7 @@ import numpy as np
 import xarray as xr
 
 from ropelens.figures.formats import visible_token
-from ropelens.interventions.top_planes import top_planes
-from ropelens.interventions.truncation_table import changes_of_edits
+from ropelens.interventions.truncation_table import changes_of_edits, top_planes
 
 Records = dict[str, dict[str, Any] | None]
 

@@ -12,7 +12,7 @@ import xarray as xr
 
 from ropelens.figures import formats
 from ropelens.figures.inputs import numbers
-from ropelens.interventions.variables import NEEDLES
+from ropelens.profiles.measures import NEEDLES
 from ropelens.report.render import page_words
 from ropelens.report.words import CHANCE, kind_words, scope
 

@@ -23,9 +23,10 @@ from ropelens.interventions.truncation_table import (
     summarize_truncation,
     sweeps_by_kind,
 )
-from ropelens.interventions.variables import NEEDLES, OWN_ROTATION
+from ropelens.interventions.variables import OWN_ROTATION
 from ropelens.profiles.heads import FRACTIONS
 from ropelens.profiles.kinds import layers_by_kind
+from ropelens.profiles.measures import NEEDLES
 from ropelens.report.effect_words import RECORDS
 from ropelens.report.render import write_sentence, write_sentences
 

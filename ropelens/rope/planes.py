@@ -22,6 +22,9 @@ Pairing = Literal["half", "interleaved", "none"]
 PAIRINGS: tuple[Pairing, Pairing] = ("half", "interleaved")
 
 Vectors = Float[Tensor, "*batch position coordinate"]
+ByCoordinate = Float[Tensor, "*batch coordinate"]
+ByTerm = Float[Tensor, "*batch term"]
+Frequencies = Float[Tensor, " frequency"]
 
 
 @dataclass(frozen=True)
@@ -32,9 +35,8 @@ class Planes:
     rotate, and negative for clockwise rotation (NanoChat). It has a row for each query head if
     an edit makes heads differ. The F planes fill the coordinates from `offset` to
     `offset + 2F`. The `pairing` "half" pairs f with f + F (Llama), and "interleaved" pairs 2f
-    with 2f + 1 (GPT-J). RoPE does not change the remaining coordinates, which together are one
-    term of every score. If a token has several positions (M-RoPE), plane f rotates with the
-    position on `axis[f]`.
+    with 2f + 1 (GPT-J). The other coordinates together are one term of every score. If a token
+    has several positions (M-RoPE), plane f rotates with the position on `axis[f]`.
     """
 
     inv_freq: Float[Tensor, "*head frequency"]
@@ -84,9 +86,7 @@ class Planes:
         term[self.first] = term[self.second] = torch.arange(self.rotary_dim // 2)
         return term
 
-    def by_coordinate(
-        self, x: Float[Tensor, "*batch term"]
-    ) -> Float[Tensor, "*batch coordinate"]:
+    def by_coordinate(self, x: ByTerm) -> ByCoordinate:
         """`x` of the term of each coordinate."""
         count = self.rotary_dim // 2
         spread = x[..., -1:].repeat(*[1] * (x.ndim - 1), self.head_dim)
@@ -99,13 +99,8 @@ class Planes:
             return self
         return replace(self, inv_freq=self.inv_freq[:: len(self.inv_freq) // kv_heads])
 
-    def sum_coordinates(
-        self, x: Float[Tensor, "*batch coordinate"]
-    ) -> Float[Tensor, "*batch term"]:
-        """Sum of `x` over the coordinates of each term, in the units of `x`.
-
-        For a product q * k, this is the contribution Re(q_f conj(k_f)) of each term to q . k.
-        """
+    def sum_coordinates(self, x: ByCoordinate) -> ByTerm:
+        """Sum of `x` over the coordinates of each term; for q * k, Re(q_f conj(k_f))."""
         planes = x[..., self.first] + x[..., self.second]
         if self.rotary_dim == self.head_dim:
             return planes
@@ -113,12 +108,8 @@ class Planes:
         rest = before.sum(-1, keepdim=True) + after.sum(-1, keepdim=True)
         return torch.cat([planes, rest], dim=-1)
 
-    def norms(self, x: Float[Tensor, "*batch coordinate"]) -> Float[Tensor, "*batch term"]:
-        """Length of each term of `x`, in the units of `x`.
-
-        A rotation keeps lengths. (They include YaRN's attention factor.) Source: the statistic
-        of the norm figures in Barbero et al. 2024 (arXiv 2410.06205).
-        """
+    def norms(self, x: ByCoordinate) -> ByTerm:
+        """Length of each term of `x` (Barbero et al. 2024, arXiv 2410.06205), in its units."""
         real, imaginary = x[..., self.first], x[..., self.second]
         squares = real.square().addcmul_(imaginary, imaginary)
         if self.rotary_dim < self.head_dim:
@@ -126,7 +117,7 @@ class Planes:
             squares = torch.cat([squares, rest], dim=-1)
         return squares.sqrt_()
 
-    def complex(self, x: Float[Tensor, "*batch coordinate"]) -> Complex[Tensor, "*batch plane"]:
+    def complex(self, x: ByCoordinate) -> Complex[Tensor, "*batch plane"]:
         """Each plane of `x` as a complex number, in the units of `x`."""
         return torch.complex(x[..., self.first], x[..., self.second])
 
@@ -144,11 +135,7 @@ class Planes:
     def moved_scores(
         self, products: Complex[Tensor, "*batch term"], distance: Real[Tensor, " distance"]
     ) -> Float[Tensor, "*batch distance"]:
-        """Re sum_f products_f exp(i w_f d) at every distance d, in the units of `products`.
-
-        For the products c_f = q~_f conj(k~_f), this is the score of a key d tokens back
-        (Barbero et al. 2024, arXiv 2410.06205).
-        """
+        """Re sum_f c_f exp(i w_f d) of the `products` c at distances d (arXiv 2410.06205)."""
         angle = self.term_inv_freq.double()[..., None] * distance.double().cpu()
         waves = torch.cat([angle.cos(), -angle.sin()], dim=-2).to(products.real)
         parts = torch.cat([products.real, products.imag], dim=-1)
@@ -158,8 +145,7 @@ class Planes:
 def kept(most: int = 1000) -> Callable[[Function], Function]:
     """Let the first argument of a function keep its results, by the other arguments.
 
-    Only the `most` latest results are kept, and no longer than the first argument exists.
-    Tensors are compared by identity, so they must not change in place.
+    Only the `most` latest are kept. Tensors, compared by identity, must not change in place.
     """
 
     def decorate(function: Function) -> Function:
@@ -213,8 +199,7 @@ def unrotate(
 ) -> Vectors:
     """Remove the rotation of `x`: multiply each plane by exp(-i w p); the `sign` 1 rotates.
 
-    The angle is the float32 product that transformers' rotary modules compute, so that the
-    model's rounding cancels at far positions.
+    The angle is the float32 product of transformers, so that its rounding cancels far away.
     """
     cos, sin = _waves(positions, planes.inv_freq, x.dtype, x.device)
     real, imaginary = x[..., planes.first], x[..., planes.second]
@@ -232,9 +217,8 @@ class MeasuredRotation:
     """The rotation that a layer applies to a vector as its position grows.
 
     `residual` is the largest change of a plane's length, relative to the mean length: about
-    1e-7 for a rotation in float32, and above 0.1 for anything else. `noise` is the rounding
-    noise in the same unit. `resolution[f]` is the error of `planes.inv_freq[f]` that a sound
-    model may have, in rad/token.
+    1e-7 for a rotation in float32, and above 0.1 for anything else. `noise` is in the same
+    unit. `resolution[f]` (rad/token) is the error of `planes.inv_freq[f]` of a sound model.
     """
 
     planes: Planes
@@ -259,10 +243,8 @@ def read_rotation(
     """The rotation that maps `vectors[:, 0]` to `vectors[:, p]`, for every p.
 
     `vectors` are queries and keys of single tokens in one layer, at `positions` 0, 1, 2, 4, ...
-    `noise` is the rounding noise of each coordinate, in the units of the vectors, and `counts`
-    are the numbers of planes that the model states. The pairing is chosen so that lengths stay
-    constant. The frequency is computed from the phase relative to position 0, which is
-    unwrapped by doubling the distance.
+    `noise` is in their units, and `counts` are the numbers of planes that the model states. The
+    pairing keeps lengths constant. Doubling the distance unwraps the phase from position 0.
     """
     x = vectors.double()
     head_dim = x.shape[-1]
@@ -293,7 +275,7 @@ def read_rotation(
     # Planes of length 0 fit any count, so take the first shape, with most planes, that fits.
     fits = max(2 * min(residuals), 4 * relative)
     best = next(i for i, residual in enumerate(residuals) if not residual > fits)
-    inv_freq, resolution = _frequencies(x, positions, candidates[best], noise=noise)
+    inv_freq, resolution = _frequencies(x, positions, candidates[best], noise)
     planes = replace(candidates[best], inv_freq=inv_freq)
     return MeasuredRotation(planes, residuals[best], relative, resolution)
 
@@ -302,13 +284,9 @@ def _frequencies(
     x: Vectors,
     positions: Int[Tensor, " position"],
     planes: Planes,
-    *,
     noise: Float[Tensor, " coordinate"],
-) -> tuple[Float[Tensor, " frequency"], Float[Tensor, " frequency"]]:
-    """Angular frequency of each plane and its possible error, both in rad/token.
-
-    NaN for a plane in which queries and keys have no length, because its rotation is invisible.
-    """
+) -> tuple[Frequencies, Frequencies]:
+    """Angular frequency of each plane and its error (rad/token); NaN without any length."""
     z = planes.complex(x)
     turned = (z * z[:, :1].conj()).sum(dim=0)  # [position, frequency]
     inv_freq = turned[1].angle()

@@ -1,21 +1,16 @@
 """The planes and heads that an edit changes, and the planes that a truncation sweep stops."""
 
-import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
 
-import numpy as np
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from ropelens.errors import BadArgument, UnsupportedModel, check_count
+from ropelens.errors import BadArgument
 from ropelens.rope.planes import Planes
 
 ALL_HEADS = "*.*"
-
 HeadMask = Bool[Tensor, "layer head"]
 
 Selection = Callable[[Planes], Bool[Tensor, " frequency"]]
@@ -63,12 +58,8 @@ ALL_PLANES = Slowest(1)
 
 
 def kept_planes(p: float | int, rotary_dim: int) -> int:
-    """Number of planes that p-RoPE keeps of D = `rotary_dim` coordinates: int(p D // 2).
-
-    This is the number for transformers' `rope_type` "proportional" (Barbero et al. 2024, arXiv
-    2410.06205). p is rounded to 12 digits, because 1 - 0.9 is slightly less than 0.1.
-    """
-    return int(round(p, 12) * rotary_dim // 2)
+    """Number of planes that p-RoPE keeps of D = `rotary_dim` coordinates: int(p D // 2)."""
+    return int(round(p, 12) * rotary_dim // 2)  # 1 - 0.9 is less than 0.1
 
 
 def heads_by_layer(
@@ -76,8 +67,7 @@ def heads_by_layer(
 ) -> HeadMask:
     """The heads in a list such as "3.5,4.*,full.*" that are `able` to attend or to rotate.
 
-    `kinds` are the kinds of the layers. Raises `BadArgument` if an item of the list matches no
-    head that is able to do so.
+    Raises `BadArgument` if an item of the list matches none. `kinds` are those of the layers.
     """
     (layers, count), among = able.shape, able.any(1).nonzero().flatten().tolist()
     chosen = torch.zeros_like(able)
@@ -87,25 +77,19 @@ def heads_by_layer(
         in_layer = torch.tensor(of_kind) if any(of_kind) else _numbered(layer, layers)
         named = in_layer[:, None] & _numbered(head, count)
         if not (able & named).any():
-            exist = bool(named.any())
+            that = f" that {doing}s" * bool(named.any())
             able_layers = f" ({', '.join(map(str, among))} {doing})" * (len(among) < layers)
             seen = f"layers 0 to {layers - 1}{able_layers}, heads 0 to {count - 1}"
-            raise BadArgument(
-                f"The model has no head {part.strip()!r}{f' that {doing}s' * exist}.",
-                seen=f"{seen}; kinds of layers: {', '.join(dict.fromkeys(kinds))}"
-                if kinds
-                else seen,
-                hint='"1.0" for head 0 of layer 1, "1.*" for all of layer 1, "0-2.0,*.1"',
-            )
+            seen += f"; kinds of layers: {', '.join(dict.fromkeys(kinds))}" * bool(kinds)
+            hint = '"1.0" for head 0 of layer 1, "1.*" for all of layer 1, "0-2.0,*.1"'
+            what = f"The model has no head {part.strip()!r}{that}."
+            raise BadArgument(what, seen=seen, hint=hint)
         chosen |= able & named
     return chosen
 
 
 def heads_of_layers(layers: str, heads: str = ALL_HEADS) -> str:
-    """The list of all heads in `layers`, such as "full" or "0-3,7"; "*" returns `heads`.
-
-    Raises `BadArgument` if `heads` are given as well.
-    """
+    """The list of all heads in `layers`, such as "full" or "0-3,7"; "*" returns `heads`."""
     if layers == "*":
         return heads
     if heads != ALL_HEADS:
@@ -121,158 +105,3 @@ def _numbered(name: str, count: int) -> Bool[Tensor, " number"]:
     low, high = (min(int(end), count) for end in ends) if within else (count, count)
     number = torch.arange(count)
     return (number >= low) & (number <= high)
-
-
-SAME_WAVELENGTH = 1e-3  # relative difference up to which two wavelengths count as the same
-
-Wavelengths = dict[int, float]
-"""Wavelengths (tokens) of the planes of a layer that rotate, by number; 0 is the fastest."""
-
-Numbers = tuple[int, ...]
-"""Plane numbers of a layer in ascending order, or a number of planes for each layer."""
-
-Stopped = tuple[Numbers, ...]
-"""The numbers of the planes that stop, for each layer."""
-
-
-def rotating_planes(planes: Planes) -> Wavelengths:
-    """Wavelengths of the planes of a layer that rotate."""
-    wavelength = planes.wavelength.tolist()
-    return {n: length for n, length in enumerate(wavelength) if math.isfinite(length)}
-
-
-@dataclass(frozen=True)
-class Cut:
-    """One entry of a sweep: the planes that stop in each layer, and the reason (`kind`).
-
-    `layers` names the layers of the sweep; the `Wavelengths` of other layers are empty.
-    """
-
-    kind: str
-    stopped: Stopped
-    draw: int = -1
-    band: int = -1
-    layers: str = "all"
-
-    def kept(self, layers: Sequence[Wavelengths]) -> float:
-        """Share of the model's rotating planes that still rotate."""
-        total = sum(map(len, layers))
-        return (total - sum(map(len, self.stopped))) / total
-
-    def name(self, layers: Sequence[Wavelengths]) -> str:
-        """Name in the dimension `edit`: "slow 0.75", "full random 0.75 #1", "band 3"."""
-        if self.kind == "none":
-            return "none"
-        place = f"{self.kept(layers):.4g}" if self.band < 0 else f"{self.band}"
-        kind, *control = self.kind.split()
-        draw = [f"#{self.draw}"] if self.draw >= 0 else []
-        named = [self.layers] if self.layers != "all" else []
-        return " ".join([*named, kind, place, *control, *draw])
-
-    @property
-    def layers_of(self) -> dict[Numbers, list[int]]:
-        """The layers that stop each set of planes."""
-        layers: dict[Numbers, list[int]] = {}
-        for layer, numbers in enumerate(self.stopped):
-            layers.setdefault(numbers, []).append(layer)
-        return layers
-
-    @property
-    def planes(self) -> str:
-        """The numbers of the stopped planes: "0,1,5".
-
-        If layers stop different planes, each set is listed with its layers: "0 2: 0,1; 3: 5".
-        """
-        sets = {n: ",".join(map(str, n)) for n in self.layers_of}
-        if len(sets) == 1:
-            return sets[self.stopped[0]]
-        layers = {n: " ".join(map(str, layers)) for n, layers in self.layers_of.items() if n}
-        return "; ".join(f"{layers[n]}: {sets[n]}" for n in layers)
-
-    def wavelengths(self, layers: Sequence[Wavelengths]) -> list[float]:
-        """Wavelengths (tokens) of the planes that stop."""
-        pairs = zip(layers, self.stopped, strict=True)
-        return [layer[number] for layer, numbers in pairs for number in numbers]
-
-
-def plan_cuts(
-    layers: Sequence[Wavelengths],
-    *,
-    keep: Sequence[float | int],
-    ends: Sequence[str],
-    bands: int,
-    controls: int,
-    seed: int,
-) -> list[Cut]:
-    """The entries of a sweep, "none" first; see `truncate`."""
-    check_count(controls, "controls")
-    for share in keep:
-        Slowest(share)  # from 0 to 1
-    if not (keep or bands):
-        raise BadArgument("No planes are to be stopped.", hint="--keep or --bands")
-    if not any(layers):
-        raise UnsupportedModel("The model has no planes that rotate, so none can be stopped.")
-    sizes = {tuple(len(x) - kept_planes(share, 2 * len(x)) for x in layers) for share in keep}
-    steps = sorted(sizes - {(0,) * len(layers)}) if ends else []
-    fast = [list(layer) for layer in layers]
-    orders = {"slow": [numbers[::-1] for numbers in fast], "fast": fast}
-    at_ends = {(end, size): _first(orders[end], size) for size in steps for end in orders}
-    random = partial(_random, fast, draws=controls, seed=seed % 2**64)  # as numpy has seeds
-    controls_of = random(steps, set(at_ends.values()))
-    cuts = [Cut("none", tuple(() for _ in layers))]
-    for size in steps:
-        cuts += [Cut(end, at_ends[end, size]) for end in orders if end in ends]
-        cuts += controls_of[size]
-    for band, stopped in enumerate(_bands(layers, bands)):
-        size = tuple(map(len, stopped))
-        cuts += [Cut("band", stopped, band=band), *random([size], {stopped}, band=band)[size]]
-    return cuts
-
-
-def _first(orders: Sequence[Sequence[int]], size: Numbers) -> Stopped:
-    return tuple(tuple(sorted(order[:n])) for order, n in zip(orders, size, strict=True))
-
-
-def _random(
-    layers: Sequence[Sequence[int]],
-    sizes: Sequence[Numbers],
-    exclude: Set[Stopped],
-    *,
-    draws: int,
-    seed: int,
-    band: int = -1,
-) -> dict[Numbers, list[Cut]]:
-    """Draw random sets of `size[layer]` planes in each layer, for each of `sizes`.
-
-    The larger sets of a draw contain its smaller sets, and layers with as many planes get the
-    same set. A draw with a set in `exclude` is repeated, and sets that stay equal are left out.
-    """
-    counts = [len(numbers) for numbers in layers]
-    varied = [s for s in sizes if any(0 < n < m for n, m in zip(s, counts, strict=True))]
-    cuts: dict[Numbers, list[Cut]] = {size: [] for size in sizes}
-    for draw in range(draws if varied else 0):
-        for attempt in range(100):
-            key = (seed, 1 + band, draw, attempt)
-            random = [np.random.default_rng([*key, count]) for count in counts]
-            orders = [r.permutation(x).tolist() for r, x in zip(random, layers, strict=True)]
-            sets = {size: _first(orders, size) for size in varied}
-            if exclude.isdisjoint(sets.values()):
-                break
-        kind = "random" if band < 0 else "band control"
-        for size, stopped in sets.items():
-            if stopped not in exclude:
-                cuts[size].append(Cut(kind, stopped, draw, band))
-    return cuts
-
-
-def _bands(layers: Sequence[Wavelengths], bands: int) -> list[Stopped]:
-    """Divide the planes into `bands` groups of neighbouring wavelengths, fastest first."""
-    lengths = np.unique([length for layer in layers for length in layer.values()])
-    distinct = lengths[np.append(True, np.diff(np.log(lengths)) > SAME_WAVELENGTH)]
-    count = min(bands, len(distinct))  # other bands would be empty
-    begins = [part[0] for part in np.array_split(distinct, max(count, 1)) if len(part)]
-    edges = [*begins, math.inf] if bands else []
-    return [
-        tuple(tuple(n for n, w in layer.items() if low <= w < high) for layer in layers)
-        for low, high in pairwise(edges)
-    ]

@@ -1,11 +1,10 @@
 """Queries and keys under other rotations.
 
 A rotated vector has exp(i w p) x~ in every plane (Su et al. 2021, arXiv 2104.09864, eq. 34).
-Multiply it by exp(i (v - w) p) to get the vector that the model would have computed with
-frequency v instead of w. With v = 0 the plane stops.
+Multiply it by exp(i (v - w) p) to give it the frequency v; with v = 0 the plane stops.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,14 +12,14 @@ from torch import Tensor
 
 from ropelens.rope.planes import Planes
 
+HeadVectors = Float[Tensor, "batch head position coordinate"]
+Positions = Int[Tensor, "_ position *axis"]
+Angles = Float[Tensor, "_ _ position frequency"]
+
 
 @dataclass(frozen=True)
 class TargetRotation:
-    """The rotation that a layer's queries, or its keys, should get, by head or for all heads.
-
-    Plane f rotates at `inv_freq[..., f]` rad/token (signed as in `Planes`), and its length is
-    multiplied by `gain[..., f]`.
-    """
+    """The rotation (rad/token, signed) and gain that a layer's queries or keys should get."""
 
     inv_freq: Float[Tensor, "head frequency"]
     gain: Float[Tensor, "head frequency"]
@@ -28,16 +27,16 @@ class TargetRotation:
     def with_changes(
         self,
         chosen: Bool[Tensor, "head frequency"],
-        inv_freq: Float[Tensor, " frequency"] | None,
+        inv_freq: Tensor | None,
         gain: float | None,
     ) -> "TargetRotation":
-        """Change the frequency or the gain of the chosen planes. A gain of 0 stays 0."""
-        new_inv_freq, new_gain = self.inv_freq, self.gain
+        """Change `inv_freq` or the gain of the chosen planes. A gain of 0 stays 0."""
+        new = self
         if inv_freq is not None:
-            new_inv_freq = torch.where(chosen, inv_freq.float(), new_inv_freq)
+            new = replace(new, inv_freq=torch.where(chosen, inv_freq.float(), self.inv_freq))
         if gain is not None:
-            new_gain = torch.where(chosen & (new_gain != 0), gain, new_gain)
-        return TargetRotation(new_inv_freq, new_gain)
+            new = replace(new, gain=torch.where(chosen & (self.gain != 0), gain, self.gain))
+        return new
 
     def shared(self, *, groups: int) -> "TargetRotation | None":
         """One row for each of `groups` groups of heads; None if heads of a group differ."""
@@ -47,11 +46,8 @@ class TargetRotation:
 
 
 def rotate_to(
-    x: Float[Tensor, "batch head position coordinate"],
-    positions: Int[Tensor, "_ position *axis"],
-    planes: Planes,
-    target: TargetRotation,
-) -> Float[Tensor, "batch head position coordinate"]:
+    x: HeadVectors, positions: Positions, planes: Planes, target: TargetRotation
+) -> HeadVectors:
     """Give `x`, which rotates in `planes`, the target rotation."""
     if (target.inv_freq == planes.inv_freq.float()).all() and (target.gain == 1).all():
         return x
@@ -63,12 +59,8 @@ def rotate_to(
 
 
 def rotate_by(
-    x: Float[Tensor, "batch head position coordinate"],
-    angle: Float[Tensor, "_ _ position frequency"],
-    planes: Planes,
-    *,
-    gain: Tensor | float = 1.0,
-) -> Float[Tensor, "batch head position coordinate"]:
+    x: HeadVectors, angle: Angles, planes: Planes, *, gain: Tensor | float = 1.0
+) -> HeadVectors:
     """Multiply every plane by gain exp(i angle); a factor of 1 changes no bit."""
     exact = torch.promote_types(x.dtype, torch.float32)
     cos, sin = (z.to(exact) * gain for z in (angle.double().cos(), angle.double().sin()))
@@ -79,8 +71,6 @@ def rotate_by(
     return result
 
 
-def positions_by_plane(
-    positions: Int[Tensor, "_ position *axis"], planes: Planes
-) -> Int[Tensor, "_ position frequency"]:
+def positions_by_plane(positions: Positions, planes: Planes) -> Int[Tensor, "_ position _"]:
     """The positions by which each plane rotates; one for all planes without axes (M-RoPE)."""
     return positions[..., None] if positions.ndim == 2 else positions[..., planes.axis]

@@ -1,8 +1,7 @@
 """The variants of RoPE by name, with frequencies and with settings of configurations.
 
-If transformers knows a variant, the configuration states it in transformers' own
-`rope_parameters`, so that the checkpoint loads anywhere. Other frequencies are computed here,
-with the same order of operations as in transformers.
+If transformers knows a variant, its own `rope_parameters` state it, so that the checkpoint
+loads anywhere. Other frequencies are computed here, in transformers' order of operations.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,8 +38,7 @@ class Variant:
     `read` parses the value after the colon, or raises ValueError. `formula` computes `inv_freq`
     of every plane (rad/token, 0 for a stopped plane) from the value and the shape. `stops`
     selects the planes that stop, if all remaining planes keep their frequencies. transformers
-    has the formula of a variant with neither. A configuration of transformers has the
-    `rope_type`, the base, and the `parameters`.
+    has the formula of a variant with neither.
     """
 
     usage: str
@@ -65,10 +63,7 @@ class Variant:
 
 
 def parse_variant(text: str) -> Variant:
-    """Parse a variant that is written as NAME or NAME:VALUE.
-
-    Raises `BadArgument`, which lists the variants, for any other text.
-    """
+    """Parse NAME or NAME:VALUE. Raises `BadArgument`, which lists the variants."""
     usages = "one of: " + ", ".join(row.usage for row in VARIANTS.values())
     name, _, value = text.partition(":")
     with explained(f"There is no RoPE variant {text[:80]!r}.", usages, error=BadArgument):

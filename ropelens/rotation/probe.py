@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -159,6 +159,18 @@ class RotationProbe:
                 masks = live.record_calls(tokens, partial(mask_of, context=context))
         return layer_kinds(live.config, masks, self.layers())
 
+    def select_heads(self, heads: str, *, turning: Sequence[bool] | None = None) -> HeadMask:
+        """Heads in a list such as "1.3,2.*,full.*", from layers that attend, or are `turning`.
+
+        Raises `BadArgument` for heads that do not exist, or do not attend or rotate.
+        """
+        able, doing = self.live.attending_heads, "attend"
+        if turning is not None:
+            able, doing = able & torch.tensor(turning)[:, None], "rotate"
+        by_kind = any(letter.isalpha() for letter in heads)  # kinds take a pass to measure
+        kinds = [kind.name for kind in self.kinds] if by_kind else []
+        return heads_by_layer(heads, able, doing=doing, kinds=kinds)
+
     def planes(self, context: int | None = None, *, alike: bool = False) -> list[Planes]:
         """Planes of each layer under the open edit, with a row per head if heads may differ."""
         length, edit = context or self.live.context, self.live.open_edit
@@ -219,23 +231,6 @@ class RotationProbe:
             for module, key in rotary:
                 module[key] = factor
         return None if rotary and lengths[1] < 1.5 * lengths[0] else factor
-
-
-def select_heads(
-    able: HeadMask,
-    heads: str,
-    kinds: Callable[[], Sequence[LayerKind]],
-    *,
-    doing: str = "attend",
-) -> HeadMask:
-    """Heads in a list such as "1.3,2.*,full.*" that are `able` to attend or to rotate.
-
-    `kinds` measures the kinds of the layers if the list names one. Raises `BadArgument` for
-    heads that do not exist or are not able to do so.
-    """
-    by_kind = any(letter.isalpha() for letter in heads)
-    names = [kind.name for kind in kinds()] if by_kind else []
-    return heads_by_layer(heads, able, doing=doing, kinds=names)
 
 
 def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRotation]:

@@ -15,10 +15,9 @@ from transformers import PreTrainedModel
 
 import ropelens as rl
 from ropelens.errors import BadArgument
-from ropelens.interventions.tasks import TRIALS, found_needles, hide_needles
-from ropelens.interventions.tasks import needles as hidden_needles
-from ropelens.profiles.induction import repeated_tokens
 from ropelens.profiles.measurement import Measurement
+from ropelens.profiles.tasks import TRIALS, found_needles, hide_needles, repeated_tokens
+from ropelens.profiles.tasks import needles as hidden_needles
 
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 P_ROPE = {**ROPE, "rope_type": "proportional", "partial_rotary_factor": 0.5}

@@ -15,13 +15,14 @@ import ropelens as rl
 from ropelens.analysis.options import Options
 from ropelens.analysis.plan import plan_analysis
 from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.interventions import cuts as planned
 from ropelens.interventions import truncate as module
-from ropelens.interventions.truncate import PlaneSweep, edits_of, named_entries
+from ropelens.interventions.cuts import Cut, PlaneSweep, Wavelengths
+from ropelens.interventions.truncate import edits_of, named_entries
 from ropelens.interventions.truncation_table import COLUMNS, best_head, summarize_truncation
 from ropelens.report import describe
 from ropelens.rope import select
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import Cut, Wavelengths
 
 TOKENS = torch.randint(2, 40, (6, 24), generator=torch.Generator().manual_seed(0))
 
@@ -41,12 +42,12 @@ def of_kind(cuts: Sequence[Cut], kind: str) -> list[Cut]:
 def test_names_of_edits_give_the_share_that_really_rotates():
     layers = [rotating_planes(4)] * 2
     cuts = plan(layers, keep=[1, 0.875, 0.8, 0.5, 0], controls=1)
-    assert [cut.name(layers) for cut in cuts] == [
+    assert [cut.edit for cut in cuts] == [
         *("none", "slow 0.75", "fast 0.75", "random 0.75 #0"),
         *("slow 0.5", "fast 0.5", "random 0.5 #0", "slow 0", "fast 0"),
     ]
-    assert [cut.kept(layers) for cut in cuts[:2]] == [1, 0.75]
-    assert [cut.name(layers) for cut in plan(layers, keep=[1], ends=["slow"])] == ["none"]
+    assert [cut.kept for cut in cuts[:2]] == [1, 0.75]
+    assert [cut.edit for cut in plan(layers, keep=[1], ends=["slow"])] == ["none"]
 
 
 def test_controls_have_the_size_of_the_edit_and_are_nested():
@@ -55,7 +56,7 @@ def test_controls_have_the_size_of_the_edit_and_are_nested():
     assert cuts == plan(layers, seed=5)
     assert cuts != plan(layers, seed=6)
     for share in PlaneSweep.keep[1:-1]:
-        same = [cut for cut in cuts if cut.kept(layers) == share]
+        same = [cut for cut in cuts if cut.kept == share]
         assert [cut.kind for cut in same] == ["slow", "fast", "random", "random", "random"]
         assert {len(numbers) for cut in same for numbers in cut.stopped} == {16 * (1 - share)}
         assert all(len(set(cut.stopped)) == 1 for cut in same)
@@ -63,12 +64,12 @@ def test_controls_have_the_size_of_the_edit_and_are_nested():
     for draw in range(3):
         path = [set(cut.stopped[0]) for cut in of_kind(cuts, "random") if cut.draw == draw]
         assert all(small < large for small, large in pairwise(path))
-    assert not [cut for cut in of_kind(cuts, "random") if cut.kept(layers) in (0, 1)]
+    assert not [cut for cut in of_kind(cuts, "random") if cut.kept in (0, 1)]
 
 
 def test_a_cut_that_stops_all_planes_does_not_change_the_controls_of_other_cuts():
     layers = [rotating_planes(8)] * 2
-    cuts = [cut for cut in plan(layers, keep=[0.5, 0]) if cut.kept(layers)]
+    cuts = [cut for cut in plan(layers, keep=[0.5, 0]) if cut.kept]
     assert cuts == plan(layers, keep=[0.5])
 
 
@@ -106,9 +107,9 @@ def test_layers_that_rotate_differently_keep_their_own_counts():
     cuts = plan(layers, keep=[0.5], bands=4, controls=1)
     slow = of_kind(cuts, "slow")[0]
     assert slow.stopped == ((4, 5, 6, 7), (4, 5, 6, 7), (), (2, 3))
-    assert slow.kept(layers) == 0.5
+    assert slow.kept == 0.5
     assert [len(numbers) for numbers in of_kind(cuts, "random")[0].stopped] == [4, 4, 0, 2]
-    named = named_entries(xr.Dataset(coords={"edit": range(len(cuts))}), cuts, {"all": layers})
+    named = named_entries(xr.Dataset(coords={"edit": range(len(cuts))}), cuts)
     assert named["planes"].values[cuts.index(slow)] == "0 1: 4,5,6,7; 3: 2,3"
     spans = []
     stopped: list[tuple[int, int]] = []
@@ -124,7 +125,7 @@ def test_layers_that_rotate_differently_keep_their_own_counts():
 
 def test_planes_without_rotation_do_not_count():
     planes = Planes(torch.tensor([1.0, 0.1, 0.01, 1e-3, 0.0, 0.0]), 12, "half")
-    (cut,) = of_kind(plan([select.rotating_planes(planes)], keep=[0.5]), "slow")
+    (cut,) = of_kind(plan([planned.rotating_planes(planes)], keep=[0.5]), "slow")
     assert (cut.stopped, cut.planes) == (((2, 3),), "2,3")
 
 

@@ -20,11 +20,11 @@ from ropelens.attention.variables import Derived, Statistic
 from ropelens.attention.visibility import offset_edges
 from ropelens.budget.logit import RIDGE
 from ropelens.model.as_live_model import as_live_model
-from ropelens.profiles.induction import REPEATS, repeated_tokens, repeats
 from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.measures import MEASURES
 from ropelens.profiles.passes import collect, fit_layers
 from ropelens.profiles.summary import summarize
+from ropelens.profiles.tasks import REPEATS, repeated_tokens, repeats
 from ropelens.rotation.probe import RotationProbe
 from ropelens.text.text import Text
 

@@ -11,9 +11,10 @@ from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbeddin
 
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.interventions.cuts import PlaneSweep, rotating_planes
 from ropelens.model.as_live_model import as_live_model
 from ropelens.rope.planes import PAIRINGS, Planes
-from ropelens.rope.select import Fastest, Slowest, heads_by_layer, plan_cuts, rotating_planes
+from ropelens.rope.select import Fastest, Slowest, heads_by_layer
 from ropelens.rope.turn import positions_by_plane
 from ropelens.rope.variants import VARIANTS, Shape, parse_variant
 from ropelens.rotation.probe import RotationProbe
@@ -266,8 +267,8 @@ def test_the_number_of_planes_equals_transformers(head_dim: int, p: float):
     for end, select, name, turns in ends:
         assert torch.equal(select(1 - p)(planes), ~turns)
         still = tuple((~turns).nonzero().flatten().tolist())
-        sweep = {"keep": [p], "ends": [end], "bands": 0, "controls": 0, "seed": 0}
-        cuts = [cut for cut in plan_cuts([rotating_planes(planes)], **sweep) if cut.kind == end]
+        sweep = PlaneSweep(keep=[p], ends=[end], controls=0)
+        cuts = sweep.plan([rotating_planes(planes)], seed=0)[1:]
         assert [cut.stopped for cut in cuts] == ([(still,)] if still else [])
         found, _ = frequencies(parse_variant(f"{name}:{p}"), Shape(head_dim, 10_000.0, 2048))
         torch.testing.assert_close(found, inv_freq * turns, rtol=1e-6, atol=0)

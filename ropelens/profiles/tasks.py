@@ -1,19 +1,26 @@
 """Tasks for a model on random tokens and hidden needles: repeat, copy from afar, retrieve."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ropelens.attention.call import AttentionCall
+from ropelens.attention.sampled_call import SampledCall
+from ropelens.attention.sums import by_layer, sum_attention
 from ropelens.errors import BadArgument, check_count
-from ropelens.interventions.variables import NEEDLES
-from ropelens.profiles.induction import REPEATS, Task, repeated_tokens, whole_lengths
 from ropelens.profiles.measurement import TOKENS_PER_BATCH, Measurement
-from ropelens.profiles.passes import Progress
+from ropelens.profiles.measures import NEEDLES, STATISTICS
+from ropelens.profiles.passes import Progress, observer_of_chunks
+from ropelens.rope.planes import Planes
+from ropelens.text.rows import Ids, Lengths, Rows, generator_of
 
+REPEATED_TOKENS = 64  # random tokens that are repeated, if both copies fit in the context
+REPEATS = 8  # sequences of repeated random tokens that are averaged
 NEAREST = 8  # default of the shortest distance between copies, in tokens
 KEY = 2  # tokens of the key of a needle; the value has one token
 DEPTHS = (0.1, 0.5, 0.9)  # shares of the text before a needle
@@ -22,12 +29,74 @@ MOST_TOKENS = 10**8
 SHORTEST_PROMPT = 32  # tokens of the shortest prompt that hides needles
 
 
-def copies(measurement: Measurement, distances: Sequence[int] | None) -> Task:
-    """Task that measures `copy_loss`, the loss of repeated random tokens in nats/token.
+@dataclass(frozen=True)
+class Task:
+    """A task: `measure` runs `tokens` tokens and returns numbers that `coordinates` label."""
 
-    The loss excludes the first repeated token, because nothing announces it. Each other token
-    follows the same token as before.
+    tokens: int
+    measure: Callable[[Progress], dict[str, Tensor]]
+    coordinates: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+def repeated_tokens(
+    first: int, length: int, *, vocabulary: int, seed: int
+) -> Int[Tensor, "trial position"]:
+    """The token `first`, then `length` random tokens and the same again (arXiv 2209.11895)."""
+    generator = generator_of(seed)
+    draws = [torch.randperm(vocabulary, generator=generator) for _ in range(REPEATS)]
+    once = torch.stack([draw[torch.arange(length) % len(draw)] for draw in draws])
+    return torch.cat([torch.full((REPEATS, 1), first), once, once], dim=1)
+
+
+def repeats(measurement: Measurement, planes: Sequence[Planes]) -> Task:
+    """Task: attention on repeated random tokens, mean over the repeated rows, and their losses.
+
+    `induction`, the prefix-matching score of Olsson et al. 2022, is NaN if the mask hides the
+    earlier occurrence. `first_loss` and `repeat_loss` (nats/token) exclude the first token of
+    either copy.
     """
+    live, text, seed = measurement.live, measurement.text, measurement.seed
+    length = max(2, min(REPEATED_TOKENS, (live.context - 1) // 2))
+    tokens = repeated_tokens(text.first_token, length, vocabulary=live.vocabulary, seed=seed)
+    second = torch.arange(length + 1, 2 * length + 1).expand(len(tokens), -1)
+    weight, whole = torch.full(second.shape, 1 / length), whole_lengths(tokens)
+    by_offset = [row for row in STATISTICS if row.name == "offset_mass"]
+    rows = Rows(second, weight, whole, dense=False)
+
+    def measure(progress: Progress) -> dict[str, Tensor]:
+        mass: dict[int, Tensor] = {}
+
+        def see(call: AttentionCall) -> None:
+            sums = sum_attention(SampledCall(call, rows, planes[call.layer]), by_offset)
+            seen = call.visibility.at(second[:1]).sees().cpu()
+            seen = seen[:, torch.arange(length), second[0] - length]
+            mass[call.layer] = sums["offset_mass"].masked_fill(~seen.any(), torch.nan)
+
+        live.forget_length()
+        context = tokens.shape[1]
+        chunk = live.chunk_length(context)
+        with live.observe(observer_of_chunks(chunk, (rows,), context, see)):
+            losses = live.losses(tokens, whole)
+        progress(tokens.numel())
+        of_layers = by_layer(mass, live.layers)
+        after, same = of_layers[..., length - 1], of_layers[..., length]
+        return {
+            "induction": after.mean(1),
+            "trial_induction": after.transpose(0, 1),
+            "duplicate_token": same.mean(1),
+            "first_loss": losses[:, 2 : length + 1].mean(1),
+            "repeat_loss": losses[:, length + 2 :].mean(1),
+        }
+
+    return Task(tokens.numel(), measure)
+
+
+def whole_lengths(tokens: Ids) -> Lengths:
+    return torch.full(tokens.shape[:1], tokens.shape[1])
+
+
+def copies(measurement: Measurement, distances: Sequence[int] | None) -> Task:
+    """Task: `copy_loss` (nats/token) of repeated random tokens, except the first one."""
     live, text = measurement.live, measurement.text
     options = {"vocabulary": live.vocabulary, "seed": measurement.seed}
     longest = max(2, (min(live.context, text.context) - 1) // 2)
@@ -114,10 +183,8 @@ def hide_needles(
     """Prompts of `length` tokens with needles in stretches of `text`, and the needles' values.
 
     A prompt consists of `first_token`, a stretch of text with eight needles in it, and the key
-    of one needle again, whose value comes first in the values. A needle is a key of two tokens
-    and a value of one token. They all differ, and are tokens of `text` outside the stretch. If
-    there are too few, they are other tokens of the vocabulary, and finally any tokens. Prompts
-    of a trial differ only in the depth. If `text` is too short, random tokens replace it.
+    of one needle again, whose value comes first. A needle is a key of two tokens and a value,
+    which are not in the stretch if possible. Prompts of a trial differ only in the depth.
     """
     size = NEEDLES * (KEY + 1)
     if length < SHORTEST_PROMPT or vocabulary < size:
