@@ -154,7 +154,7 @@ def test_padding(llama: LlamaForCausalLM, side: str, implementation: str):
 def test_the_mean_of_a_batch_in_generation(llama: LlamaForCausalLM):
     with rl.silence_heads(llama, "0.1", to="mean"):
         llama.generate(tokens(), max_new_tokens=3, do_sample=False, use_cache=False)
-        with pytest.raises(BadArgument, match="1 tokens after the tokens of a cache"):
+        with pytest.raises(BadArgument, match="1 tokens after a cache"):
             llama.generate(tokens(), max_new_tokens=3, do_sample=False)
 
 
