@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-import pandas as pd
 import pytest
 from oracles.tiny import tiny
 from tiny_checkpoints import save_tiny
@@ -57,12 +56,7 @@ class Ended:
 Command = Callable[..., Ended]
 
 
-def here(
-    capfd: pytest.CaptureFixture[str],
-    program: str | Path,
-    run: Callable[[], object],
-    *args: object,
-) -> Ended:
+def here(capfd, program: str | Path, run: Callable[[], object], *args: object) -> Ended:
     handlers = {number: signal.signal(number, signal.SIG_DFL) for number in STOPPING}
     capfd.readouterr()
     try:
@@ -98,9 +92,7 @@ def python(capfd: pytest.CaptureFixture[str]) -> Command:
 
 @pytest.fixture(autouse=True, scope="session")
 def few_draws() -> Iterator[None]:
-    """By default, claims make 60 draws instead of 1,000."""
-
-    def few(*args: object, draws: int = 1000, **options: object) -> pd.DataFrame:
+    def few(*args: object, draws: int = 1000, **options: object):
         return ledger(*args, draws=60 if draws == 1000 else draws, **options)
 
     places = ("ropelens.report.page", "ropelens.claims.claim_runs")
@@ -155,7 +147,6 @@ def save_family(folder: Path, name: str, **config: object) -> Path:
 
 @contextmanager
 def works_or_is_refused() -> Iterator[None]:
-    """Allow a RopelensError with one short line, and warnings."""
     line = ""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

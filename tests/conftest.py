@@ -59,25 +59,19 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of real checkpoints and texts next to the repository."""
-    default = Path(__file__).parents[2] / "shared"
-    folder = Path(os.environ.get("ROPELENS_SHARED", default))
+    folder = Path(os.environ.get("ROPELENS_SHARED", Path(__file__).parents[2] / "shared"))
     if not (folder / "checkpoints").is_dir():
         pytest.skip(f"no real checkpoints in {folder} (set ROPELENS_SHARED to their folder)")
     return folder
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator:
     """Fail skipped tests in CI, except if a GPU, Firefox or the shared folder is missing."""
     report = yield
     missing = ("no real checkpoints", "no firefox")
     excused = "gpu" in item.keywords or any(name in str(report.longrepr) for name in missing)
     if report.skipped and os.environ.get("CI") and not excused:
         report.outcome = "failed"
-        report.longrepr = (
-            f"{item.nodeid} was skipped, but CI allows no skips: {report.longrepr}"
-        )
+        report.longrepr = f"{item.nodeid} was skipped; CI allows no skips: {report.longrepr}"
     return report

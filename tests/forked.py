@@ -8,13 +8,11 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping
 from pathlib import Path
 from unittest import mock
 
 
-def settings() -> Mapping[str, str]:
-    """Environment variables: one thread, no GPU, and the modules of the tests."""
+def settings():
     limits = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return limits | {"PYTHONPATH": os.pathsep.join(sys.path)}
 
@@ -25,10 +23,7 @@ def together(*args: object) -> subprocess.CompletedProcess[str]:
 
 
 def forked(count: int, code: str, *args: object) -> subprocess.CompletedProcess[str]:
-    """Run `code` in `count` processes, with `args` in their `sys.argv`.
-
-    The processes are copies of a process that has imported all modules.
-    """
+    """Run `code` in `count` copies of a process that has imported all modules."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["preloaded"])
     with socket.create_server(("127.0.0.1", 0)) as free:

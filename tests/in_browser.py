@@ -58,7 +58,6 @@ class Opened:
         return self.page
 
     def harmless(self) -> bool:
-        """Assert that the page requested only itself and printed nothing."""
         local = ("data:", "blob:", "about:")
         loaded = [url for url in self.requests if not url.startswith(local)]
         assert {url.split("#")[0] for url in loaded} <= {self.url}
@@ -76,13 +75,11 @@ def shown(page: playwright.Page, layer: int, head: int) -> None:
 
 
 def view(page: playwright.Page, name: str) -> None:
-    """Open a view of all heads, or a tab of the chosen head."""
     page.click(f"[role=tab][data-tab={name}]")
     idle(page)
 
 
 def fits(page: playwright.Page) -> None:
-    """Assert that no element is wider than a wide light page or a narrow dark page."""
     over = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert page.evaluate(over) <= 0
     page.emulate_media(color_scheme="dark")
@@ -102,7 +99,6 @@ def values(page: playwright.Page, name: str, axis: str, trace: int = 0) -> np.nd
 
 
 def broken(page: playwright.Page, context: str | None = None) -> set[tuple[str, str]]:
-    """Rules of axe-core that a part of the page breaks, with the broken elements."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     violations = axe.run(page, context=context).response["violations"]
     return {(rule["id"], node["html"][:120]) for rule in violations for node in rule["nodes"]}

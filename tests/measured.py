@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from hypothesis import settings
+from hypothesis import strategies as st
 from oracles.tiny import random_tokens
 from torch import Tensor, nn
 from transformers.models.llama import modeling_llama
@@ -20,6 +22,9 @@ from ropelens.budget.labels import label_heads
 from ropelens.model.as_live_model import as_live_model
 from ropelens.rope.planes import Planes
 from ropelens.rotation.probe import RotationProbe
+
+few = settings(deadline=None, max_examples=25, derandomize=True)
+seeds = st.integers(0, 2**20)
 
 
 def normal(*shape: int, seed: int) -> Tensor:
@@ -44,30 +49,23 @@ def differs_when_observed(forward: Callable, *args: Any, **kwargs: Any) -> Any:
     return output * (1 if plain else 1.001), weights
 
 
-EXACT = {"rtol": 1e-6, "atol": 1e-9}
-
-
 def assert_same(actual: xr.Dataset | None, expected: xr.Dataset | None) -> None:
     assert actual is not None
     assert expected is not None
     for name in actual.data_vars:
-        xr.testing.assert_allclose(actual[name].variable, expected[name].variable, **EXACT)
+        xr.testing.assert_allclose(actual[name].variable, expected[name].variable, 1e-6, 1e-9)
     assert actual.attrs.keys() >= expected.attrs.keys()
     for name in {"loss", "loss_se", "rows_measured", "tokens"} & actual.attrs.keys():
         assert actual.attrs[name] == pytest.approx(expected.attrs[name], rel=1e-6)
 
 
 def assert_alike(actual: xr.Dataset, expected: xr.Dataset) -> None:
-    """Check all variables of `expected`, to 1e-5 of the largest number of the variable.
-
-    Bits and gains are differences of float32 log-likelihoods, so their scale is at least 0.1.
-    """
+    """Variables agree to 1e-5 of their largest number; the scale of bits is 0.1 at least."""
     for name, variable in expected.data_vars.items():
         values = variable.values
         if values.dtype.kind == "f":
             least = 0.1 if any(part in str(name) for part in ("bits", "gain")) else 1e-30
-            scale = np.nanmax(np.abs(values), initial=least)
-            atol = 1e-5 * scale
+            atol = 1e-5 * np.nanmax(np.abs(values), initial=least)
             np.testing.assert_allclose(actual[name], values, 0, atol, err_msg=str(name))
         else:
             np.testing.assert_array_equal(actual[name].values, values, err_msg=str(name))

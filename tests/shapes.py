@@ -22,7 +22,6 @@ from torch import Tensor
 
 
 def kind(value: object) -> object:
-    """The properties of `value` on which a check depends."""
     cls = type(value)
     try:
         form = FORMS[cls]

@@ -75,11 +75,7 @@ class Drawn:
 
 
 def synthetic_comparison(*, groups: tuple[str, ...] = GROUPS) -> xr.Dataset:
-    """Two seeds of each of `groups`, with two layers of two heads and eight planes.
-
-    The loss of group g and seed s is 3 + 0.1 g + 0.01 s (1 + g). The slower half of the planes
-    of the second group, and all planes of the third group, do not rotate.
-    """
+    """Two seeds of each group. Half of the second's planes, and all of the third's, stand."""
     draw = Drawn(groups)
     hit, count = draw(*NEEDLES, "retrieval_trial").round(), len(draw.group)
     names = [f"{group} seed {seed}" for group, seed in zip(draw.group, draw.seed, strict=True)]

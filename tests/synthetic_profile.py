@@ -5,7 +5,6 @@ shares sum to one and bits to the total.
 """
 
 import numpy as np
-import pandas as pd
 import xarray as xr
 
 import ropelens as rl
@@ -37,9 +36,8 @@ def synthetic_profile(
     unrotated: bool = False,
     context: int = 512,
     excerpt: int = 48,
-    groups: int = 8,
     seed: int = 0,
-) -> tuple[xr.Dataset, pd.DataFrame]:
+):
     """A seeded profile and its heads. `unrotated` adds an entry for partial rotary."""
     rng = np.random.default_rng(seed)
     kv_heads = kv_heads or max(1, heads // 2)
@@ -57,7 +55,7 @@ def synthetic_profile(
     data = _planes(kinds, kv_heads, wavelength, rng) | _budget(kinds, rng)
     data |= _offsets(kinds, looks_back, start, stop, rng)
     data |= _excerpts(kinds, kv_heads, wavelength, excerpt, rng)
-    data |= _groups(data, groups, rng) | _surrogates(data, wavelength, rng)
+    data |= _groups(data, rng) | _surrogates(data, wavelength, rng)
     profile = xr.Dataset(
         data,
         coords={
@@ -185,8 +183,7 @@ def _excerpts(kinds: Array, kv_heads: int, wavelength: Array, count: int, rng: R
     query = np.where(plain, query.mean(3, keepdims=True) + 0.2 * query, query)
     query, key = (x.astype(np.float16).astype(np.float32) for x in (query, key))
     turns = np.exp(2j * np.pi * np.arange(count)[:, None] / wavelength[0, :planes])
-    reads = np.arange(heads) * kv_heads // heads
-    q, k = (_turned(x, turns) for x in (query, key[:, :, reads]))
+    q, k = (_turned(x, turns) for x in (query, key[:, :, np.arange(heads) * kv_heads // heads]))
     scores = SCALE * (q @ k.conj().swapaxes(-1, -2)).real
     weights = np.exp(scores - scores.max(-1, keepdims=True)) * np.tri(count)
     attention = (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
@@ -213,15 +210,15 @@ def _turned(still: Array, turns: Array) -> Array:
     return np.concatenate([planes, still[..., 2 * count :]], axis=-1)
 
 
-def _groups(data: dict, groups: int, rng: Random) -> dict:
+def _groups(data: dict, rng: Random) -> dict:
     names = ("total", "sink", "position", "content")
     total, sink, position, content = (data[f"{name}_bits"][1] for name in names)
     gains = (total, sink, sink + position, sink + content, sink + position + content)
-    spread = rng.gamma(60, 1 / 60, (groups, *total.shape))
+    spread = rng.gamma(60, 1 / 60, (8, *total.shape))
     pairs = zip(GAINS, gains, strict=True)
     named = {f"group_{name}": (("group", *HEAD), x * spread) for name, x in pairs}
     rows = {"group_rows": 2044, "group_scored": 256}
-    return named | {name: ("group", np.full(groups, count)) for name, count in rows.items()}
+    return named | {name: ("group", np.full(8, count)) for name, count in rows.items()}
 
 
 def _surrogates(data: dict, wavelength: Array, rng: Random) -> dict:

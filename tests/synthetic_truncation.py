@@ -4,10 +4,7 @@ The cost of a set of planes is the sum of the costs of its planes. Fast planes c
 planes slower than the context cost little. All numbers are made up.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
-import pandas as pd
 import pytest
 import xarray as xr
 from synthetic_profile import synthetic_profile
@@ -15,36 +12,25 @@ from synthetic_profile import synthetic_profile
 from ropelens.interventions.cuts import PlaneSweep
 from ropelens.interventions.truncate import named_entries
 
-LABELS = ("positional", "mixed", "semantic")
 LENGTHS, DEPTHS, TRIALS = (128, 256, 512), (0.1, 0.5, 0.9), 16
+SEQUENCES, CONTEXT = 32, 512
+KEEP = [planes / 8 for planes in range(8, -1, -1)]
+COPIED = ("model", "dtype", "seed", "sequences", "rows", "versions", "created")
+COPIED += ("context", "trained_context")
 
 
-def synthetic_truncation(
-    *,
-    layers: int = 5,
-    heads: int = 8,
-    frequencies: int = 16,
-    keep: Sequence[float] = (1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0),
-    ends: Sequence[str] = ("slow", "fast"),
-    bands: int = 8,
-    controls: int = 3,
-    sequences: int = 32,
-    context: int = 512,
-    seed: int = 0,
-) -> xr.Dataset:
-    """A seeded sweep of the model of `synthetic_profile` with the same sizes."""
-    rng = np.random.default_rng(seed)
-    sizes = {"layers": layers, "heads": heads, "frequencies": frequencies, "context": context}
-    profile, table = synthetic_profile(**sizes, seed=seed)
-    wavelength = profile["wavelength"].values[0]
-    turning = [dict(enumerate(wavelength.tolist()))] * layers
-    sweep = PlaneSweep(keep=keep, ends=ends, bands=bands, controls=controls)
-    cuts = sweep.plan(turning, seed=seed)
-    cost = np.where(wavelength < context, 4.0 * wavelength**-0.3 / frequencies, 1e-4)
+def synthetic_truncation(*, ends=("slow", "fast"), bands=8, controls=3, **sizes) -> xr.Dataset:
+    """A sweep of the model of `synthetic_profile` with these sizes."""
+    rng = np.random.default_rng(0)
+    profile, table = synthetic_profile(**sizes, context=CONTEXT)
+    shape, wavelength = profile["total_bits"].shape, profile["wavelength"].values[0]
+    turning = [dict(enumerate(wavelength.tolist()))] * shape[0]
+    sweep = PlaneSweep(keep=KEEP, ends=ends, bands=bands, controls=controls)
+    cuts = sweep.plan(turning, seed=0)
+    cost = np.where(wavelength < CONTEXT, 4.0 * wavelength**-0.3 / len(wavelength), 1e-4)
     total = np.array([sum(cost[n] for n in cut.stopped[0]) for cut in cuts])
-    labels = table["label"].to_numpy().reshape(layers, heads)
-    data = _losses(total, sequences, context, rng) | _tasks(total, (layers, heads), rng)
-    data |= _heads(total, labels, rng)
+    data = _losses(total, rng) | _tasks(total, shape, rng)
+    data |= _heads(total, table["label"].to_numpy().reshape(shape), rng)
     coordinates = {
         "edit": [cut.edit for cut in cuts],
         "retrieval_length": list(LENGTHS),
@@ -53,14 +39,15 @@ def synthetic_truncation(
         "inv_freq": profile["inv_freq"].variable,
         "wavelength": profile["wavelength"].variable,
     }
-    dataset = xr.Dataset(data, coords=coordinates, attrs=_attributes(profile, context))
+    attrs = {name: profile.attrs[name] for name in COPIED} | {"kind": "truncation"}
+    dataset = xr.Dataset(data, coords=coordinates, attrs=attrs)
     for name, variable in dataset.variables.items():
         variable.attrs = {"long_name": str(name).replace("_", " "), "units": "1"}
     return named_entries(dataset, cuts)
 
 
 @pytest.fixture(scope="session")
-def small() -> tuple[xr.Dataset, pd.DataFrame]:
+def small():
     return synthetic_profile()
 
 
@@ -69,19 +56,19 @@ def sweep() -> xr.Dataset:
     return synthetic_truncation()
 
 
-def _losses(total: np.ndarray, sequences: int, context: int, rng: np.random.Generator) -> dict:
-    base = 1.2 + 0.2 * rng.normal(size=sequences)
-    wobble = 1 + 0.1 * rng.normal(size=(len(total), sequences))
+def _losses(total: np.ndarray, rng: np.random.Generator) -> dict:
+    base = 1.2 + 0.2 * rng.normal(size=SEQUENCES)
+    wobble = 1 + 0.1 * rng.normal(size=(len(total), SEQUENCES))
     loss = base + total[:, None] * wobble
     start = np.array([0, 1, 2, 4, 8, 16, 32, 64, 128, 256])
     position = 1.2 + total[:, None] + 2 / np.sqrt(1 + start)
     return {
         "loss": (("edit", "sequence"), loss),
-        "predicted_tokens": ("sequence", rng.integers(context // 2, context, sequences)),
+        "predicted_tokens": ("sequence", rng.integers(CONTEXT // 2, CONTEXT, SEQUENCES)),
         "position_loss": (("edit", "position_bin"), position),
         "position_loss_se": (("edit", "position_bin"), 0.02 + 0 * position),
         "far_loss": (("edit", "sequence"), loss),
-        "far_tokens": ("sequence", np.full(sequences, context // 2)),
+        "far_tokens": ("sequence", np.full(SEQUENCES, CONTEXT // 2)),
     }
 
 
@@ -120,9 +107,3 @@ def _heads(total: np.ndarray, label: np.ndarray, rng: np.random.Generator) -> di
         "labels_changed_resampled": (("edit", "resample"), resampled),
         "total_bits": (dims, np.full(change.shape, 2.0)),
     }
-
-
-def _attributes(profile: xr.Dataset, context: int) -> dict:
-    names = ("model", "dtype", "seed", "sequences", "rows", "versions", "created")
-    copied = {name: profile.attrs[name] for name in names}
-    return copied | {"kind": "truncation", "context": context, "trained_context": context}

@@ -62,8 +62,7 @@ def run_copy(python: Command, script: Path, place: Path, *options: object) -> Pa
     (folder,) = (reports / script.stem).iterdir()
     assert ended.out == f"{folder / 'index.html'}\n"
     common = {"index.html", "profile.nc", "heads.csv", "run.json"}
-    files = {path.name for path in folder.iterdir()}
-    assert files == common | MORE.get(script.stem, set())
+    assert {path.name for path in folder.iterdir()} == common | MORE.get(script.stem, set())
     assert (reports / "index.html").exists()
     return folder
 
@@ -138,8 +137,7 @@ def test_random_heads_come_from_the_layers_of_the_chosen_heads():
 
 def test_at_most_half_of_the_heads_of_a_layer_are_silenced():
     causal, heads = script_named("causal"), table_of(9, 5)  # a ninth is 5, layer 0 the first
-    chosen = causal.most(heads, "positional_fraction")
-    assert chosen["layer"].tolist() == [0, 0, 1, 1, 2]
+    assert causal.most(heads, "positional_fraction")["layer"].tolist() == [0, 0, 1, 1, 2]
     heads.loc[heads["layer"] > 0, "label"] = "diffuse"
     assert len(causal.most(heads, "positional_fraction")) == 2
     assert causal.most(table_of(9, 1), "positional_fraction").empty
@@ -161,9 +159,7 @@ def test_the_interval_covers_draws_and_documents():
     changes = np.random.default_rng(0).normal(size=6)
     (silent,) = losses_of(np.zeros((1, 6)))
     wanted = (-changes).mean(), *stats.ttest_1samp(-changes, 0).confidence_interval()
-    by_document = losses_of(np.tile(changes, (8, 1)))
-    by_draw = losses_of(np.tile(changes, (6, 1)).T)
-    for random in (by_document, by_draw):
+    for random in (losses_of(np.tile(changes, (8, 1))), losses_of(np.tile(changes, (6, 1)).T)):
         for interval in causal.changes_beyond(random, silent, 1.0):
             assert interval == pytest.approx(wanted)
     both = losses_of(changes + changes[:, None])
@@ -267,7 +263,6 @@ steps = 1
 
 @pytest.mark.thorough
 def test_variants_are_trained_and_compared(tmp_path, python, monkeypatch):
-    """copying.py then reads the same runs; after one step no head copies."""
     shutil.copytree(ROOT / "analyses", tmp_path / "analyses")
     (tmp_path / "small.toml").write_text(STUDY)
     (tmp_path / "story.txt").write_text(story(900), encoding="utf-8")
@@ -296,5 +291,4 @@ def test_variants_are_trained_and_compared(tmp_path, python, monkeypatch):
     folder = tmp_path / "reports/copying/variants"
     findings = json.loads((folder / "run.json").read_text())["findings"]
     assert findings[0].endswith("rope 0 of 1; p-rope:0.5 0 of 1.")
-    costs = pd.read_csv(folder / "costs.csv")
-    assert costs["what"].tolist() == ["none"] * 2
+    assert pd.read_csv(folder / "costs.csv")["what"].tolist() == ["none"] * 2

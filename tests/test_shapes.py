@@ -1,6 +1,5 @@
 """A call that violates its signature is refused, also after correct calls."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -38,7 +37,7 @@ class Pair:
 
 
 ROWS = torch.ones(2, 3)
-WRONG: dict[str, Callable[[], object]] = {
+WRONG = {
     "another shape": lambda: joined(ROWS, torch.ones(3, 3), turn=False),
     "another dtype": lambda: joined(ROWS.int(), ROWS, turn=False),
     "another type": lambda: joined(ROWS, ROWS, turn="no"),

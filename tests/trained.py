@@ -3,12 +3,10 @@
 import csv
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import xarray as xr
 from filelock import FileLock
 
 import ropelens as rl
@@ -22,17 +20,9 @@ NANO = SIZES["nano"] = Size(**SHAPE, batch=4, micro_batch=2, learning_rate=1e-2)
 OPTIONS = {"size": "nano", "context": 32, "vocabulary": 300, "steps": 60, "precision": "bf16"}
 
 
-def train(
-    text: Sequence[Path] = (),
-    *,
-    out: Path,
-    valid: Sequence[Path] = (),
-    data: Path | None = None,
-    **options: Any,
-) -> Path:
-    """Train a run in `out`; `options` are fields of its settings."""
-    files = {"text": text, "valid": valid, "data": data, "out": out}
-    return runs.train(Settings(**options), **files)
+def train(text=(), *, out: Path, **options: Any) -> Path:
+    files = {name: options.pop(name, other) for name, other in (("valid", ()), ("data", None))}
+    return runs.train(Settings(**options), text=text, out=out, **files)
 
 
 VARIANTS = ("rope", "p-rope:0.5", "nope")
@@ -49,7 +39,6 @@ SEQUENCES = 32
 
 
 def story(lines: int) -> str:
-    """Simple text: four names take turns in the same sentence."""
     names = ["Anna", "Bertram", "Cecily", "Dorian"]
     pairs = [(names[i % 4], names[i * 7 % 4], i % 10) for i in range(lines)]
     return "\n".join(f"{a} met {b} and said good day, number {n}." for a, b, n in pairs)
@@ -71,7 +60,6 @@ def prose(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def run(place: Path, prose: Path) -> Path:
-    """The folder of a finished run with OPTIONS, trained once for all tests."""
     with FileLock(place / "run.lock"):
         return train([prose], out=place / "trained-run", **OPTIONS)
 
@@ -87,7 +75,6 @@ def metrics(run: Path) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="session")
 def study(place: Path) -> Path:
-    """The folder of a study with three variants, two seeds and two steps, trained once."""
     folder = place / "study"
     with FileLock(place / "study.lock"):
         if not folder.exists():
@@ -104,7 +91,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def comparison(study: Path, measured: Path) -> xr.Dataset:
+def comparison(study: Path, measured: Path):
     return rl.compare([study], cache=measured, sequences=SEQUENCES)
 
 

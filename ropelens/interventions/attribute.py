@@ -26,7 +26,7 @@ from ropelens.profiles import gradients
 from ropelens.profiles.capture import Prompt, one_sequence
 from ropelens.profiles.measurement import Measurement
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import ALL_HEADS, HeadMask, PlaneNumbers
+from ropelens.rope.select import ALL_HEADS, HeadMask, PlaneNumbers, heads_by_layer
 
 Attributions = Float[np.ndarray, "layer head frequency"]
 Indices = Int[np.ndarray, " _"]
@@ -94,8 +94,9 @@ def attribute_planes(
     tokenizer = tokenizer or live.tokenizer
     measurement = one_sequence(live, text_or_tokens, tokenizer)
     text, rotation = measurement.text, measurement.rotation
-    chosen = rotation.select_heads(heads)
-    pair_heads = rotation.select_heads(pairs).nonzero().tolist() if pairs else []
+    chosen = heads_by_layer(heads, live.attending_heads, rotation.kind_names)
+    able, named = live.attending_heads, rotation.kind_names
+    pair_heads = heads_by_layer(pairs, able, named).nonzero().tolist() if pairs else []
     number = gradients.answer_number(answer, tokenizer, live.vocabulary)
     planes = rotation.planes(text.context)
     total, by_pair = _integrate(measurement, number, chosen, pair_heads, steps)

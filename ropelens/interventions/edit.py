@@ -20,6 +20,7 @@ from ropelens.rope.select import (
     PlaneNumbers,
     Selection,
     Slowest,
+    heads_by_layer,
     heads_of_layers,
 )
 from ropelens.rope.turn import TargetRotation, rotate_to
@@ -150,7 +151,7 @@ def stack_edits(rotation: RotationProbe, edits: Sequence[Edit | str]) -> "ModelE
 def place_edit(rotation: RotationProbe, edit: Edit | str) -> PlacedEdit:
     """Raise `BadArgument` if the model lacks heads or planes of an edit."""
     edit = _as_edit(parse_variant(edit), rotation) if isinstance(edit, str) else edit
-    heads = rotation.select_heads(edit.heads)
+    heads = heads_by_layer(edit.heads, rotation.live.attending_heads, rotation.kind_names)
     layers = [layer.planes for layer in rotation.layers()]
     most = max(len(planes.inv_freq) for planes in layers)
     numbers = edit.select.numbers if isinstance(edit.select, PlaneNumbers) else ()
@@ -194,7 +195,8 @@ class ModelEdit:
         continued = bool(tokens[:, 0].any())
         length = int(positions[:, : tokens.shape[1]].max()) + 1
         planes = self.rotation.planes_now(layer, continued=continued)
-        of_query, of_key = self._targets(planes, layer, length)
+        heads = self.rotation.live.attending_heads[layer]
+        of_query, of_key = _targets(self.edits, planes, heads, (layer, length))
         if name == "query":
             scales = [edit.scale for edit, _ in self.edits if edit.scale != 1]
             x = rotate_to(x, positions, planes, of_query)
@@ -206,21 +208,28 @@ class ModelEdit:
 
     def planes(self, layer: int, unedited: Planes, *, length: int) -> Planes:
         """Planes under the edits, with one row per head if heads differ."""
-        inv_freq = self._targets(unedited, layer, length)[0].inv_freq
+        heads = self.rotation.live.attending_heads[layer]
+        inv_freq = _targets(self.edits, unedited, heads, (layer, length))[0].inv_freq
         if not len(inv_freq):  # a layer without attention
             return unedited
         alike = (inv_freq == inv_freq[:1]).all()
         return replace(unedited, inv_freq=inv_freq[0] if alike else inv_freq)
 
-    def _targets(self, planes: Planes, layer: int, length: int) -> list[TargetRotation]:
-        """The rotations that the queries and the keys of a layer should get."""
-        heads = self.rotation.live.attending_heads[layer]
-        rates = planes.inv_freq.float().expand(int(heads.sum()), -1)
-        query = key = TargetRotation(rates, torch.ones(rates.shape))
-        for edit, chosen_heads in self.edits:
-            chosen = chosen_heads[layer][heads, None] & edit.select(planes)
-            if chosen.any():
-                inv_freq, query_gain, key_gain = edit.action(planes, layer, length)
-                query = query.with_changes(chosen, inv_freq, query_gain)
-                key = key.with_changes(chosen, inv_freq, key_gain)
-        return [query, key]
+
+def _targets(
+    edits: Sequence[PlacedEdit],
+    planes: Planes,
+    heads: Bool[Tensor, " head"],
+    place: tuple[int, int],
+) -> list[TargetRotation]:
+    """The rotations of the queries and the keys of a layer at a `place` (layer, length)."""
+    layer, length = place
+    rates = planes.inv_freq.float().expand(int(heads.sum()), -1)
+    query = key = TargetRotation(rates, torch.ones(rates.shape))
+    for edit, chosen_heads in edits:
+        chosen = chosen_heads[layer][heads, None] & edit.select(planes)
+        if chosen.any():
+            inv_freq, query_gain, key_gain = edit.action(planes, layer, length)
+            query = query.with_changes(chosen, inv_freq, query_gain)
+            key = key.with_changes(chosen, inv_freq, key_gain)
+    return [query, key]

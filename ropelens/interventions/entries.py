@@ -28,7 +28,7 @@ from ropelens.profiles.passes import Progress, fit_layers, sum_batch
 from ropelens.profiles.tasks import Task
 from ropelens.profiles.token_sets import CLASSES, ids_of
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import ALL_HEADS, HeadMask
+from ropelens.rope.select import ALL_HEADS, HeadMask, heads_by_layer
 from ropelens.runtime.processes import gather, shard
 from ropelens.runtime.progress import ProgressOption, Stage, display_of
 from ropelens.runtime.savepoint import begin_stage
@@ -60,7 +60,8 @@ def entries_of(measurement: Measurement, edits: Edits, *, controls: int) -> list
         what = f'An edit cannot be called "{NONE}", the name of the unmodified model.'
         raise BadArgument(what)
     live, rotation, context = measurement.live, measurement.rotation, measurement.text.context
-    layers, no_head = rotation.layers(context), torch.zeros_like(live.attending_heads)
+    layers, able = rotation.layers(context), live.attending_heads
+    no_head = torch.zeros_like(able)
 
     def entry(name: str, changes: Sequence[Intervention], control_of: str = "") -> Entry:
         silences = [change for change in changes if isinstance(change, Silence)]
@@ -74,7 +75,9 @@ def entries_of(measurement: Measurement, edits: Edits, *, controls: int) -> list
             for silence in silences:
                 outputs.append(silence.outputs())
                 blocks.enter_context(live.silence(outputs[-1]))
-        masks = (rotation.select_heads(silence.heads) for silence in silences)
+        masks = (
+            heads_by_layer(silence.heads, able, rotation.kind_names) for silence in silences
+        )
         silenced = reduce(torch.logical_or, masks, no_head)
         return Entry(name, planes, silenced, edit if edit.edits else None, outputs, control_of)
 
@@ -83,29 +86,30 @@ def entries_of(measurement: Measurement, edits: Edits, *, controls: int) -> list
         changes = [changes] if isinstance(changes, Edit | Silence | str) else changes
         entries.append(entry(name, changes))
         chosen = {
-            index: rotation.select_heads(change.heads)
+            index: heads_by_layer(change.heads, able, rotation.kind_names)
             for index, change in enumerate(changes)
             if not isinstance(change, str) and change.heads != ALL_HEADS
         }
-        sets = _random_heads(measurement, changes, chosen, controls)
+        sets = _random_heads(changes, chosen, able, controls, measurement.seed)
         for number, drawn in enumerate(sets, start=1):
             entries.append(entry(f"{name}, random {number}", drawn, name))
     return entries
 
 
 def _random_heads(
-    measurement: Measurement,
     changes: Sequence[Intervention],
     chosen: Mapping[int, HeadMask],
+    able: HeadMask,
     draws: int,
+    seed: int,
 ) -> list[list[Intervention]]:
     """`changes` with random heads for the `chosen` heads, `draws` times or less often."""
     sets: dict[tuple[str, ...], list[Intervention]] = {}
-    attending, generator = measurement.live.attending_heads, generator_of(measurement.seed)
+    generator = generator_of(seed)
     for _ in range(1000 if chosen else 0):
         if len(sets) == draws:
             break
-        moved = _move_heads(torch.stack([*chosen.values()]), attending, generator)
+        moved = _move_heads(torch.stack([*chosen.values()]), able, generator)
         drawn: list[Any] = [*changes]
         for index, mask in zip(chosen, moved, strict=True):
             heads = ",".join(f"{layer}.{head}" for layer, head in mask.nonzero().tolist())

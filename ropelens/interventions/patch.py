@@ -16,7 +16,7 @@ from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.attention_hooks import AttentionInput
 from ropelens.profiles.measurement import model_text
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import ALL_HEADS, HeadMask, PlaneNumbers, Selection
+from ropelens.rope.select import ALL_HEADS, HeadMask, PlaneNumbers, Selection, heads_by_layer
 from ropelens.rope.turn import positions_by_plane, rotate_by
 from ropelens.rotation.probe import RotationProbe
 from ropelens.text.text import Text
@@ -93,7 +93,7 @@ def plan_patch(
         what = f"The {of} of a head has no planes, because it does not rotate."
         raise BadArgument(what, hint="no planes=")
     else:
-        chosen = rotation.select_heads(heads)
+        chosen = heads_by_layer(heads, rotation.live.attending_heads, rotation.kind_names)
     pairs, vectors = position_pairs(None, text.context), read_source(rotation, text, chosen, of)
     return PlanePatch(rotation, chosen, planes, of, pairs, vectors)
 

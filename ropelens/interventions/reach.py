@@ -19,7 +19,7 @@ from ropelens.interventions.variables import OWN_ROTATION
 from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.tasks import doublings
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import ALL_HEADS
+from ropelens.rope.select import ALL_HEADS, heads_by_layer
 from ropelens.runtime.progress import ProgressOption, Stage, display_of
 from ropelens.text.rows import generator_of
 from ropelens.text.text import Text
@@ -85,7 +85,10 @@ def reach(
     measurement = Measurement.of(model, text, tokenizer=tokenizer, seed=seed)
     live = measurement.live
     variants = variants or (OWN_ROTATION,)
-    chosen = [mask.nonzero().flatten() for mask in measurement.rotation.select_heads(heads)]
+    chosen = [
+        mask.nonzero().flatten()
+        for mask in heads_by_layer(heads, live.attending_heads, measurement.rotation.kind_names)
+    ]
     copied = max(2, min(copied, (live.context - 1) // 3))
     farthest = live.context - 1 - copied
     run_distances = sorted(doublings(copied, farthest) if copies is None else copies)

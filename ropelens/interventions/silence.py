@@ -15,6 +15,7 @@ from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.attention_hooks import HeadSilence
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles.measurement import model_text
+from ropelens.rope.select import HeadMask, heads_by_layer
 from ropelens.rotation.probe import RotationProbe
 from ropelens.text.rows import generator_of
 from ropelens.text.text import Text
@@ -42,7 +43,7 @@ class Silence(AbstractContextManager[None]):
 
     def outputs(self) -> HeadSilence:
         """Return the hook that replaces outputs; it measures means under the open blocks."""
-        chosen, to = RotationProbe(self.live).select_heads(self.heads), self.to
+        chosen, to = _silenced_heads(self.live, self.heads), self.to
         means = None if self.text is None else _mean_outputs(self.live, self.text)
 
         def silenced(
@@ -105,9 +106,13 @@ def silence_heads(
     live = as_live_model(model)
     if text is not None and to != "mean":
         raise BadArgument('text is only for to="mean".', hint='to="mean" with text=')
-    RotationProbe(live).select_heads(heads)  # an error also if the model hides its attention
+    _silenced_heads(live, heads)  # an error also if the model hides its attention
     reference = None if text is None else model_text(live, text, tokenizer=tokenizer)
     return Silence(live, heads, to, reference, int(seed))
+
+
+def _silenced_heads(live: LiveModel, heads: str) -> HeadMask:
+    return heads_by_layer(heads, live.attending_heads, RotationProbe(live).kind_names)
 
 
 def _other_sequences(real: Bool[Tensor, "sequence row"], seed: int) -> Int[Tensor, " sequence"]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 import xarray as xr
 
 from ropelens.attention.variables import labelled
@@ -18,7 +19,7 @@ from ropelens.interventions.evaluate import evaluate
 from ropelens.interventions.variables import SWEEP
 from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.measurement import Measured, Measurement
-from ropelens.rope.select import ALL_HEADS, PlaneNumbers, heads_of_layers
+from ropelens.rope.select import ALL_HEADS, PlaneNumbers, heads_by_layer, heads_of_layers
 from ropelens.runtime.progress import ProgressOption, display_of, opening
 from ropelens.text.rows import HowMany
 from ropelens.text.tokenize import TextInput
@@ -80,8 +81,9 @@ def truncate(
         rotating = [number for number, planes in enumerate(turning) if planes]
         chosen = live.attending_heads
         if not everywhere:
-            able = [bool(planes) for planes in turning]
-            chosen = measurement.rotation.select_heads(heads, turning=able)
+            able = chosen & torch.tensor([bool(planes) for planes in turning])[:, None]
+            kind_names = measurement.rotation.kind_names
+            chosen = heads_by_layer(heads, able, kind_names, doing="rotate")
         kinds = [kind.name for kind in measurement.rotation.kinds]
     swept = {layer: kinds[layer] for layer in rotating if chosen[layer].any()}
     if not everywhere or len({*swept.values()}) < 2:
@@ -91,16 +93,16 @@ def truncate(
         for name in swept.values() or ["all"]
     }
     cuts = sweep.cuts(groups, seed=measurement.seed)
-    heads_by_layer: list[Sequence[int | str]] = ["*" for _ in turning]
+    by_layer: list[Sequence[int | str]] = ["*" for _ in turning]
     if not everywhere:
-        heads_by_layer = [mask.nonzero().flatten().tolist() for mask in chosen]
+        by_layer = [mask.nonzero().flatten().tolist() for mask in chosen]
     # Cuts that stop the same planes are measured once, under the name of the first cut.
     names = {cut.stopped: cut.edit for cut in reversed(cuts)}
     farthest = (min(live.context, context) - 1) // 2
     evaluation = evaluate(
         measurement,
         measurement.text,
-        edits={names[x.stopped]: edits_of(x, heads_by_layer) for x in cuts if x.kind != "none"},
+        edits={names[x.stopped]: edits_of(x, by_layer) for x in cuts if x.kind != "none"},
         measures=measures,
         distances=tuple(max(2, farthest >> halvings) for halvings in (6, 4, 2, 0)),
         tokenizer=tokenizer,
@@ -120,11 +122,11 @@ def named_entries(evaluation: xr.Dataset, cuts: Sequence[Cut]) -> xr.Dataset:
     return evaluation.assign_coords(labelled(values, SWEEP)).assign_attrs(kind="truncation")
 
 
-def edits_of(cut: Cut, heads_by_layer: Sequence[Sequence[int | str]]) -> list[Edit]:
+def edits_of(cut: Cut, by_layer: Sequence[Sequence[int | str]]) -> list[Edit]:
     """Edits that make a cut: one edit for all layers that stop the same planes."""
     edits = []
     for planes, layers in cut.layers_of.items():
-        heads = [f"{layer}.{head}" for layer in layers for head in heads_by_layer[layer]]
+        heads = [f"{layer}.{head}" for layer in layers for head in by_layer[layer]]
         if planes and heads:
             edits.append(stop(PlaneNumbers(planes), heads=",".join(heads)))
     return edits

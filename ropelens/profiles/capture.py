@@ -20,7 +20,7 @@ from ropelens.model.live_model import LiveModel
 from ropelens.model.output_projection import logit_directions, output_projections, weight_of
 from ropelens.profiles.measurement import Measurement
 from ropelens.rope.planes import Planes, unrotate
-from ropelens.rope.select import ALL_HEADS
+from ropelens.rope.select import ALL_HEADS, heads_by_layer
 from ropelens.text.documents import check_document
 from ropelens.text.text import Text
 from ropelens.text.tokenize import encode, prompt_tokens, warn_beyond
@@ -146,7 +146,8 @@ def capture(
     measurement = one_sequence(live, text_or_tokens, tokenizer)
     text, length = measurement.text, measurement.text.context
     rotation = measurement.rotation
-    chosen, planes = rotation.select_heads(heads), rotation.planes(length)
+    chosen = heads_by_layer(heads, live.attending_heads, rotation.kind_names)
+    planes = rotation.planes(length)
     answer_tokens = [logits_of] if isinstance(logits_of, str) else logits_of
     answers = [token_id(token, tokenizer, live.vocabulary) for token in answer_tokens]
     places = chosen.nonzero().tolist()

@@ -63,24 +63,30 @@ def kept_planes(p: float | int, rotary_dim: int) -> int:
 
 
 def heads_by_layer(
-    heads: str, able: HeadMask, *, doing: str, kinds: Sequence[str] = ()
+    heads: str,
+    able: HeadMask,
+    kinds: Callable[[], Sequence[str]] = tuple,
+    *,
+    doing: str = "attend",
 ) -> HeadMask:
     """The heads in a list such as "3.5,4.*,full.*" that are `able` to attend or to rotate.
 
-    Raises `BadArgument` if an item of the list matches none. `kinds` are those of the layers.
+    `kinds` measures the kinds of the layers if the list names one. Raises `BadArgument` if an
+    item of the list matches no head.
     """
+    names = kinds() if any(letter.isalpha() for letter in heads) else ()
     (layers, count), among = able.shape, able.any(1).nonzero().flatten().tolist()
     chosen = torch.zeros_like(able)
     for part in heads.split(","):
         layer, _, head = part.strip().partition(".")
-        of_kind = [layer == kind for kind in kinds]
+        of_kind = [layer == kind for kind in names]
         in_layer = torch.tensor(of_kind) if any(of_kind) else _numbered(layer, layers)
         named = in_layer[:, None] & _numbered(head, count)
         if not (able & named).any():
             that = f" that {doing}s" * bool(named.any())
             able_layers = f" ({', '.join(map(str, among))} {doing})" * (len(among) < layers)
             seen = f"layers 0 to {layers - 1}{able_layers}, heads 0 to {count - 1}"
-            seen += f"; kinds of layers: {', '.join(dict.fromkeys(kinds))}" * bool(kinds)
+            seen += f"; kinds of layers: {', '.join(dict.fromkeys(names))}" * bool(names)
             hint = '"1.0" for head 0 of layer 1, "1.*" for all of layer 1, "0-2.0,*.1"'
             what = f"The model has no head {part.strip()!r}{that}."
             raise BadArgument(what, seen=seen, hint=hint)

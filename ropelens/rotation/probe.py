@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -18,7 +18,6 @@ from ropelens.model.live_model import LiveModel
 from ropelens.model.model_noise import CHANGED_WEIGHT, changed_embeddings
 from ropelens.noise import NOISE_FACTOR, allowed_residual
 from ropelens.rope.planes import MeasuredRotation, Planes, probe_positions, read_rotation
-from ropelens.rope.select import HeadMask, heads_by_layer
 from ropelens.rotation.conformance import LayerRotation, configuration_faults
 from ropelens.rotation.layer_kinds import LayerKind, layer_kinds, mask_of, stated_windows
 from ropelens.rotation.stated import match_stated, stated_factor, stated_inv_freq
@@ -159,17 +158,9 @@ class RotationProbe:
                 masks = live.record_calls(tokens, partial(mask_of, context=context))
         return layer_kinds(live.config, masks, self.layers())
 
-    def select_heads(self, heads: str, *, turning: Sequence[bool] | None = None) -> HeadMask:
-        """Heads in a list such as "1.3,2.*,full.*", from layers that attend, or are `turning`.
-
-        Raises `BadArgument` for heads that do not exist, or do not attend or rotate.
-        """
-        able, doing = self.live.attending_heads, "attend"
-        if turning is not None:
-            able, doing = able & torch.tensor(turning)[:, None], "rotate"
-        by_kind = any(letter.isalpha() for letter in heads)  # kinds take a pass to measure
-        kinds = [kind.name for kind in self.kinds] if by_kind else []
-        return heads_by_layer(heads, able, doing=doing, kinds=kinds)
+    def kind_names(self) -> list[str]:
+        """Name of the kind of each layer."""
+        return [kind.name for kind in self.kinds]
 
     def planes(self, context: int | None = None, *, alike: bool = False) -> list[Planes]:
         """Planes of each layer under the open edit, with a row per head if heads may differ."""

@@ -185,10 +185,8 @@ def test_a_plan_is_made_before_a_model_is_read(tmp_path: Path):
     ("stage", "counts", "seconds"),  # operations, and bytes for each row, key and head
     [
         *[("sums", (10**5, 0), 6.0), ("sums", (0, 10**9), 2 * 6 * 64 * 64 * 4 / 3_000)],
-        *[
-            ("scores", (10**5, 0), 6.0),
-            ("exchanged keys", (0, 10**8), 2 * 6 * 342 * 64 * 4 / 3e4),
-        ],
+        ("scores", (10**5, 0), 6.0),
+        ("exchanged keys", (0, 10**8), 2 * 6 * 342 * 64 * 4 / 3e4),
         *[("fits", (10**5, 0), 2.0), ("fits", (0, 10**8), 2 * 512 * 64 * 4 / 3e4)],
         ("surrogates", (10**5, 10**8), (2 + 2 * 512 * 64 * 4 / 3e4) / 4),
     ],
@@ -196,15 +194,13 @@ def test_a_plan_is_made_before_a_model_is_read(tmp_path: Path):
 def test_a_plan_predicts_the_time_on_a_gpu(tmp_path, monkeypatch, stage, counts, seconds):
     """This machine may lack the GPU. Operations take 10 us, and 3 TB move in a second."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(
-        "ropelens.analysis.plan.GPU_COUNTS", dict.fromkeys(GPU_COUNTS, (0, 0)) | {stage: counts}
-    )
+    only = dict.fromkeys(GPU_COUNTS, (0, 0)) | {stage: counts}
+    monkeypatch.setattr("ropelens.analysis.plan.GPU_COUNTS", only)
     options = rl.Options(device="cuda:99", batch_size=2, surrogates=10)
     ids = torch.randint(40, (6, 64), generator=torch.Generator().manual_seed(0))
     planned = plan_analysis(save_tiny(tmp_path / "tiny"), ids, options, run=False)
-    words = (
-        rf"a profile .* least {seconds:,.1f} s more .*{stage} {seconds:,.1f} s.*not measured"
-    )
+    more = f"{seconds:,.1f} s"
+    words = rf"a profile .* least {more} more .*{stage} {more}.*not measured"
     assert re.fullmatch(words, planned.facts["gpu"])
     assert re.fullmatch(r"about [\d.]+ GB on cuda:99", planned.facts["memory"])
     with pytest.raises(rl.BadArgument, match="The device 'cuda:99' does not exist"):
@@ -215,15 +211,13 @@ def test_less_memory_makes_smaller_batches():
     config = tiny_llama().config
     config.intermediate_size = 100_000  # 0.6 GB a sequence
     given = {"sequences": 64, "context": 512, "width": 4, "device": "cpu"}
-    gigabytes = (1_000, 7, 3, 0)
-    found = [sequences_at_once(config, free=n * 10**9, **given) for n in gigabytes]
+    found = [sequences_at_once(config, free=n * 10**9, **given) for n in (1_000, 7, 3, 0)]
     assert found == [8, 4, 2, 1]
     few, config.vocab_size = pass_bytes(config, **given), 128_000
     assert pass_bytes(config, **given) - few > 60e6  # logits are counted, a piece of them
 
 
 def test_unusual_configs_are_planned():
-    """Layers of different sizes, and other names for the sizes of a model."""
     options = {"context": 16, "width": 4, "device": "cpu"}
     single, pair = (pass_bytes(tiny("gemma4").config, sequences=n, **options) for n in (1, 2))
     assert single < pair

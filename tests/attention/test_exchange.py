@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from oracles.recording import MASKS, with_mask
-from oracles.tiny import TEN, not_as_configured, random_tokens, tiny
+from oracles.tiny import TEN, keep, not_as_configured, random_tokens, tiny
 from torch import Tensor
 
 import ropelens as rl
@@ -61,10 +61,7 @@ def overlap(a: Tensor, b: Tensor) -> Tensor:
 def dense_sums(
     call: AttentionCall, planes: Planes, sequence: int, sinks: Tensor, batch: Any
 ) -> Iterator[Tensor]:
-    """`FOLLOW` of each query head, row by row; rows use the permutations in turn.
-
-    Each row of a single sequence uses all permutations.
-    """
+    """`FOLLOW` of each query head, row by row; rows use the permutations in turn, or all."""
     length, group = int(batch.text.lengths[sequence]), call.query.shape[1] // call.key.shape[1]
     hidden = torch.zeros(length, dtype=torch.bool)
     if batch.text.hidden is not None:
@@ -146,10 +143,11 @@ def end_edits() -> Iterator[None]:
         yield
 
 
+Measured = tuple[Measurement, Sequence[Planes], dict[int, LayerFit], dict[int, Tensor]]
+
+
 @cache
-def measured(
-    case: Case,
-) -> tuple[Measurement, Sequence[Planes], dict[int, LayerFit], dict[int, Tensor]]:
+def measured(case: Case) -> Measured:
     """A measurement, its planes and fits, and the dense sums [sequence, head, value]."""
     family, situation = case
     model = tiny(family) if situation == "float32" else tiny(family).double()
@@ -210,7 +208,6 @@ def test_sums_are_those_of_a_dense_computation(case: Case):
     ("batch_size", "chunk", "at_once"), [(1, 2**16, 1), (2, 13, 1), (2, 2**16, DRAWS)]
 )
 def test_sums_do_not_depend_on_batches(family, batch_size, chunk, at_once, monkeypatch):
-    """Nor on chunks, and not on the number of permutations that run at once."""
     live = measured((family, "right"))[0].live
     monkeypatch.setattr(live_model, "ONE_PASS", chunk)
     monkeypatch.setitem(exchange.AT_ONCE, "cpu", at_once)
@@ -232,11 +229,7 @@ def test_an_exchange_of_nothing_changes_nothing(family: str, monkeypatch: pytest
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_without_rotation_attention_moves_with_the_contents(family: str):
-    model = tiny(family).double()
-    for name, buffer in model.named_buffers():
-        if name.endswith("inv_freq"):
-            buffer.zero_()
-    profile = rl.profile(model, PADDED, surrogates=0)
+    profile = rl.profile(keep(tiny(family).double(), torch.zeros), PADDED, surrogates=0)
     np.testing.assert_allclose(profile["follows_content"], 1, atol=1e-6)
     assert float(profile["follows_position"].max()) < 0.9
 
@@ -246,41 +239,35 @@ CHANCE = "torch.minimum(moved, parts[%s:], out=parts[%s:])"
 SINKS = "by_kv_head(sinks, kv_heads)"
 CALL = "visibility=self.visibility)"
 PADDING = "rows.padding(index)"
+# fmt: off
 WRONG: dict[str, list[tuple[str, str]]] = {
     "llama_gqa: right: contents are exchanged after the rotation": [
         ("sampled.k, sampled.k_still", "sampled.k, sampled.k"),
-        (ROTATE, "keys[1].copy_(contents)"),
-    ],
+        (ROTATE, "keys[1].copy_(contents)")],
     "llama_gqa: right: sinks are exchanged": [("~is_sink & real[:, None]", "real[:, None]")],
     "llama_gqa: found sinks: only the first head of a group keeps its sinks": [
-        (f"({SINKS} > 0).any(2)", f"{SINKS}[:, :, 0] > 0")
-    ],
+        (f"({SINKS} > 0).any(2)", f"{SINKS}[:, :, 0] > 0")],
     "llama_gqa: right: padding is exchanged": [("~is_sink & real[:, None]", "~is_sink")],
     "llama_gqa: hidden: hidden tokens are exchanged": [
-        (PADDING, "(index >= rows.length[:, None])")
-    ],
+        (PADDING, "(index >= rows.length[:, None])")],
     "llama_gqa: right: distributions have different keys": [
-        ("mass = torch.sum", "parts[1] = before_and_after[1]; mass = torch.sum")
-    ],
+        ("mass = torch.sum", "parts[1] = before_and_after[1]; mass = torch.sum")],
     "llama_gqa: right: contents that the row does not see count": [
-        ("before.sees_each(own)", "(own >= 0)[:, :, :, None]")
-    ],
+        ("before.sees_each(own)", "(own >= 0)[:, :, :, None]")],
     "llama_gqa: right: chance is omitted": [(CHANCE % (2, 2), CHANCE % (3, 3))],
     "llama_gqa: right: pi is its inverse": [("[inverse, contents]", "[contents, inverse]")],
     "llama_gqa: right: contents move by the inverse": [
-        ("row_index, contents.to", "row_index, inverse.to")
-    ],
+        ("row_index, contents.to", "row_index, inverse.to")],
     "mistral_sliding: right: the permutation ignores the window": [
-        ("torch.where(slides", "torch.where(slides & False")
-    ],
+        ("torch.where(slides", "torch.where(slides & False")],
     "llama_gqa: right: heads read another group": [
-        ("keys.flatten(0, 2)", "keys.flip(3).flatten(0, 2)")
-    ],
+        ("keys.flatten(0, 2)", "keys.flip(3).flatten(0, 2)")],
     "llama_gqa: right: no scale": [(CALL, f"{CALL[:-1]}, scale=1.0)")],
     "gemma2: right: no soft-cap": [(CALL, f"{CALL[:-1]}, softcap=None)")],
     "gpt_oss: right: no learned sink": [("1 - learned_sink_mass(block)[: out.shape[1]]", "1")],
     "llama_gqa: right: early rows count": [("from_share(EARLY)", "from_share(0)")],
 }
+# fmt: on
 
 
 @pytest.mark.parametrize("version", WRONG)

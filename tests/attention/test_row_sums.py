@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from measured import normal
+from measured import few, normal, seeds
 from oracles.handmade import call_of
 from torch import Tensor
 
@@ -24,8 +24,6 @@ from ropelens.profiles.measures import STATISTICS
 from ropelens.rope.planes import Planes, kept, on_device, unrotate
 from ropelens.text.rows import all_rows, sample_rows
 
-few = settings(deadline=None, max_examples=25, derandomize=True)
-seeds = st.integers(0, 2**20)
 counts = st.sampled_from([None, 1, 4, 16])
 
 
@@ -95,7 +93,6 @@ def test_terms_add_up_to_the_score_and_lengths_bound_them(planes: Planes, seed: 
 
 @st.composite
 def any_call(draw: st.DrawFn) -> tuple[AttentionCall, Planes, Tensor, Tensor]:
-    """An attention call of any shape, with planes, lengths and sinks; one length is full."""
     planes = draw(any_planes())
     batch, kv_heads, group = (draw(st.integers(1, 3)) for _ in range(3))
     context = draw(st.sampled_from([2, 3, 17, 40]))
@@ -123,8 +120,8 @@ def any_call(draw: st.DrawFn) -> tuple[AttentionCall, Planes, Tensor, Tensor]:
 
 
 def brute_force(
-    call: AttentionCall, rows: list[tuple[int, float]], sinks: Tensor, sequence: int, head: int
-) -> dict[str, Tensor]:
+    call: AttentionCall, rows: list, sinks: Tensor, sequence: int, head: int
+) -> dict:
     """Sums over `rows` (position, weight) of one head, by loops over rows and keys."""
     kv_head = head // (call.query.shape[1] // call.key.shape[1])
     q, k = call.query[sequence, head], call.key[sequence, kv_head]
@@ -163,7 +160,6 @@ def brute_force(
 @settings(deadline=None, max_examples=80, derandomize=True)
 @given(made=any_call(), count=counts, block=st.sampled_from([1, 2000, 2**19]))
 def test_row_sums_by_brute_force(made: tuple, count: int | None, block: int):
-    """Any heads, windows, masks, soft-caps, sinks, padding, samples and blocks."""
     call, planes, lengths, sinks = made
     rows = all_rows(lengths) if count is None else sample_rows(lengths, count=count, seed=3)
     before, fast_products.BLOCK_ELEMENTS["cpu"] = fast_products.BLOCK_ELEMENTS["cpu"], block

@@ -25,8 +25,7 @@ def found_in(call: AttentionCall, rows: Rows, known: Tensor) -> Tensor:
 
 
 def kinds(tokens: list[list[int]], *, bos: int | None, named: tuple[int, ...] = ()) -> list:
-    table = torch.tensor(tokens)
-    return known_sinks(table, bos=bos, named=named)[:, 0].tolist()
+    return known_sinks(torch.tensor(tokens), bos=bos, named=named)[:, 0].tolist()
 
 
 def test_the_first_token_marks_a_sink_if_all_sequences_begin_with_it():
@@ -48,7 +47,6 @@ def test_the_first_token_of_one_sequence_marks_a_sink_if_it_is_bos():
 
 
 def test_named_tokens_are_sinks_of_a_profile():
-    """sink_mass is the attention on all sinks, by transformers' own weights."""
     model, tokens = tiny("llama_gqa"), random_tokens(sequences=1, length=30)
     tokens[0, [4, 11, 12]] = 50
     with torch.no_grad():
@@ -64,8 +62,7 @@ def at_key(key: int, *, share: float, sequences: int, only: int) -> AttentionCal
     """Two heads with even attention, but head 1 puts `share` on a key in `only` sequences."""
     context = 60
     q, k = torch.zeros(sequences, 2, context, 8), torch.zeros(sequences, 1, context, 8)
-    row = torch.arange(context).clamp(min=1)
-    q[:, 1, :, 7] = (share / (1 - share) * row).log()
+    q[:, 1, :, 7] = (share / (1 - share) * torch.arange(context).clamp(min=1)).log()
     k[:only, 0, key, 7] = 1
     return call_of(q, k, scale=1.0, window=context)
 
@@ -106,7 +103,6 @@ def test_one_sequence_finds_sinks_by_its_earlier_and_its_later_rows(key, share, 
 
 
 def test_sinks_are_found_by_later_rows_by_brute_force():
-    """Sampled rows, windows and sequences of different lengths, by loops over keys."""
     generator = torch.Generator().manual_seed(3)
     q = torch.randn(3, 4, 60, 8, generator=generator, dtype=torch.float64)
     k = torch.randn(3, 2, 60, 8, generator=generator, dtype=torch.float64)

@@ -5,12 +5,11 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from measured import normal, observed_calls
+from measured import few, normal, observed_calls, seeds
 from oracles.handmade import call_of
 from oracles.tiny import not_as_configured, random_tokens, tiny
-from torch import Tensor
 
 import ropelens as rl
 from ropelens.attention.formulas import GAINS, attention_budget
@@ -23,9 +22,6 @@ from ropelens.budget.solver import Moments, divide_by_curvature, fit_log_linear
 from ropelens.rope.planes import Planes
 from ropelens.text.rows import all_rows, sample_rows
 from ropelens.text.text import GROUPS, Text, assign_groups
-
-few = settings(deadline=None, max_examples=25, derandomize=True)
-seeds = st.integers(0, 2**20)
 
 
 @few
@@ -126,11 +122,10 @@ def test_a_model_gains_at_least_as_much_as_a_model_that_it_contains(gains, expec
     np.testing.assert_allclose(np.concatenate(list(bits.values())), expected)
 
 
-def drawn(lengths: list[int], *, documents: Tensor | None = None, seed: int = 0) -> Sample:
+def drawn(lengths: list[int], *, documents=None, seed: int = 0) -> Sample:
     count, context = len(lengths), max(lengths)
     tokens = torch.arange(count * context).view(count, context)
-    text = Text(tokens, torch.tensor(lengths), documents=documents)
-    return Sample.draw(text, seed=seed)
+    return Sample.draw(Text(tokens, torch.tensor(lengths), documents=documents), seed=seed)
 
 
 def test_a_sample_has_sequences_of_both_folds_from_many_groups():
@@ -177,7 +172,6 @@ def test_models_are_fitted_to_long_sequences(lengths: list[int], fitted: set[int
 
 
 def test_a_single_sequence_is_scored_on_rows_of_the_opposite_fold():
-    """No row is used both to fit a model and to score it."""
     for length in (2, 3, 30, 5000):
         sample = drawn([length], seed=5)
         assert sample.text.single_long_sequence
@@ -246,7 +240,6 @@ def test_a_single_sequence_has_two_folds_of_rows():
 
 
 def test_groups_are_scored_by_models_of_the_opposite_fold():
-    """If only one fold has weights, only groups of the opposite fold have a gain."""
     tokens = random_tokens(sequences=4, length=30)
     lengths = torch.full((4,), 30)
     text = Text(tokens, lengths, bos=1)
@@ -287,7 +280,6 @@ def test_groups_are_documents_or_stretches_of_one_text():
 
 @pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
 def test_offsets_that_few_rows_see_are_left_out_of_kernels(name: str):
-    """Count the rows: at least 5 % must see an offset."""
     lengths = [70, 40, 30]
     tokens = random_tokens(sequences=3, length=70)
     model = tiny(name)
@@ -304,11 +296,9 @@ def test_offsets_that_few_rows_see_are_left_out_of_kernels(name: str):
 
 @not_as_configured
 def test_without_rotation_nothing_is_positional():
-    """Without rotation, content explains all bits that sinks do not explain."""
     model = tiny("llama_gqa")
     model.model.rotary_emb.inv_freq.zero_()
-    tokens = random_tokens(sequences=16, length=50)
-    profile = rl.profile(model, tokens, surrogates=0)
+    profile = rl.profile(model, random_tokens(sequences=16, length=50), surrogates=0)
     rest = profile["total_bits"] - profile["sink_bits"]
     assert float(rest.min()) > 0.1
     assert float((profile["content_bits"] / rest).min()) > 0.98

@@ -54,8 +54,7 @@ def test_where_a_kernel_peaks_and_its_middle_half():
     np.testing.assert_array_equal(found["offset"], shares.argmax(1))
     np.testing.assert_allclose(found["offset_weight"], shares.max(1))
     for head, own in enumerate(counts):
-        draws = np.repeat(np.arange(40), own)
-        band = np.quantile(draws, [0.25, 0.75], method="inverted_cdf")
+        band = np.quantile(np.repeat(np.arange(40), own), [0.25, 0.75], method="inverted_cdf")
         assert [found["offset_low"][head], found["offset_high"][head]] == band.tolist()
 
 
@@ -84,10 +83,8 @@ def test_an_offset_that_few_rows_see_is_not_the_offset_of_a_head():
     ],
 )
 def test_means_are_geometric_over_planes_that_rotate(push, mean, top, planes):
-    """Weights are the positive part of selectivity; a plane that stops has no wavelength."""
-    found = formulas.describe_wavelengths(
-        np.array([push]), np.array([[10.0, 1000.0, math.inf]])
-    )
+    wavelength = np.array([[10.0, 1000.0, math.inf]])
+    found = formulas.describe_wavelengths(np.array([push]), wavelength)
     np.testing.assert_allclose(found["mean_wavelength"], [mean])
     np.testing.assert_equal(found["top_wavelength"], [top])
     assert found["planes_to_half"].tolist() == [planes]
@@ -118,9 +115,8 @@ NAN = math.nan
 )
 def test_shared_bits_go_to_what_a_head_follows(sums, score: float, weight: float):
     numbers = follow_numbers(*np.array(sums)[:, None])
-    np.testing.assert_allclose(
-        [numbers["follow_score"][0], numbers["weight"][0]], [score, weight]
-    )
+    found = [numbers[name][0] for name in ("follow_score", "weight")]
+    np.testing.assert_allclose(found, [score, weight])
 
 
 @given(

@@ -97,8 +97,7 @@ def test_a_row_that_sees_no_key_changes_no_model():
 
 @pytest.mark.parametrize("name", ["llama_gqa", "phi"])
 def test_a_few_keys_of_each_row_give_the_covariance(name: str):
-    tokens = random_tokens(sequences=2, length=150)
-    call, planes = observed_calls(tiny(name), tokens)[0]
+    call, planes = observed_calls(tiny(name), random_tokens(sequences=2, length=150))[0]
     rows, _ = logit.normalize_weights(
         SampledCall(call, all_rows(torch.full((2,), 150)), planes)
     )

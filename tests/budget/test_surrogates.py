@@ -42,8 +42,7 @@ def test_a_surrogate_is_the_layer_with_permuted_frequencies(name: str, changes: 
     rows = sample_rows(torch.full((4,), 40), count=12, seed=0)
     of_keys = [row for row in STATISTICS if row.name == "selectivity_keys"]
     for call, planes in observed_calls(tiny(name, **changes), tokens):
-        as_is = SampledCall(call, rows, planes, sinks=sinks)
-        ours = draw_surrogates(as_is, draws=2, seed=3)
+        ours = draw_surrogates(SampledCall(call, rows, planes, sinks=sinks), draws=2, seed=3)
         orders = _orders(planes, call.key.shape[1], 2, seed=3, layer=call.layer)
         group = call.query.shape[1] // call.key.shape[1]
         for draw, order in enumerate(orders):
@@ -69,7 +68,6 @@ def test_a_surrogate_is_the_layer_with_permuted_frequencies(name: str, changes: 
 
 
 def test_diffuse_heads_and_sink_heads_do_not_count():
-    """They are diffuse or sinks by the rules of labels, and have NaN in every draw."""
     q = torch.zeros(1, 3, 50, 8)
     q[:, 1, :, 7], q[:, 2] = 12.0, torch.randn(50, 8) * 4
     k = torch.randn(1, 3, 50, 8)
@@ -87,7 +85,6 @@ def test_diffuse_heads_and_sink_heads_do_not_count():
 
 
 def test_sampled_offsets_stand_for_all_of_a_long_context(monkeypatch: pytest.MonkeyPatch):
-    """Compare with the same heads, read at every offset."""
     context, places = 1200, torch.arange(1200)
     planes = Planes(2.0 ** -torch.arange(0, 16, 2), 16, "half")
     q, k = (normal(2, 4, context, 16, seed=s) + normal(4, 1, 16, seed=9) for s in (1, 2))
@@ -105,7 +102,6 @@ def test_sampled_offsets_stand_for_all_of_a_long_context(monkeypatch: pytest.Mon
 
 
 def test_attention_of_equal_keys_is_the_attention_of_model_s():
-    """With samples of offsets, S expects the same masses and information."""
     context, sigma = 1200, torch.tensor([3.0, 1.0, 2.0])
     sinks = torch.zeros(2, 1, context, dtype=torch.long)
     sinks[..., ::200], sinks[..., 300], sinks[..., 0] = 2, 3, 1
@@ -178,6 +174,7 @@ def test_bounds_equal_an_exact_test():
         below = Fraction(int((null < low).sum()) + 1, draws + 1)  # ranks that "holds" takes
         assert below <= Fraction(1, 40) < below + Fraction(1, draws + 1), "the largest"
         assert low + high == draws - 1, "both tails alike"
+    assert verdict_of(*heads_of([-0.99] + [0.5] * 39)).verdict == "holds"
 
 
 def test_with_forty_surrogates_below_all_is_holds_and_above_all_contradicted():
@@ -200,16 +197,14 @@ ENDS = (
     "verdict needs 3 of each"
 )
 FEW_DRAWS = "{} draws have a number; a verdict needs 39 surrogates"
+ALIKE = [x[:1].repeat(41, 0) for x in (FRACTION, WAVELENGTH)]
 NOT_TESTABLE = [
     (FRACTION - 0.42, WAVELENGTH, ENDS.format(2, 22)),
     (FRACTION + 0.42, WAVELENGTH, ENDS.format(22, 2)),
     (FRACTION[:1], WAVELENGTH[:1], FEW_DRAWS.format(0)),
     (FRACTION[:39], WAVELENGTH[:39], FEW_DRAWS.format(38)),
     (FRACTION, WAVELENGTH * np.nan, "no head picks keys through planes that rotate"),
-    (
-        *(x[:1].repeat(41, 0) for x in (FRACTION, WAVELENGTH)),
-        "the order of the frequencies makes no difference",
-    ),
+    (*ALIKE, "the order of the frequencies makes no difference"),
 ]
 
 
@@ -220,10 +215,6 @@ def test_claims_without_a_verdict_say_why(fraction, wavelength, why: str):
     assert np.isnan(claim.p_value)
     assert np.isnan(claim.null_median) == (len(fraction) == 1 or claim.heads == 0)
     assert np.isnan([claim.rank_correlation, claim.low, claim.high]).all() == (claim.heads == 0)
-
-
-def test_39_surrogates_make_a_verdict():
-    assert verdict_of(*heads_of([-0.99] + [0.5] * 39)).verdict == "holds"
 
 
 def test_heads_that_do_not_count_are_left_out_of_each_draw():

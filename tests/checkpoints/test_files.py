@@ -2,24 +2,16 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
+import transformers as hf
 from huggingface_hub import constants
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file
 from tiny_checkpoints import SIZES, edit_config, edit_weights, save_over, save_tiny, tiny_llama
-from transformers import (
-    AutoModelForCausalLM,
-    BertConfig,
-    BertLMHeadModel,
-    LlamaForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-)
 from transformers.integrations.peft import MIN_PEFT_VERSION
 
 from ropelens.checkpoints.files import locate
@@ -62,8 +54,7 @@ def test_an_unknown_name_is_refused(tmp_path, monkeypatch, name, words):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RopelensError) as caught:
         load(name)
-    for word in words:
-        assert word in str(caught.value)
+    assert all(word in str(caught.value) for word in words), caught.value
     assert "\n" not in caught.value.line
 
 
@@ -97,13 +88,10 @@ def integers(weights: dict[str, torch.Tensor]) -> None:
     weights.update({name: weight.view(torch.int32) for name, weight in weights.items()})
 
 
-def t5() -> T5ForConditionalGeneration:
-    sizes = {"vocab_size": 40, "d_model": 16, "d_kv": 4, "d_ff": 16}
-    return T5ForConditionalGeneration(T5Config(num_layers=1, num_heads=4, **sizes))
-
+T5 = {"vocab_size": 40, "d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 4}
 
 # fmt: off
-DAMAGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
+DAMAGES = {
     "no config": (lambda f: (f / "config.json").unlink(),
         ["transformers cannot read", "a folder with config.json"]),
     "unknown model type": (lambda f: edit_config(f, model_type="yeti"),
@@ -150,8 +138,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         ["tokenizer in", "cannot be read"]),
     "bad tokenizer": (lambda f: (f / "tokenizer.json").write_text('{"version": "1.0"}'),
         ["tokenizer in", "cannot be read"]),
-    "T5": (lambda f: save_over(f, t5()), ["Unrecognized configuration class"]),
-    "BERT": (lambda f: save_over(f, BertLMHeadModel(BertConfig(**SIZES))),
+    "T5": (lambda f: save_over(f, hf.T5ForConditionalGeneration(hf.T5Config(**T5))),
+        ["Unrecognized configuration class"]),
+    "BERT": (lambda f: save_over(f, hf.BertLMHeadModel(hf.BertConfig(**SIZES))),
         ["BertLMHeadModel is not a causal", "change earlier logits by"]),
 }
 # fmt: on
@@ -164,8 +153,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(folder, capfd, damage):
     capfd.readouterr()
     with pytest.raises(UnsupportedModel if damage == "BERT" else BadCheckpoint) as caught:
         load(folder)
-    for word in words:
-        assert word in str(caught.value)
+    assert all(word in str(caught.value) for word in words), caught.value
     assert "\n" not in caught.value.line
     assert capfd.readouterr() == ("", "")
 
@@ -185,13 +173,13 @@ def test_weights_outside_the_folder_are_not_read(folder: Path):
 
 
 def test_an_adapter_is_added_to_its_model(folder: Path):
-    model, adapter = LlamaForCausalLM.from_pretrained(folder), folder.parent / "adapter"
+    model, adapter = hf.LlamaForCausalLM.from_pretrained(folder), folder.parent / "adapter"
     peft = pytest.importorskip("peft", MIN_PEFT_VERSION)
     model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
     model.save_pretrained(adapter)
     edit_config(adapter, "adapter_config.json", base_model_name_or_path=str(folder))
     tokens = torch.arange(20)[None]
-    usual, expected = load(folder)[0], AutoModelForCausalLM.from_pretrained(adapter)
+    usual, expected = load(folder)[0], hf.AutoModelForCausalLM.from_pretrained(adapter)
     copies = shutil.copytree(folder, folder.parent / "both")
     for file in adapter.glob("adapter_*"):
         shutil.copy(file, copies)

@@ -1,5 +1,6 @@
-"""Claims next to their originals, one rule of verdicts, kinds of layers, and settings."""
+"""Claims next to their originals, one rule of verdicts, and numbers by hand on small arrays."""
 
+import math
 import re
 from dataclasses import replace
 
@@ -8,16 +9,20 @@ import pandas as pd
 import pytest
 import torch
 import transformers as hf
-from oracles.tiny import COMMON
+from oracles.tiny import COMMON, tiny
+from planted import APOSTROPHES, Letters
 from synthetic_profile import synthetic_profile
 
 import ropelens as rl
 from ropelens.budget.labels import Thresholds
-from ropelens.claims.arrays import parts_by_kind
-from ropelens.claims.claim_runs import why_no_effect
+from ropelens.claims import nulls, numbers
+from ropelens.claims.arrays import claim_arrays, parts_by_kind
+from ropelens.claims.claim_runs import _token_lead, why_no_effect
 from ropelens.claims.claims import CLAIMS, OTHERS
 from ropelens.claims.tables import compare_settings, ledger
 from ropelens.claims.verdict import judge
+from ropelens.profiles.measurement import Measurement
+from ropelens.runtime.progress import silent
 
 NAMED = {claim.name: claim for claim in CLAIMS}
 TOKENS = torch.randint(3, 90, (4, 130), generator=torch.Generator().manual_seed(0))
@@ -31,8 +36,7 @@ def test_a_claim_states_its_original_its_floor_and_another_statistic(name: str):
     assert re.fullmatch(r"10\.48550/arXiv\.\d{4}\.\d{5}|not stated", facts["doi"])
     assert bool(facts["other"]) == bool(claim.other_number)
     assert all(f"{x:g}" in facts["floor"] for x in (claim.at_least, claim.beyond) if x > 0)
-    day = "" if facts["floor"] == "none" else r"2026-11-\d\d"
-    assert re.fullmatch(day, facts["floor_day"])
+    assert re.fullmatch("" if facts["floor"] == "none" else r"2026-11-\d\d", facts["floor_day"])
     if name in ("previous_token", "diagonal"):
         assert claim.at_least == Thresholds.offset
 
@@ -40,7 +44,6 @@ def test_a_claim_states_its_original_its_floor_and_another_statistic(name: str):
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("floor", [{}, {"at_least": 0.4}, {"beyond": 0.2}])
 def test_a_verdict_follows_from_the_printed_numbers(sign: int, floor: dict[str, float]):
-    """Threshold, bounds and verdict come from one rule, also if draws tie."""
     random = np.random.default_rng(0)
     claim = replace(NAMED["apostrophes"], sign=sign, **{"at_least": -np.inf} | floor)
     for draws in (40, 41, 79, 200):
@@ -58,8 +61,7 @@ def test_a_verdict_follows_from_the_printed_numbers(sign: int, floor: dict[str, 
 def test_a_stop_of_planes_that_cannot_turn_within_the_text_is_not_testable():
     torch.manual_seed(0)
     shape = {"head_dim": 32, "rope_theta": 1e6, "max_position_embeddings": 256}
-    config = hf.LlamaConfig(**COMMON | shape, initializer_range=0.3)
-    model = hf.LlamaForCausalLM(config).eval()
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(**COMMON | shape, initializer_range=0.3)).eval()
     profile = rl.profile(model, TOKENS, surrogates=0)
     rows = rl.test_claims(profile, model=model, text=TOKENS, draws=50).set_index("claim")
     assert np.isfinite(rows.loc["slow_stop", "number"])
@@ -151,3 +153,97 @@ def test_other_statistics_have_other_numbers():
     tested = both[both["verdict"] != "not testable"]
     assert tested["number_other"].notna().all()
     assert (tested["number"] != tested["number_other"]).mean() > 0.8
+
+
+def judged(name: str, *arrays: np.ndarray) -> dict:
+    claim = NAMED[name]
+    given = dict(zip(claim.arrays, arrays, strict=True))
+    return judge(claim, given, np.random.default_rng(0), 100)
+
+
+def test_numbers_of_lengths_pushes_and_coherence():
+    length = np.array([[4.0, 2, 1, 1], [1, 1, 2, 4], [1, 1, 1, 1]])
+    assert numbers.slow_half(length) == pytest.approx((2 / 8 + 6 / 8 + 2 / 4) / 3)
+    assert numbers.slow_half_of_all(length) == pytest.approx(10 / 20)
+    assert math.isnan(numbers.slow_half(np.ones((3, 4))))
+    assert numbers.fast_at_the_ends(length) == pytest.approx((4 / 8 + 1 / 4) / 2 - 1 / 8)
+    assert math.isnan(numbers.fast_at_the_ends(length[:2]))
+    assert numbers.distance_to_band(length, np.array([1.0, 2.5, 0])) == pytest.approx(0.5)
+    push, slow = np.array([[1.0, 3]]), np.array([[0.0, 1]])
+    assert numbers.push_of_long_planes(push, slow) == 0.75
+    for same in (0 * slow, 0 * slow + 1):  # it needs slow and fast planes
+        assert math.isnan(numbers.push_of_long_planes(push, same))
+    coherence = np.array([[[0.96, 0.1], [0.96, 0.1]], [[0.1, 0.94], [0.1, 0.96]]])
+    length = np.array([[[2.0, 1], [1, 2]], [[1, 2], [1, 2]]])
+    assert numbers.fixed_in_longest(coherence, length) == 2 / 4
+
+
+def test_small_changes_count_as_none():
+    assert numbers.cost(np.array([[1.0, 0.3], [2, 0]]), np.array([10.0, 20])) == 0.1
+    assert math.isnan(numbers.cost(np.array([[0.2, 0.2]]), np.array([30.0])))
+    count = NAMED["decay"].count
+    assert [count(np.array([x])) for x in (0.3, -0.3, 0.1, -0.1)] == [0.3, -0.3, 0, 0]
+    assert NAMED["flat_values"].count(*np.array([[3.0], [1], [1.5]])) == 0.5
+    assert NAMED["flat_values"].count(*np.array([[2.0], [1], [1.45]])) == 0
+
+
+def test_other_pairs_of_layers_come_first_and_last_once():
+    layers = np.arange(5)
+    orders = [order.tolist() for (order,) in nulls.PAIRS.draw((layers,), None, 0)]
+    assert all(sorted(order) == layers.tolist() for order in orders)
+    ends = [(order[0], order[-1]) for order in orders]
+    assert len(ends) == len({*ends}) == math.comb(5, 2) - 1
+    assert (0, 4) not in ends
+
+
+def test_too_few_different_draws_give_no_null():
+    row = judged("slow_norms", np.array([[1.0, 2, 3]]))
+    assert (row["verdict"], row["null_draws"]) == ("not testable", 0)
+    assert row["why"] == "6 draws are possible; a verdict needs 8 planes or more"
+
+
+@pytest.mark.parametrize(
+    ("number", "missing", "verdict"),
+    [(0.5, 1, "holds"), (0.5, 2, "not testable"), (0.06, 0, "holds"), (0.04, 0, "unresolved")],
+)
+def test_a_verdict_needs_39_draws_and_a_number_that_counts(number, missing, verdict):
+    lead = np.linspace(-0.1, 0, 41)[None, None]
+    lead[..., 0], lead[..., 1 : 1 + missing] = number, np.nan
+    assert judged("apostrophes", lead)["verdict"] == verdict
+
+
+def test_sinks_are_judged_if_they_explain_a_twentieth_of_the_bits():
+    profile, _ = synthetic_profile(layers=3)
+    for share, known in ((0.07, True), (0.04, False)):
+        of_profile = claim_arrays(profile.assign(sink_bits=share * profile["total_bits"]))
+        assert np.isfinite(of_profile["sink_push"]).all() == known
+
+
+def test_unevenness_is_the_mean_over_the_heads_that_a_layer_has():
+    profile, _ = synthetic_profile(layers=2, heads=3)
+    q_norm = profile["q_norm"].copy()
+    q_norm[0, 2] = np.nan
+    q = [layer[:heads] for layer, heads in zip(q_norm.values, (2, 3), strict=True)]
+    uneven = claim_arrays(profile.assign(q_norm=q_norm))["q_uneven"]
+    np.testing.assert_allclose(uneven, [(x.std(-1) / x.mean(-1)).mean() for x in q])
+
+
+def test_a_page_has_the_ledger_of_the_default_seed():
+    profile, _ = synthetic_profile(layers=4)
+    of_page, tested = ledger(profile, draws=60), rl.test_claims(profile, draws=60)
+    pd.testing.assert_frame_equal(of_page, tested)
+    assert not of_page.equals(rl.test_claims(profile, draws=60, seed=1))
+
+
+def test_apostrophes_are_compared_with_words_that_are_equally_frequent():
+    shuffled = torch.randperm(120, generator=torch.Generator().manual_seed(0))
+    for counts, sets in (((9,), None), ((10,), 11), ((10, 1), 1)):
+        tokens = torch.arange(120) % 11 + 40
+        for token, count, first in zip(APOSTROPHES, counts, (10, 119), strict=False):
+            tokens[first : first + 11 * count : 11] = token
+        measurement = Measurement.of(tiny("llama_gqa"), tokens[shuffled].view(4, 30))
+        lead, why = _token_lead(measurement, Letters(), silent)
+        few = "9 tokens have an apostrophe; a verdict needs 10"
+        assert why == (few if sets is None else "")
+        assert np.isfinite(lead).all() == (sets is not None)
+        assert sets in (None, lead.shape[-1])

@@ -1,6 +1,5 @@
 """The ledger of claims on planted models, on draws of nulls, and on random weights."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -65,8 +64,7 @@ def shapes() -> dict[str, tuple[int, ...]]:
 
 def verdict(claim: Claim, *arrays: np.ndarray, seed: int = 0, draws: int = 400) -> dict:
     named = dict(zip(claim.arrays, arrays, strict=True))
-    random = np.random.default_rng(seed)
-    return judge(claim, named, random, draws)
+    return judge(claim, named, np.random.default_rng(seed), draws)
 
 
 SLOW = [pytest.mark.slow]
@@ -116,7 +114,7 @@ def two(planes: int) -> np.ndarray:
     return np.tile(np.arange(planes) >= planes - 2, (2, 1)).astype(float)
 
 
-MIN_SIZES: list[tuple[str, str, Callable[[int], tuple[np.ndarray, ...]], tuple[int, int]]] = [
+MIN_SIZES = [
     ("slow_norms", "8 planes or more", lambda n: (by_plane(RAMP)[:, :n],), (7, 8)),
     ("fast_at_the_ends", "10 layers", lambda n: (spike(0, -1)[[*range(n - 1), -1]],), (9, 10)),
     ("flat_values", "4 layers or more", lambda n: (ONES[:n], ONES[:n], 0 * ONES[:n]), (3, 4)),
@@ -192,7 +190,6 @@ def test_ledger_and_heads_give_the_same_verdict_on_a_saved_profile(model: str):
 
 
 def test_surrogates_that_tie_leave_the_claim_unresolved(profile: xr.Dataset):
-    """A correlation below the lowest surrogates is possible, even if several are equal."""
     tied = profile.copy(deep=True)
     numbers = [tied[f"surrogate_{x}"].values for x in ("offset_fraction", "log_wavelength")]
     lowest = np.argmin(correlations(*numbers)[1:]) + 1
@@ -236,8 +233,7 @@ def random_model(seed: int) -> LlamaForCausalLM:
 
 
 def random_tokens(seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(3, 96, (16, 96), generator=generator)
+    tokens = torch.randint(3, 96, (16, 96), generator=torch.Generator().manual_seed(seed))
     tokens[:, 0] = 1
     return tokens
 

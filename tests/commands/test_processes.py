@@ -1,23 +1,27 @@
-"""Commands in several processes, as torchrun starts them, write one result."""
+"""Several processes write one result; several checkpoints are each measured once."""
 
 import re
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
-from cli_runs import MAIN, PAGELESS_MAIN, without_page
+from cli_runs import MAIN, NAMES, PAGELESS_MAIN, without_page
 from forked import forked, together
 from measured import assert_same
 from oracles.tiny import tiny
 from safetensors.torch import load_file
-from tiny_checkpoints import edit_weights, save_tiny
+from tiny_checkpoints import edit_config, edit_weights, save_tiny
 from trained import OPTIONS as RECIPE
 from trained import metrics, train
 
 import ropelens as rl
+from ropelens.analysis.analysis import is_measured
+from ropelens.analysis.plan import plan_analysis
+from ropelens.checkpoints.names import name_checkpoints
+from ropelens.errors import BadArgument
 from ropelens.train import loop
 
 # All processes save after each batch. The last process is killed after two batches of a stage.
@@ -37,7 +41,6 @@ savepoint.SavedStage.save = die
 main()
 """
 
-
 # The second process does not see finished measurements, as if it had another disk.
 ONE_DISK = """
 import os
@@ -53,7 +56,7 @@ def messages(err: str) -> list[str]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
+def one_thread():
     """Use one thread, as torchrun does, so that float32 sums are rounded equally."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -101,7 +104,6 @@ def single(args: tuple, one_thread: None) -> rl.Analysis:
 
 @pytest.mark.thorough
 def test_three_processes_give_the_same_sweep_as_one(args, single, tmp_path):
-    """Random draws are equal. The first process measures one of five sequences."""
     out = tmp_path / "three"
     ended = forked(3, MAIN, "truncate", *args, *SWEPT, "--out", out)
     assert ended.returncode == 0, ended.stderr
@@ -157,7 +159,6 @@ def test_a_killed_process_ends_all_and_a_second_run_continues(args, single, tmp_
 
 
 def test_a_killed_sweep_continues(args: tuple, single: rl.Analysis, tmp_path: Path):
-    """It was killed during the profile, which follows the sweep."""
     out = tmp_path / "out"
     command = ("truncate", *args, *SWEPT, "--batch-size", 1, "--out", out)
     assert forked(1, DIES.format(stage=1), *command).returncode == -signal.SIGKILL
@@ -196,3 +197,68 @@ def test_a_killed_run_ends_bit_for_bit_the_same(run: Path, prose: Path, tmp_path
     assert metrics(out) == metrics(run)
     resumed, whole = load_file(out / "model.safetensors"), load_file(run / "model.safetensors")
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+
+
+MODELS = ("step-000001", "step-000002")
+
+
+@pytest.fixture
+def history(tmp_path):
+    for size, step in enumerate(MODELS):
+        model = save_tiny(tmp_path / "history" / step, num_hidden_layers=1)
+        edit_weights(model, lambda weights, by=size: [w.mul_(1 + by) for w in weights.values()])
+    return tmp_path / "history"
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("pageless")
+def test_a_repeated_command_measures_the_rest(history, text, tmp_path, ropelens):
+    out, last = tmp_path / "out", history / MODELS[1] / "model.safetensors"
+    options = ("--text", text, "--context", 32, "--surrogates", 2, "--out", out)
+    whole, models = last.read_bytes(), [history / step for step in MODELS]
+    last.write_bytes(whole[:-100])
+    ended = ropelens("analyze", *models, *options)
+    assert (ended.code, ended.out, ended.err.count("plan: ")) == (1, "", 2)
+    assert [path.name for path in out.iterdir()] == [MODELS[0]]
+    last.write_bytes(whole)
+    ended = ropelens("analyze", *models, *options)
+    assert (ended.code, ended.out) == (0, f"{out / 'index.html'}\n")
+    assert ended.err.startswith(f"{MODELS[0]} is measured already\n")
+    assert ended.err.count("plan: ") == 1
+    all_files = ("comparison.csv", "comparison.nc", *NAMES, *MODELS)
+    assert {path.name for path in out.iterdir()} == {*all_files} - {"profile.nc"}
+    heads = pd.read_csv(out / "heads.csv")
+    assert list(heads)[:3] == ["checkpoint", "layer", "head"]
+    for step in MODELS:
+        single = rl.analyze(history / step, text, rl.Options(context=32, surrogates=2))
+        assert_same(rl.open(out / step).profile, single.profile)
+        of_step = heads[heads["checkpoint"] == step]
+        assert of_step["total_bits"].to_numpy() == pytest.approx(single.heads["total_bits"])
+
+    model = history / MODELS[0]
+
+    def same(context: int = 32) -> bool:
+        options_now = rl.Options(context=context, surrogates=2)
+        return is_measured(out / MODELS[0], plan_analysis(str(model), [text], options_now))
+
+    assert same()
+    assert not same(context=24)
+    text.write_text(text.read_text()[::-1])
+    assert not same()
+    text.write_text(text.read_text()[::-1])
+    assert same()
+    edit_config(model, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
+    assert not same()
+    ended = ropelens("analyze", *models, *options)
+    assert (ended.code, ended.err.count("plan: ")) == (0, 1)
+    edited = rl.analyze(model, text, rl.Options(context=32, surrogates=2)).profile
+    assert_same(rl.open(out / MODELS[0]).profile, edited)
+
+
+def test_names_tell_checkpoints_apart(history):
+    models = [str(history / step) for step in MODELS]
+    assert name_checkpoints(models) == dict(zip(MODELS, models, strict=True))
+    assert list(name_checkpoints(["a/model", "b/model"])) == ["a-model", "b-model"]
+    for same in ([models[0], f"{models[0]}/."], ["a/m", "a/m"], ["a:m", "a?m"]):
+        with pytest.raises(BadArgument, match="Two checkpoints or texts have the same name"):
+            name_checkpoints(same)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
-from cli_runs import NAMES, Command, Ended
+from cli_runs import NAMES, Ended
 
 import ropelens as rl
 from ropelens.interventions.truncation_table import COLUMNS
@@ -29,7 +29,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def swept(ropelens: Command, model: Path, text: Path, tmp_path: Path) -> Path:
+def swept(ropelens, model: Path, text: Path, tmp_path: Path) -> Path:
     """A copy of a sweep with FEW, which runs once."""
     first = text.parent / "swept"
     if not first.exists():
@@ -38,7 +38,7 @@ def swept(ropelens: Command, model: Path, text: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.thorough
-def test_the_bundled_model_is_swept_to_six_files_and_a_page(ropelens: Command, tmp_path: Path):
+def test_the_bundled_model_is_swept_to_six_files_and_a_page(ropelens, tmp_path: Path):
     out = tmp_path / "out"
     small = ("--context", 96, "--sequences", 3, "--keep", "1,0.75", "--bands", 2)
     only = ("--controls", 1, "--measures", "loss", "--surrogates", 2)
@@ -65,7 +65,7 @@ def test_the_bundled_model_is_swept_to_six_files_and_a_page(ropelens: Command, t
 
 
 @pytest.mark.thorough
-def test_report_makes_the_same_page_and_needs_the_sweep(ropelens: Command, swept: Path):
+def test_report_makes_the_same_page_and_needs_the_sweep(ropelens, swept: Path):
     page, sweep = ((swept / name).read_bytes() for name in ("index.html", "truncation.nc"))
     others = {name: (swept / name).read_bytes() for name in FILES if name != "index.html"}
     ended = ropelens("report", swept, "--beside", swept)

@@ -1,6 +1,8 @@
-"""Tests of comparisons: their text, their pairs, and the cache."""
+"""Tests of comparisons: their entries, their text, their pairs, and the cache."""
 
+import json
 import shutil
+from dataclasses import asdict, replace
 from pathlib import Path
 from unittest import mock
 
@@ -18,9 +20,9 @@ from ropelens.checkpoints.bundled import sample_path
 from ropelens.comparison import compare as comparing
 from ropelens.comparison.compare import partners
 from ropelens.comparison.entries import ComparisonEntry as Entry
-from ropelens.comparison.entries import past_context, validation
+from ropelens.comparison.entries import find_entries, past_context, validation
 from ropelens.comparison.table import summarize_comparison
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, RopelensError
 from ropelens.report import describe
 from ropelens.train.data import documents_of, sequences_of, train_tokenizer
 
@@ -47,16 +49,14 @@ def test_long_text_joins_consecutive_sequences(study: Path):
 
 def test_losses_match_transformers(comparison: xr.Dataset, study: Path):
     for entry in runs_in(study)[:3]:
-        tokens = validation(entry, sequences=SEQUENCES).ids
-        expected = token_losses(entry, tokens).mean(1)
+        expected = token_losses(entry, validation(entry, sequences=SEQUENCES).ids).mean(1)
         results = comparison.sel(entry=entry.name)
         np.testing.assert_allclose(results["sequence_loss"], expected, rtol=1e-5)
         assert float(results["loss"]) == pytest.approx(expected.mean(), rel=1e-6)
         group = results["sequence_group"].values
         count = len(group)  # the text is one document, so groups are stretches
         np.testing.assert_array_equal(group, np.arange(count) * min(count, 16) // count)
-        error = jackknife(expected, group)
-        assert float(results["loss_se"]) == pytest.approx(error, rel=0.05)
+        assert float(results["loss_se"]) == pytest.approx(jackknife(expected, group), rel=0.05)
 
 
 def interval(change: np.ndarray) -> tuple[float, float]:
@@ -64,7 +64,6 @@ def interval(change: np.ndarray) -> tuple[float, float]:
 
 
 def jackknife(values: np.ndarray, group: np.ndarray) -> float:
-    """Standard error of a mean by leaving out one group at a time."""
     means = np.array([values[group != out].mean() for out in np.unique(group)])
     return float(np.sqrt((len(means) - 1) * means.var()))
 
@@ -90,8 +89,7 @@ def test_a_sequence_belongs_to_the_document_in_which_it_begins(tmp_path: Path):
 
 def test_loss_by_position_goes_to_four_times_the_context(comparison: xr.Dataset, study: Path):
     entry = runs_in(study)[1]
-    tokens = past_context(entry, sequences=SEQUENCES // 8).ids
-    loss = token_losses(entry, tokens).mean(0)
+    loss = token_losses(entry, past_context(entry, sequences=SEQUENCES // 8).ids).mean(0)
     results = comparison.sel(entry=entry.name)
     start, stop = results["position_start"].values, results["position_stop"].values
     assert stop[-1] == 4 * entry.context
@@ -185,11 +183,10 @@ def test_the_table_counts_heads(comparison: xr.Dataset):
     assert table.loc["rope", "induction"] == pytest.approx(np.mean(scores))
     gain = rope["first_loss"].values.mean() - rope["repeat_loss"].values.mean()
     assert table.loc["rope", "repeat_gain"] == pytest.approx(gain)
-    past = rope["position_loss"].values[:, rope["position_start"].values >= 32]
-    width = (rope["position_stop"] - rope["position_start"]).values
-    weights = width[rope["position_start"].values >= 32]
-    expected = np.average(past.mean(0), weights=weights)
-    assert table.loc["rope", "loss_past_context"] == pytest.approx(expected)
+    past = rope.isel(position_bin=rope["position_start"].values >= 32)
+    width = past["position_stop"] - past["position_start"]
+    expected = past["position_loss"].mean("entry").weighted(width).mean()
+    assert table.loc["rope", "loss_past_context"] == pytest.approx(float(expected))
     assert table.loc["rope", "retrieval"] == pytest.approx(float(rope["retrieval"].mean()))
 
 
@@ -200,8 +197,7 @@ def test_behaviour_of_runs_has_intervals(comparison: xr.Dataset):
     hit = comparison["retrieval_hit"].mean(("retrieval_length", "depth")).values
     for name, parts in {"repeat_gain": gain, "retrieval": hit}.items():
         seeds = parts[[2, 5]].mean(1) - parts[[0, 3]].mean(1)
-        trials = parts[2] - parts[0]
-        for row, change in ((two, seeds), (one, trials)):
+        for row, change in ((two, seeds), (one, parts[2] - parts[0])):
             assert row[f"{name}_change"] == pytest.approx(change.mean(), abs=1e-9)
             ends = row[[f"{name}_low", f"{name}_high"]].tolist()
             np.testing.assert_allclose(ends, interval(change), atol=1e-9)
@@ -267,3 +263,66 @@ def test_text_sampled_from_a_model_is_the_first_finding(tmp_path: Path):
     text = " ".join(describe(compared))
     assert f"{loss:.3f} (one), {loss:.3f} (other) nats per token, and " in text
     assert f"{bits:.3f} (other) bits per byte" in text
+
+
+def test_a_study_gives_its_runs_in_order(study: Path):
+    entries = runs_in(study)
+    assert [(e.variant, e.seed) for e in entries] == [(v, s) for s in (0, 1) for v in VARIANTS]
+    assert entries[0].name == "rope seed 0"
+    assert {e.group for e in entries} == set(VARIANTS)
+    assert list(entries[0].checkpoints()) == [1, 2]
+
+
+def test_unfinished_runs_of_a_study_are_left_out(study: Path, tmp_path: Path):
+    copy = copy_of(study, tmp_path)
+    unfinished = run_folder(copy, "nope", 1)
+    change(unfinished, without="finished")
+    shutil.rmtree(run_folder(copy, "p-rope:0.5", 0))
+    with pytest.warns(UserWarning, match=r"left out: .*p-rope-0.5/seed-0, .*nope/seed-1"):
+        entries, left_out = find_entries([copy])
+    names = ["rope seed 0", "nope seed 0", "rope seed 1", "p-rope:0.5 seed 1"]
+    assert [e.name for e in entries] == names
+    assert left_out == ["nano/p-rope-0.5/seed-0", "nano/nope/seed-1"]
+    with pytest.raises(BadArgument, match=r"seed-1 cannot be compared with"):
+        find_entries([unfinished, run_folder(copy, "rope", 0)])
+
+
+def test_folders_that_cannot_be_compared_are_refused(study: Path, tmp_path: Path):
+    rope, again = (run_folder(x, "rope", 0) for x in (study, copy_of(study, tmp_path)))
+    cases = {
+        "both runs are rope seed 0": [rope, again],
+        "cannot be compared with": [study, tmp_path],
+        "needs two or more folders": [rope, rope / ".." / rope.name],
+    }
+    for words, paths in cases.items():
+        with pytest.raises(BadArgument, match=words):
+            find_entries(paths)
+
+
+def change(run: Path, *, without: str = "", **settings: object) -> None:
+    record = json.loads((run / "run.json").read_text())
+    record.pop(without, None)
+    record["settings"] |= settings
+    (run / "run.json").write_text(json.dumps(record))
+
+
+def test_runs_with_different_settings_are_refused(study: Path, tmp_path: Path):
+    copy = copy_of(study, tmp_path)
+    first, other = (run_folder(copy, name, 0) for name in ("rope", "nope"))
+    change(other, learning_rate=1.0)
+    with pytest.raises(RopelensError, match=r"learning_rate: 0\.01 and 1\.0"):
+        find_entries([first, other])
+    change(other, size=asdict(replace(NANO, layers=3)))  # another size may have another rate
+    entries, _ = find_entries([first, other])
+    assert [entry.group for entry in entries] == ["nano rope", "3x32x2x1 nope"]
+    change(other, context=64, steps=9)
+    with pytest.raises(RopelensError, match="context: 32 and 64; steps: 2 and 9"):
+        find_entries([first, other])
+
+
+def test_damaged_records_are_refused(study: Path, tmp_path: Path):
+    copy = copy_of(study, tmp_path)
+    for file in (run_folder(copy, "nope", 0) / "run.json", copy / "study.json"):
+        file.write_text("{")
+        with pytest.raises(BadArgument, match=rf"{file.name} cannot be read"):
+            find_entries([copy])

@@ -19,13 +19,7 @@ from synthetic_truncation import synthetic_truncation
 import ropelens as rl
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument
-from ropelens.figures.comparison import (
-    plot_comparison_planes,
-    plot_copying,
-    plot_growth,
-    plot_loss_change,
-    plot_position_loss,
-)
+from ropelens.figures import comparison
 from ropelens.figures.edits import MeasureName, plot_silenced
 from ropelens.figures.formats import number
 from ropelens.figures.head import kernel_arrays, pair_figure
@@ -180,7 +174,6 @@ def test_attention_names_tokens_and_leaves_the_future_empty(small):
 
 
 def missing(data: xr.Dataset, names: Sequence[str], layers: Sequence[int]) -> xr.Dataset:
-    """Replace some variables, and all variables in some layers, by NaN."""
     present = xr.Variable("layer", ~np.isin(np.arange(data.sizes["layer"]), layers))
     changed = {}
     for name, variable in data.variables.items():
@@ -196,11 +189,11 @@ SWEEP = synthetic_truncation(layers=3, heads=3, frequencies=8)
 RUNS = synthetic_comparison()
 OTHERS: dict[str, tuple[xr.Dataset, Callable[[xr.Dataset], go.Figure]]] = {
     "head of a sweep": (SWEEP, lambda ds: plot_head_truncation(ds, **AT)),
-    "position": (RUNS, plot_position_loss),
-    "copying": (RUNS, plot_copying),
-    "planes": (RUNS, plot_comparison_planes),
-    "growth": (RUNS, plot_growth),
-    "losses": (RUNS, lambda ds: plot_loss_change(ds, summarize_comparison(ds))),
+    "position": (RUNS, comparison.plot_position_loss),
+    "copying": (RUNS, comparison.plot_copying),
+    "planes": (RUNS, comparison.plot_comparison_planes),
+    "growth": (RUNS, comparison.plot_growth),
+    "losses": (RUNS, lambda ds: comparison.plot_loss_change(ds, summarize_comparison(ds))),
     "silenced": (RUNS, lambda _: plot_silenced(pd.DataFrame(columns=SILENCED))),
 }
 PLOTS = {name: (SMALL[0], lambda ds, f=f: f(ds, heads_of(ds))) for name, f in FAMILIES.items()}
@@ -216,8 +209,7 @@ def heads_of(profile: xr.Dataset) -> pd.DataFrame:
     """Table of `SMALL`, with NaN for heads without bits. Head 1.2 is selected, so it stays."""
     heads, bits = SMALL[1].copy(), profile["total_bits"].values
     known = np.isfinite(bits[heads["layer"], heads["head"]])
-    numbers = heads.columns.drop(["layer", "head", "label"])
-    heads.loc[~known, numbers] = np.nan
+    heads.loc[~known, heads.columns.drop(["layer", "head", "label"])] = np.nan
     return heads
 
 
@@ -293,12 +285,9 @@ def test_figures_of_wavelengths_are_split_by_kind_of_layers():
     figure = rl.plot_norms(profile)
     maps = [*figure.select_traces({"type": "heatmap"})]
     assert [[*trace.y] for trace in maps] == [[0, 1], [2]] * (len(maps) // 2)
-    assert {name: {*values} for name, values in marks(figure).items()} == {
-        "window": {16.0},
-        "context": {context},
-    }
-    ticks = rl.plot_head_map(profile, heads).layout.yaxis.ticktext
-    assert ticks == ("0 sliding", "2 full")
+    lengths = {name: {*values} for name, values in marks(figure).items()}
+    assert lengths == {"window": {16.0}, "context": {context}}
+    assert rl.plot_head_map(profile, heads).layout.yaxis.ticktext == ("0 sliding", "2 full")
     assert "context" in marks(rl.plot_selectivity(profile, layer=2, head=0))
     assert "window" in marks(rl.plot_selectivity(profile, layer=0, head=0))
 
@@ -307,17 +296,14 @@ def test_planes_of_layers_that_rotate_differently_have_their_own_lines():
     runs = RUNS.copy(deep=True)
     wavelength = runs["wavelength"].transpose("entry", "layer", "frequency").copy()
     wavelength[:, -1] = wavelength[:, -1] ** 1.5
-    figure = plot_comparison_planes(runs.assign_coords(wavelength=wavelength))
+    figure = comparison.plot_comparison_planes(runs.assign_coords(wavelength=wavelength))
     names = {trace.name for trace in figure.data if " tokens)" in (trace.name or "")}
     assert len(names) == 2 * len({*runs["group"].values} - {"nope"})
     values = runs["q_norm"].mean("head").transpose("entry", "layer", "frequency")
     group = runs["group"].values[0]
     last = values[runs["group"].values == group, -1].mean("entry").values
-    line = next(
-        x
-        for x in figure.data
-        if x.name.startswith(f"{group}, layers {runs.sizes['layer'] - 1} ")
-    )
+    begin = f"{group}, layers {runs.sizes['layer'] - 1} "
+    line = next(x for x in figure.data if x.name.startswith(begin))
     np.testing.assert_allclose(line.y, last, rtol=1e-6)
 
 

@@ -1,26 +1,23 @@
 """Edits of a live model equal models that were built that way, and dense attention."""
 
+import copy
 import math
+import pickle
+import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
 from measured import observed_calls
 from oracles.recording import attention_calls
-from oracles.tiny import (
-    SUPPORTED,
-    logits,
-    not_as_configured,
-    of_kind,
-    random_tokens,
-    rotations,
-    tiny,
-)
+from oracles.tiny import SUPPORTED, keep, logits, of_kind, random_tokens, rotations, tiny
 from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import ropelens as rl
 from ropelens.attention.call import attention_map
+from ropelens.errors import BadArgument
 from ropelens.model.as_live_model import as_live_model
 from ropelens.rope.select import kept_planes
 
@@ -28,19 +25,10 @@ GROUPED = ("llama_gqa", "llama_mqa", "gemma2", "gpt_oss", "cohere", "glm", "nano
 LENGTH = 30
 
 
-def keep(model: PreTrainedModel, kept: Callable[[int], torch.Tensor]) -> PreTrainedModel:
-    """`model`, whose rotary modules rotate only the planes in `kept(count)`."""
-    for name, buffer in model.named_buffers():
-        if name.endswith("inv_freq"):
-            buffer.mul_(kept(len(buffer)))
-    return model
-
-
 def test_planes_that_are_not_chosen_keep_every_bit():
     model = tiny("llama_gqa")
     plain, edited = [], []
-    edit = rl.stop(rl.PlaneNumbers([1, 5]))
-    for edits, calls in (((), plain), ((edit,), edited)):
+    for edits, calls in (((), plain), ((rl.stop(rl.PlaneNumbers([1, 5])),), edited)):
         with rl.edit_rope(model, *edits), as_live_model(model).observe(calls.append):
             logits(model)
     changed = (plain[0].query != edited[0].query).any(dim=2).flatten(0, 1).any(0)
@@ -60,7 +48,6 @@ def test_a_function_chooses_planes():
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_stopped_planes_equal_a_model_with_frequency_zero(name: str):
-    """An edit of nothing leaves every bit."""
     model = tiny(name)
     plain = logits(model)
     nothing = [rl.stop_slowest(0.0), rl.stop(rl.Fastest(0.0)), rl.drop(rl.PlaneNumbers(()))]
@@ -78,13 +65,11 @@ def test_stopped_planes_equal_a_model_with_frequency_zero(name: str):
     ):
         with rl.edit_rope(model, edit):
             edited = logits(model)
-        expected = logits(keep(tiny(name), kept))
-        assert (edited - expected).abs().max() < 1e-5 * plain.abs().max()
+        assert (edited - logits(keep(tiny(name), kept))).abs().max() < 1e-5 * plain.abs().max()
 
 
 @pytest.mark.parametrize("name", ["nanochat", "glm", "gpt_neox", "deepseek_v3", "cohere"])
 def test_rescaled_planes_keep_their_direction(name: str):
-    """All planes rotate at half their frequency: clockwise, partial, with each pairing."""
     model = tiny(name)
     own = next(b for n, b in model.named_buffers() if n.endswith("rotary_emb.inv_freq"))
     expected = logits(keep(tiny(name), lambda count: torch.full((count,), 0.5)))
@@ -94,7 +79,7 @@ def test_rescaled_planes_keep_their_direction(name: str):
         assert (logits(model) - expected).abs().max() < 1e-5 * scale
 
 
-@not_as_configured
+@pytest.mark.filterwarnings("ignore:.*ropelens measures the model")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_every_dtype(dtype: torch.dtype):
     model = tiny("llama_gqa").to(dtype)
@@ -121,10 +106,9 @@ def test_gradients_pass_an_edit():
 def first_layer_scores(
     name: str, change: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 ) -> torch.Tensor:
-    """Attention [head, row, key] of layer 0, after `change` of the unrotated queries and keys.
+    """Attention [head, row, key] of layer 0.
 
-    `change` gets complex numbers [head, position, plane], with a key for every query head, and
-    the rotation. It returns rotated queries and keys.
+    `change` rotates complex queries and keys [head, position, plane] of every query head.
     """
     model = tiny(name)
     calls, _ = attention_calls(model, random_tokens(sequences=1)[0])
@@ -174,7 +158,6 @@ def test_one_plane_of_some_heads_stops_or_adds_nothing(name: str, heads: list[in
 
 
 def test_a_rotation_that_depends_on_the_length():
-    """Beyond the trained context, the model and the edit change their rotation in each call."""
     model = tiny("llama_dynamic", max_position_embeddings=16)
     inv_freq, _ = ROPE_INIT_FUNCTIONS["dynamic"](model.config, "cpu", seq_len=LENGTH)
     other = tiny("llama_gqa")
@@ -192,3 +175,155 @@ def test_an_indexer_ignores_the_edit_with_a_warning():
     model = of_kind("deepseek_v32", first_k_dense_replace=2, num_key_value_heads=4, **sizes)
     with pytest.warns(UserWarning, match="DeepseekV32ForCausalLM's indexer"):
         rl.edit_rope(model, "nope").__enter__()
+
+
+def state(model: PreTrainedModel) -> list[object]:
+    groups = [vars(module).get("num_key_value_groups") for module in model.modules()]
+    facts = [groups, [len(module._forward_pre_hooks) for module in model.modules()]]
+    buffers = {name: tensor.tolist() for name, tensor in model.named_buffers()}
+    return [facts, model.config._attn_implementation, buffers]
+
+
+def test_an_error_at_the_attention_restores_the_model(llama, monkeypatch):
+    """The error is raised while the module expects a key for every query head."""
+    plain, before = logits(llama), state(llama)
+    groups = []
+
+    def fail(module, *args: object, **kwargs: object) -> None:
+        groups.append(module.num_key_value_groups)
+        raise ZeroDivisionError
+
+    eager = "transformers.models.llama.modeling_llama.eager_attention_forward"
+    edit = rl.edit_rope(llama, rl.stop(rl.PlaneNumbers([3]), heads="*.1"))
+    with monkeypatch.context() as patch, edit:
+        patch.setattr(eager, fail)
+        with pytest.raises(ZeroDivisionError):
+            logits(llama)
+    assert groups == [1]
+    assert state(llama) == before
+    assert torch.equal(logits(llama), plain)
+
+
+def test_edits_nest_and_add_up(llama):
+    plain = logits(llama)
+    with rl.edit_rope(llama, rl.stop(rl.PlaneNumbers([6, 7]))):
+        outer = logits(llama)
+        with rl.edit_rope(llama, rl.stop(rl.PlaneNumbers([4, 5]))):
+            both = logits(llama)
+        assert torch.equal(logits(llama), outer)
+        with pytest.raises(IndexError), rl.edit_rope(llama, rl.stop(rl.PlaneNumbers([4, 5]))):
+            llama(torch.tensor([[999]]))
+        assert torch.equal(logits(llama), outer)
+    assert torch.equal(logits(llama), plain)
+    with rl.edit_rope(llama, rl.stop_slowest(0.5)):
+        assert torch.equal(logits(llama), both)
+    separate = [rl.stop(rl.PlaneNumbers(numbers)) for numbers in ([4, 6], [5, 7])]
+    by_heads = rl.stop_slowest(0.5, heads="0.*, 1.0,1.1 ,1.2,*.3")
+    for edits in (separate, [by_heads]):
+        with rl.edit_rope(llama, *edits):
+            assert torch.equal(logits(llama), both)
+
+
+def test_attention_factors_do_not_add_up(llama):
+    """The inner attention factor replaces the outer factor. Dropped planes stay dropped."""
+    plain = logits(llama)
+    with rl.edit_rope(llama, "yarn:16"):
+        once = logits(llama)
+        assert not torch.allclose(once, plain, atol=0.01)
+        with rl.edit_rope(llama, "rope"):
+            torch.testing.assert_close(logits(llama), plain, rtol=0, atol=1e-5)
+    with rl.edit_rope(llama, "yarn:16", "yarn:16"):
+        assert torch.equal(logits(llama), once)
+    with rl.edit_rope(llama, rl.drop(rl.Slowest(1))):
+        dropped = logits(llama)
+        with rl.edit_rope(llama, "yarn:16"):
+            torch.testing.assert_close(logits(llama), dropped, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("take", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_made_inside_a_block_is_the_plain_model(llama, take):
+    plain = logits(llama)
+    with rl.edit_rope(llama, "nope"):
+        other = take(llama)
+        assert torch.equal(logits(other), plain)
+        assert not torch.allclose(logits(llama), plain, atol=0.01)
+        with rl.edit_rope(other, "nope"):
+            assert torch.equal(logits(other), logits(llama))
+    assert torch.equal(logits(other), plain)
+    assert type(other.config._attn_implementation) is str
+
+
+def test_blocks_that_do_not_nest_restore_the_model(llama):
+    before, plain = state(llama), logits(llama)
+    outer, inner = rl.edit_rope(llama, "nope"), rl.edit_rope(llama, "rope:500")
+    outer.__enter__()
+    inner.__enter__()
+    for block in (outer, inner):
+        assert not torch.equal(logits(llama), plain)
+        block.__exit__(None, None, None)
+    assert state(llama) == before
+    assert torch.equal(logits(llama), plain)
+
+
+Block = Callable[[PreTrainedModel], AbstractContextManager[None]]
+
+
+def edited(heads: str) -> Block:
+    return lambda model: rl.edit_rope(model, rl.stop(rl.Fastest(0.5), heads=heads))
+
+
+def silenced(to: str) -> Block:
+    reference = {"text": random_tokens(length=12)} if to == "mean" else {}
+    return lambda model: rl.silence_heads(model, "0.1,1.2", to=to, **reference)
+
+
+@pytest.mark.parametrize(
+    ("block", "name", "implementation", "cache", "padding"),
+    [
+        (edited("*.*"), "llama_gqa", "eager", "dynamic", 7),
+        (edited("*.1"), "llama_gqa", "sdpa", "static", 7),
+        (edited("*.1"), "mistral_sliding", "eager", "static", 7),
+        (edited("*.1"), "gemma3", "sdpa", "dynamic", 7),
+        # Without padding, sdpa has no mask that shows the empty part of a cache.
+        (edited("*.*"), "llama_gqa", "sdpa", "static", 0),
+        (edited("*.*"), "persimmon", "sdpa", "static", 0),
+        (silenced("zero"), "llama_gqa", "eager", "static", 7),
+        (silenced("mean"), "llama_gqa", "sdpa", "static", 7),
+        (silenced("mean"), "gemma3", "eager", "dynamic", 7),
+        (silenced("resample"), "gemma3", "sdpa", "dynamic", 0),
+    ],
+)
+def test_generation_with_a_cache(block, name, implementation, cache, padding):
+    model = tiny(name)
+    model.set_attn_implementation(implementation)
+    ids = random_tokens(length=20)
+    mask = torch.ones_like(ids)
+    mask[0, :padding] = 0
+    options = {"max_new_tokens": 5, "do_sample": False, "attention_mask": mask}
+    options |= {"output_logits": True, "return_dict_in_generate": True, "min_new_tokens": 5}
+    plain = model.generate(ids, **options, use_cache=False)
+    with block(model):
+        expected = model.generate(ids, **options, use_cache=False)
+        cached = model.generate(ids, **options, cache_implementation=cache)
+    assert torch.equal(cached.sequences, expected.sequences)
+    for ours, true in zip(cached.logits, expected.logits, strict=True):
+        torch.testing.assert_close(ours, true, rtol=1e-4, atol=1e-3)
+    assert (plain.logits[0] - expected.logits[0]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda: rl.stop_slowest(1.2), "from 0 to 1, not 1.2"),
+        (lambda: rl.stop(rl.PlaneNumbers([8])), "no plane for Pl.*8.*; seen: planes 0 to 7"),
+        (lambda: rl.stop_slowest(1, heads="2.0"), "no head '2.0'; seen: layers 0 to 1"),
+        (lambda: rl.stop_slowest(1, heads="1.1,3"), "no head '3'; seen: layers 0 to 1"),
+        (lambda: rl.rescale([1.0, 0.5]), "2 frequencies; layer 0 has 8 planes"),
+    ],
+)
+def test_mistakes_in_an_edit(llama, make, line: str):
+    before = state(llama)
+    with pytest.raises(BadArgument) as refused, rl.edit_rope(llama, make()):
+        pytest.fail("the edit was opened")
+    assert re.search(line, refused.value.line), refused.value.line
+    assert state(llama) == before

@@ -13,8 +13,6 @@ from ropelens.interventions.evaluate import DEFAULT_MEASURES
 from ropelens.profiles.heads import resample_labels
 
 EDITS = {"half": "p-rope:0.5", "a head": rl.stop(rl.PlaneNumbers([0]), heads="0.2")}
-
-
 VARIABLES = {
     "loss": "loss predicted_tokens mean_loss mean_loss_se seen_loss seen_tokens far_loss "
     "far_tokens position_loss position_loss_se",
@@ -36,8 +34,7 @@ def whole() -> xr.Dataset:
     [[name] for name in DEFAULT_MEASURES] + [["loss", "change"], ["change", "induction"]],
 )
 def test_some_measures_are_a_part_of_all(measures: list[str], whole: xr.Dataset):
-    model = tiny("llama_gqa", num_hidden_layers=1)
-    part = evaluate(model, edits=EDITS, measures=measures)
+    part = evaluate(tiny("llama_gqa", num_hidden_layers=1), edits=EDITS, measures=measures)
     assert set(VARIABLES) == set(DEFAULT_MEASURES)
     assert set(whole.data_vars) == set(" ".join(VARIABLES.values()).split())
     assert set(part.data_vars) == {x for name in measures for x in VARIABLES[name].split()}
@@ -46,26 +43,7 @@ def test_some_measures_are_a_part_of_all(measures: list[str], whole: xr.Dataset)
         np.testing.assert_array_equal(part[name], whole[name], err_msg=str(name))
 
 
-def test_each_entry_runs_the_text_once():
-    """Labels add a pass over half of the text. One sequence also runs twice as a check."""
-    model, shapes = tiny("llama_gqa"), []
-
-    def note(_: object, ids: tuple[torch.Tensor, ...], inputs: dict) -> None:
-        shapes.append(tuple((ids[0] if ids else inputs["input_ids"]).shape))
-
-    model.register_forward_pre_hook(note, with_kwargs=True)
-    edits = {"a": "nope", "b": "p-rope:0.5", "c": "linear:2"}
-    measures = ["loss", "change"]
-    evaluate(model, edits=edits, measures=measures, rows=7, batch_size=2)
-    assert shapes.count((2, 40)) == shapes.count((1, 40)) - 2 == 4
-    shapes.clear()
-    evaluate(model, measures=["loss", "labels"])
-    text = [shape for shape in shapes if shape[1] == 40]
-    assert sorted(text) == [(1, 40), (1, 40), (2, 40), (3, 40)]
-
-
 def test_labels_that_change():
-    """Without rotation, a head cannot look one token back, but a head can still copy."""
     text = torch.from_numpy(np.random.default_rng(0).integers(1, 64, size=(4, 64)))
     edits = {"nope": "nope", "none too": []}
     label = rl.evaluate(copying(), text, edits=edits, measures="labels").label
@@ -76,7 +54,6 @@ def test_labels_that_change():
 
 
 def test_label_changes_resample_documents():
-    """Both entries use the same draws of the groups of a profile."""
     model = tiny("llama_gqa", num_hidden_layers=1)
     ids = random_tokens(sequences=9, length=12)
     text = rl.Text(ids, documents=torch.arange(9).clamp(max=7))
@@ -94,7 +71,6 @@ def test_label_changes_resample_documents():
 
 
 def test_an_open_edit_counts_as_the_unmodified_model():
-    """Also if the edit makes heads differ. Every entry then has a budget too."""
     model = tiny("llama_gqa")
     with rl.edit_rope(model, "p-rope:0.5"):
         inside = evaluate(model, edits={"fast too": rl.stop(rl.Fastest(0.5))})
@@ -116,7 +92,6 @@ def test_an_open_edit_counts_as_the_unmodified_model():
 @pytest.mark.thorough
 @pytest.mark.parametrize("family", ["gemma4", "gpt_oss", "smollm3"])
 def test_families(family: str):
-    """Head sizes that differ by layer, learned sinks, and layers without rotation."""
     short = {"num_hidden_layers": 2, "no_rope_layers": [1, 0]} if family == "smollm3" else {}
     model = tiny(family, **short)
     edits = {"half": rl.stop_slowest(0.5), "head": rl.drop(rl.Slowest(1), heads="0.0")}

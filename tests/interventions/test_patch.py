@@ -2,21 +2,24 @@
 
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy
 import torch
 from measured import observed_calls
 from oracles.tiny import FAMILIES as TINY
 from oracles.tiny import logits, random_tokens, tiny
 from tiny_checkpoints import save_tiny
 from torch import nn
-from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.interventions.truncation_table import changes_of_edits
 from ropelens.model.bridge import bridge
+from ropelens.report import describe
 from ropelens.rope.select import PlaneNumbers
 
 FAMILIES = (
@@ -79,9 +82,8 @@ def test_hooks_at_the_projections_give_the_same(name: str, part: Any, select: An
     chosen = torch.tensor([planes is None or plane in planes for plane in plane_of])
     places, group = slice(4, 11), 1 if part == "query" else 2
     recorded: list[torch.Tensor] = []
-    handle = projection.register_forward_hook(lambda m, i, out: recorded.append(out))
-    logits(model, tokens(1))
-    handle.remove()
+    with projection.register_forward_hook(lambda m, i, out: recorded.append(out)):
+        logits(model, tokens(1))
 
     def put(module: nn.Module, inputs: Any, out: torch.Tensor) -> torch.Tensor:
         out, source = (x.unflatten(-1, (-1, size)).clone() for x in (out, recorded[0]))
@@ -89,9 +91,8 @@ def test_hooks_at_the_projections_give_the_same(name: str, part: Any, select: An
         out[:, places, 3 // group] = torch.where(chosen, there, here)
         return out.flatten(-2)
 
-    handle = projection.register_forward_hook(put)
-    expected = logits(model, tokens())
-    handle.remove()
+    with projection.register_forward_hook(put):
+        expected = logits(model, tokens())
     heads = "1.3" if part == "query" else "1.2,1.3"
     options = {"heads": heads, "positions": range(4, 11), "of": part, "planes": select}
     with rl.patch_planes(model, tokens(1), **options):
@@ -99,8 +100,7 @@ def test_hooks_at_the_projections_give_the_same(name: str, part: Any, select: An
 
 
 @pytest.mark.parametrize("edited", [False, True])
-def test_patched_vectors_turn_to_new_positions(llama: LlamaForCausalLM, edited: bool):
-    """q~ and k~ come from other positions of the source."""
+def test_patched_vectors_turn_to_new_positions(llama, edited: bool):
     moved = {9: 2, 15: 17}
     with ExitStack() as stack:
         if edited:
@@ -110,11 +110,10 @@ def test_patched_vectors_turn_to_new_positions(llama: LlamaForCausalLM, edited: 
         patched = rl.capture(llama, tokens(), heads="0.*")
     for side, dim in (("q_still", "query"), ("k_still", "key")):
         here = patched[side].sel({dim: [*moved]}).values
-        there = source[side].sel({dim: [*moved.values()]}).values
-        assert abs(here - there).max() < 1e-5
+        assert abs(here - source[side].sel({dim: [*moved.values()]}).values).max() < 1e-5
 
 
-def test_other_heads_with_the_same_key_keep_it(llama: LlamaForCausalLM):
+def test_other_heads_with_the_same_key_keep_it(llama):
     plain = head_outputs(llama, tokens(), layer=0)
     for part in ("key", "value"):
         with rl.patch_planes(llama, tokens(1), heads="0.2", of=part):
@@ -124,8 +123,7 @@ def test_other_heads_with_the_same_key_keep_it(llama: LlamaForCausalLM):
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_every_sequence_of_a_batch_is_patched(llama: LlamaForCausalLM, part: Any):
-    """One sequence is padded on the right, and has its own positions."""
+def test_every_sequence_of_a_batch_is_patched(llama, part: Any):
     batch, mask = tokens(sequences=3), torch.ones(3, LENGTH, dtype=torch.long)
     mask[1, 12:] = 0
     where = (mask.cumsum(1) - 1).clamp(min=0)
@@ -152,7 +150,7 @@ def test_positions_count_within_each_sequence_of_a_packed_row(name: str, part: A
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_generation_does_not_depend_on_a_cache(llama: LlamaForCausalLM, part: Any):
+def test_generation_does_not_depend_on_a_cache(llama, part: Any):
     prompt = tokens(length=12)
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     with rl.patch_planes(llama, tokens(1), heads="1.1,0.*", of=part):
@@ -162,7 +160,7 @@ def test_generation_does_not_depend_on_a_cache(llama: LlamaForCausalLM, part: An
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_bridge_is_patched_like_its_model(part: Any, tmp_path: Path):
+def test_a_bridge_is_patched_like_its_model(part: Any, tmp_path):
     model, tokenizer = rl.load(save_tiny(tmp_path))
     patch = partial(rl.patch_planes, source=tokens(1) % 28, heads="1.2,1.3,0.*", of=part)
     given = tokens() % 28
@@ -219,13 +217,90 @@ def test_positions_include_keys_that_a_window_dropped(name: str, part: Any):
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("before", [0, LENGTH - 1], ids=["whole", "on a cache"])
 @torch.no_grad()
-def test_padding_on_the_left_is_refused(llama: LlamaForCausalLM, before: int, part: Any):
+def test_padding_on_the_left_is_refused(llama, before: int, part: Any):
     cache, mask = DynamicCache(), torch.ones_like(tokens())
     mask[:, :3] = 0
     if before:
         llama(tokens()[:, :before], attention_mask=mask[:, :before], past_key_values=cache)
     inputs = {"attention_mask": mask, "position_ids": mask.cumsum(1)[:, before:] - 1}
     patch = rl.patch_planes(llama, tokens(1), heads="0.*", of=part)
-    words = "the first token, which here is padding"
-    with patch, pytest.raises(BadArgument, match=words):
+    with patch, pytest.raises(BadArgument, match="the first token, which here is padding"):
         llama(tokens()[:, before:], past_key_values=cache, **inputs)
+
+
+TOKENS = random_tokens(sequences=1, length=9)
+SOURCE = (TOKENS + 1)[:, :7] % 50
+
+
+@pytest.mark.parametrize(
+    ("name", "of", "over"),
+    [
+        *(("gemma3", "both", "head"), ("llama_gqa", "value", "head"), ("phi", "key", "layer")),
+        *(("gemma3", "key", "position"), ("llama_gqa", "output", "position")),
+    ],
+)
+def test_each_patch_equals_a_block(name: str, of: str, over: str):
+    model, planes = tiny(name), None if of in ("value", "output") else PlaneNumbers((1, 3))
+    options = {"planes": planes, "of": of}
+    result = rl.patch_each(model, TOKENS, SOURCE, (3, 5), over=over, heads="0.1,1.*", **options)
+    for place, change in np.ndenumerate(result["change"].values):
+        layer = place[0]
+        heads = {"head": f"{layer}.{place[-1]}"}.get(over, "0.1" if layer == 0 else "1.*")
+        positions = [place[1]] if over == "position" else None
+        if over == "head" and heads not in ("0.1", *(f"1.{n}" for n in range(4))):
+            assert np.isnan(change)
+        elif positions == [7] or positions == [8]:
+            assert np.isnan(change), "the source is shorter"
+        else:
+            block = rl.patch_planes(model, SOURCE, heads=heads, positions=positions, **options)
+            with block, torch.no_grad():
+                logits = model(TOKENS).logits[0, -1]
+            expected = float(logits[3] - logits[5]) - result.attrs["answer"]
+            assert change == pytest.approx(expected, abs=1e-4)
+    figure = rl.plot_effects(result)
+    assert np.nanmax(np.abs(figure.data[0].z)) == pytest.approx(abs(result["change"]).max())
+
+
+def test_answers_of_all_positions_run_in_small_batches(monkeypatch):
+    model = tiny("llama_gqa")
+    monkeypatch.setattr("ropelens.interventions.patch_each.MOST_LOGITS", 2000)
+    by_function = rl.patch_each(model, TOKENS, SOURCE, lambda x: x[-1, 3] - x[-1, 5])
+    by_pair = rl.patch_each(model, TOKENS, SOURCE, (3, 5), progress=True)
+    np.testing.assert_allclose(by_function["change"], by_pair["change"], atol=1e-5)
+
+
+def test_the_rank_correlation_is_over_the_planes_with_the_largest_attribution():
+    result = rl.attribute_planes(tiny("llama_gqa"), TOKENS, (3, 5), check=6)
+    table = rl.top_planes(result, 6)
+    assert table["attribution"].abs().is_monotonic_decreasing
+    rank = scipy.stats.spearmanr(table["attribution"], -table["dropped"]).statistic
+    assert result.attrs["rank_correlation"] == pytest.approx(rank)
+    wrong = (np.sign(table["attribution"]) == np.sign(table["dropped"])).sum()
+    assert result.attrs["wrong_signs"] == wrong
+    assert "random_rank_correlation" in result.attrs
+    bars = rl.plot_top_planes(result, count=6).data[0]
+    np.testing.assert_allclose(bars.x, table["attribution"])
+    assert f"{bars.customdata[0][0]}.{bars.customdata[0][1]}" == table["head"][0]
+
+
+def test_a_silenced_head_counts_with_an_induction_of_zero():
+    model, _ = rl.load("bundled")
+    text = torch.randint(5, 90, (2, 60), generator=torch.manual_seed(0))
+    before = rl.evaluate(model, text, measures="induction", progress=True)
+    scores = before["induction"][0].values
+    layer, head = np.unravel_index(scores.argmax(), scores.shape)
+    heads = {"silent": f"{layer}.{head}", "other": "0.0"}
+    edits = {name: rl.silence_heads(model, named) for name, named in heads.items()}
+    result = rl.evaluate(model, text, edits=edits, measures=["induction", "loss"])
+    table = changes_of_edits(result).set_index("edit")
+    change = table["induction_change"]
+    assert change["silent"] == pytest.approx(-table.loc["none", "induction"])
+    assert abs(change["other"]) < 0.5
+    assert result["induction"][1, layer, head] == before["induction"][0, layer, head]
+    losses = rl.position_losses(result)
+    assert len(losses) == result["position_loss"].size
+    assert (losses["change"][losses["edit"] == "none"] == 0).all()
+    assert len(rl.plot_position_losses(result).data) == 6
+    (words,) = describe(result)
+    assert "budget" not in words
+    assert "Under silent, the induction score" in words

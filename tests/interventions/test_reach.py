@@ -1,5 +1,6 @@
-"""Reach of heads, compared with loops over the rows of a run and with real distances."""
+"""Reach of heads and attributions of planes, compared with loops, edits and laws."""
 
+import gc
 import itertools
 import math
 
@@ -9,16 +10,19 @@ import torch
 import xarray as xr
 from oracles.recording import attention_calls
 from oracles.tiny import TEN, random_tokens, tiny
+from tiny_checkpoints import save_tiny
 
 import ropelens as rl
 from ropelens.attention.call import AttentionCall
 from ropelens.errors import BadArgument
 from ropelens.interventions.reach import share_found, two_copies
 from ropelens.model.as_live_model import as_live_model
+from ropelens.model.bridge import bridge
 from ropelens.profiles.measurement import Measurement
+from ropelens.rope.select import PlaneNumbers
 from ropelens.rotation.probe import RotationProbe
 
-COPIED, TOKENS = 6, torch.arange(40)[None]
+COPIED, RISING = 6, torch.arange(40)[None]
 
 
 def scores_of(model, sequence: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -35,7 +39,7 @@ def test_a_turned_key_scores_as_in_a_run_at_that_distance(name: str):
     model, distance, farther = tiny(name), 7, 12
     live = as_live_model(model)
     rotation = RotationProbe(live)
-    near = two_copies(Measurement.of(model, torch.arange(40)[None]), distance, COPIED, 0)
+    near = two_copies(Measurement.of(model, RISING), distance, COPIED, 0)
     far = torch.cat([near[:, : COPIED + 1], near.new_full((1, 5), 7), near[:, COPIED + 1 :]], 1)
 
     def see(call: AttentionCall) -> torch.Tensor:
@@ -60,7 +64,6 @@ def test_a_turned_key_scores_as_in_a_run_at_that_distance(name: str):
     [("llama_gqa", 48), ("gemma2", 48), ("gpt_oss", 48), ("phi", 48), ("llama_gqa", 3)],
 )
 def test_shares_of_found_copies_match_loops_over_a_run(name: str, copied: int):
-    """Also for a needle, whose first two tokens ask for the third."""
     model, tokens = tiny(name), random_tokens(sequences=2, length=40)
     apart, draws = (48, 96), 2
     reach = rl.reach(model, tokens, copied=copied, copies=apart, draws=draws)
@@ -107,8 +110,8 @@ def test_copies_must_be_in_the_context():
     model = tiny("llama_gqa")
     context = model.config.max_position_embeddings
     with pytest.raises(BadArgument, match="must lie in the context"):
-        rl.reach(model, torch.arange(40)[None], copies=(context,))
-    unmodified = rl.reach(model, torch.arange(40)[None], copies=(48,), draws=1, variants=[])
+        rl.reach(model, RISING, copies=(context,))
+    unmodified = rl.reach(model, RISING, copies=(48,), draws=1, variants=[])
     assert unmodified["variant"].values.tolist() == ["own"]
 
 
@@ -119,6 +122,183 @@ def test_a_rotation_that_depends_on_the_length_is_taken_from_the_run():
     long = {**rope, "original_max_position_embeddings": 16}
     linear = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
     models = [tiny("llama_gqa", rope_parameters=parameters) for parameters in (long, linear)]
-    reach, expected = (rl.reach(x, TOKENS, copied=6, copies=(24, 48)) for x in models)
+    reach, expected = (rl.reach(x, RISING, copied=6, copies=(24, 48)) for x in models)
     xr.testing.assert_equal(reach, expected)
     assert reach["foretold_share"].sel(run_distance=48).any()
+
+
+FAMILIES = ("llama_gqa", "gemma2", "cohere", "phi", "deepseek_v3", "nanochat")
+TOKENS = random_tokens(sequences=1, length=16, seed=3)
+
+
+def lost(logits: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(logits[8:-1], TOKENS[0, 9:])
+
+
+@torch.no_grad()
+def loss_of(model) -> float:
+    return float(lost(model(TOKENS).logits[0]))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_attribution_is_the_slope_along_a_plane(name: str):
+    """The slope is the change of the answer if `rescale` makes one plane slightly longer."""
+    model = tiny(name).double()
+    result = rl.attribute_planes(model, TOKENS, lost, pairs="1.*")
+    rotations = RotationProbe(as_live_model(model)).layers()
+    there = result["attribution"].values
+    turning = there[..., : len(rotations[0].planes.inv_freq)]
+    for place in np.argsort(-np.abs(turning), axis=None)[:3]:
+        layer, head, plane = map(int, np.unravel_index(place, turning.shape))
+        inv_freq = rotations[layer].planes.inv_freq.abs()
+        place_of = {"select": PlaneNumbers((plane,)), "heads": f"{layer}.{head}"}
+        ends = []
+        for size in (1.01, 0.99):
+            edit = rl.rescale(inv_freq, attention_factor=math.sqrt(size), **place_of)
+            with rl.edit_rope(model, edit):
+                ends.append(loss_of(model))
+        assert there[layer, head, plane] == pytest.approx((ends[0] - ends[1]) / 0.02, rel=2e-2)
+    by_pair = result["pair_attribution"].sum(["query", "key"])
+    total = result["attribution"].sel(layer=1)
+    np.testing.assert_allclose(by_pair, total, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "phi"])
+def test_attributions_over_many_steps_sum_to_the_change_from_even_attention(name: str):
+    result = rl.attribute_planes(tiny(name), TOKENS, (3, 5), heads="0.*,1.1", steps=40)
+    total = result.attrs["answer"] - result.attrs["answer_without"]
+    assert float(result["attribution"].sum()) == pytest.approx(total, rel=0.02, abs=0.02)
+    assert abs(total) > 0.1
+
+
+def kept_for_backward(layers: int) -> int:
+    sizes: list[int] = []
+    pack = lambda x: sizes.append(x.numel()) or x  # noqa: E731
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        rl.attribute_planes(tiny("llama_gqa", num_hidden_layers=layers), TOKENS, 7)
+    return sum(sizes)
+
+
+def test_the_backward_pass_keeps_one_layer_at_a_time():
+    hidden_state = TOKENS.numel() * 64
+    assert kept_for_backward(6) - kept_for_backward(2) == 4 * hidden_state
+
+
+def test_layers_run_again_without_dropout():
+    plain, training = (tiny("phi", resid_pdrop=0.4) for _ in range(2))
+    expected = rl.attribute_planes(plain, TOKENS, 7)["attribution"]
+    result = rl.attribute_planes(training.train(), TOKENS, 7)["attribution"]
+    np.testing.assert_allclose(result, expected, atol=1e-6)
+    assert training.training
+
+
+@pytest.mark.parametrize("name", [*FAMILIES[:1], *FAMILIES[2:], "gpt_oss"])
+def test_the_gradient_of_a_score_matches_a_change_of_the_mask(name: str):
+    model = tiny(name).double()
+    model.set_attn_implementation("eager")
+    excerpts = [TOKENS[0].flip(0), TOKENS[0]]  # they run together
+    data = rl.profile(model, TOKENS, excerpts=excerpts, budget=False).isel(excerpt=1)
+    gradient = data["excerpt_score_gradient"]
+    first, second = (int(token[1:]) for token in data["excerpt_answer"].values)
+
+    @torch.no_grad()
+    def lead_with(size: float, layer: int, head: int, query: int, key: int) -> float:
+        def add(module: torch.nn.Module, given: tuple, options: dict) -> tuple:
+            mask = options["attention_mask"].repeat(1, 4, 1, 1)
+            mask[0, head, query, key] += size
+            return given, options | {"attention_mask": mask}
+
+        attending = model.get_decoder().layers[layer].self_attn
+        with attending.register_forward_pre_hook(add, with_kwargs=True):
+            logits = model(TOKENS).logits[0, -1]
+        return float(logits[first] - logits[second])
+
+    assert lead_with(0.0, 0, 0, 0, 0) == pytest.approx(float(data["excerpt_lead"]), abs=1e-9)
+    for place in np.argsort(-np.abs(gradient.values), axis=None)[:40:10]:
+        index = tuple(map(int, np.unravel_index(place, gradient.shape)))
+        slope = (lead_with(1e-2, *index) - lead_with(-1e-2, *index)) / 2e-2
+        assert float(gradient[index]) == pytest.approx(slope, rel=2e-3)  # stored with 11 bits
+    if name != "gpt_oss":  # its learned sinks take part in the softmax
+        assert abs(gradient.sum("excerpt_key")).max() < 1e-2 * abs(gradient).max()
+
+
+def test_a_model_without_gradients_has_no_lead():
+    model = tiny("llama_gqa")
+    mlp = model.model.layers[0].mlp
+    mlp.register_forward_hook(lambda module, given, out: Undifferentiable.apply(out))
+    data = rl.profile(model, TOKENS, excerpts=[TOKENS[0]], budget=False)
+    assert not {"excerpt_score_gradient", "excerpt_answer", "excerpt_lead"} & {*data.variables}
+    assert data["excerpt_attention"].notnull().any()
+
+
+class Undifferentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+
+def test_a_bridge_has_the_same_attributions(tmp_path):
+    model, tokenizer = rl.load(save_tiny(tmp_path))
+    given = TOKENS % 28
+    options = {"pairs": "1.2", "check": 2}
+    expected = rl.attribute_planes(model, given, (3, 5), **options)
+    result = rl.attribute_planes(bridge(model, tokenizer), given, (3, 5), **options)
+    for name in ("attribution", "pair_attribution", "dropped"):
+        np.testing.assert_allclose(result[name], expected[name], rtol=1e-3, atol=1e-4)
+
+
+def test_a_mask_hides_tokens_from_the_answer():
+    model, mask = tiny("llama_gqa"), torch.ones_like(TOKENS)
+    mask[0, 5] = 0
+    text = {"input_ids": TOKENS, "attention_mask": mask}
+    result = rl.attribute_planes(model, text, 7, pairs="1.2", check=1, source=text)
+    with torch.no_grad():
+        answer = float(model(TOKENS, attention_mask=mask).logits[0, -1, 7])
+    assert result.attrs["answer"] == pytest.approx(answer, abs=1e-5)
+    assert result.attrs["source_answer"] == pytest.approx(answer, abs=1e-5)
+    np.testing.assert_allclose(result["patched"].stack(all=[...]).dropna("all"), 0, atol=1e-6)
+    assert result["pair_attribution"].sel(query=slice(6, None), key=5).isnull().all()
+
+
+def test_dropped_and_patched_planes_match_edits():
+    model = tiny("llama_gqa")
+    other = (TOKENS + 1) % 50
+    result = rl.attribute_planes(model, TOKENS, (3, 5), heads="1.*", check=4, source=other)
+    assert int(result["dropped"].notnull().sum()) == 8
+    assert (result["patched"].notnull() == result["dropped"].notnull()).all()
+    place = abs(result["attribution"]).argmax(...)
+    layer, head, plane = (int(place[dim]) for dim in ("layer", "head", "frequency"))
+    planes, heads = PlaneNumbers((plane,)), f"{layer}.{head}"
+    for name, block in (
+        ("dropped", rl.edit_rope(model, rl.drop(planes, heads=heads))),
+        ("patched", rl.patch_planes(model, other, planes=planes, heads=heads)),
+    ):
+        with block, torch.no_grad():
+            logits = model(TOKENS).logits[0, -1]
+        changed = float(logits[3] - logits[5]) - result.attrs["answer"]
+        assert float(result[name][layer, head, plane]) == pytest.approx(changed, abs=1e-5)
+    assert np.isnan(result["attribution"].sel(layer=0)).all()
+    assert {"rank_correlation", "worst"} <= set(result.attrs)
+
+
+def test_invalid_answers_are_refused():
+    model = tiny("llama_gqa")
+    for answer, words in (
+        (99_999, "99999 is not one token"),
+        ("a", "needs the tokenizer"),
+        (lambda logits: logits[-1], "one number"),
+        (lambda logits: torch.tensor(1.0), "that depends on the logits"),
+    ):
+        with pytest.raises(BadArgument, match=words):
+            rl.attribute_planes(model, TOKENS, answer)
+
+
+def test_a_call_keeps_no_tensors():
+    """Checkpoints of the backward pass must not keep the graph of the model."""
+    model, tokens = tiny("llama_gqa"), random_tokens(sequences=2)
+    counts = []
+    for _ in range(3):
+        rl.profile(model, tokens, surrogates=0)
+        gc.collect()
+        counts.append(sum(isinstance(x, torch.Tensor) for x in gc.get_objects()))
+    assert counts[2] <= counts[1], counts

@@ -19,8 +19,6 @@ LENGTH, HEADS = 20, 4
 PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj")
 Block = AbstractContextManager[None]
 Change = Callable[[Tensor], Tensor]
-
-
 tokens = partial(random_tokens, sequences=3, length=LENGTH)
 
 
@@ -43,8 +41,7 @@ def at_projections(model: nn.Module, hook: Callable[[int, Tensor], None]) -> Ite
 
     with ExitStack() as stack:
         for number, layer in enumerate(layers):
-            handle = layer.register_forward_pre_hook(partial(before, number))
-            stack.callback(handle.remove)
+            stack.callback(layer.register_forward_pre_hook(partial(before, number)).remove)
         yield
 
 
@@ -69,7 +66,6 @@ def mean(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_against_hooks(name: str):
-    """Single query heads in two layers, some with a common key-value head."""
     model = tiny(name)
     plain = logits(model)
     for to, change in (("zero", torch.zeros_like), ("mean", mean)):
@@ -98,7 +94,6 @@ def test_other_heads_keep_every_bit(llama: LlamaForCausalLM, how: str, to: str):
 
 
 def test_a_mean_over_a_reference(llama: LlamaForCausalLM):
-    """The mean covers only the real tokens, and is computed under the edit around the block."""
     reference, lengths = tokens(sequences=4, seed=1), torch.tensor([20, 7, 13, 20])
     for edit in (rl.stop_slowest(0.0), rl.stop(rl.Fastest(0.5))):
         with rl.edit_rope(llama, edit):
@@ -116,7 +111,6 @@ def test_a_mean_over_a_reference(llama: LlamaForCausalLM):
 
 @pytest.mark.parametrize("sequences", [2, 3, 8])
 def test_a_resample_comes_from_another_sequence(llama: LlamaForCausalLM, sequences: int):
-    """Each sequence gets the outputs of another sequence, and each output is used once."""
     ids = tokens(sequences=sequences)
     with projected(llama) as plain:
         before = logits(llama, ids)
@@ -139,7 +133,6 @@ def test_a_resample_comes_from_another_sequence(llama: LlamaForCausalLM, sequenc
 
 @pytest.mark.parametrize(("implementation", "side"), [("eager", "left"), ("sdpa", "right")])
 def test_padding(llama: LlamaForCausalLM, side: str, implementation: str):
-    """Means leave out padding tokens, regardless of their ids."""
     llama.set_attn_implementation(implementation)
     mask = torch.ones_like(tokens())
     mask[1, slice(0, 6) if side == "left" else slice(14, 20)] = 0
@@ -161,7 +154,7 @@ def test_padding(llama: LlamaForCausalLM, side: str, implementation: str):
 def test_the_mean_of_a_batch_in_generation(llama: LlamaForCausalLM):
     with rl.silence_heads(llama, "0.1", to="mean"):
         llama.generate(tokens(), max_new_tokens=3, do_sample=False, use_cache=False)
-        with pytest.raises(BadArgument, match="1 tokens after the tokens of a cache"):
+        with pytest.raises(BadArgument, match="1 tokens after a cache"):
             llama.generate(tokens(), max_new_tokens=3, do_sample=False)
 
 
@@ -187,7 +180,6 @@ def test_silences_and_edits_combine_in_either_order(llama: LlamaForCausalLM):
 
 
 def test_observers_see_outputs_before_silencing(llama: LlamaForCausalLM):
-    """Observers also see the effect of a silenced head in later layers."""
     plain: dict[int, AttentionCall] = {}
     seen: dict[int, AttentionCall] = {}
     with rl.observe(llama, lambda call, planes: plain.update({call.layer: call})):
@@ -209,14 +201,6 @@ def test_the_inner_block_counts(llama: LlamaForCausalLM):
         assert torch.equal(logits(llama), inner)
     with rl.silence_heads(llama, "0.2,1.0"), rl.silence_heads(llama, "0.1", to="mean"):
         assert torch.equal(logits(llama), both)
-
-
-def test_an_error_inside_restores_the_model(llama: LlamaForCausalLM):
-    plain, before = logits(llama), llama.config._attn_implementation
-    with pytest.raises(IndexError), rl.silence_heads(llama, "*.*"):
-        logits(llama, torch.tensor([[999]]))
-    assert llama.config._attn_implementation == before
-    assert torch.equal(logits(llama), plain)
 
 
 def test_texts_that_have_no_mean_are_refused(llama: LlamaForCausalLM):

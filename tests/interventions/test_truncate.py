@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 import xarray as xr
@@ -32,8 +31,7 @@ def rotating_planes(planes: int, base: float = 10_000.0) -> Wavelengths:
     return dict(enumerate((2 * np.pi * base ** (np.arange(planes) / planes)).tolist()))
 
 
-def plan(layers: Sequence[Wavelengths], **changes: object) -> list[Cut]:
-    seed = changes.pop("seed", 0)
+def plan(layers: Sequence[Wavelengths], *, seed: int = 0, **changes: object) -> list[Cut]:
     return PlaneSweep(**changes).cuts({"all": layers}, seed=seed)
 
 
@@ -105,7 +103,6 @@ def test_bands_divide_the_planes_in_order(bands: int):
 
 
 def test_layers_that_rotate_differently_keep_their_own_counts():
-    """Two bases as in Gemma 3, a layer without rotation, and a layer with fewer planes."""
     layers = [rotating_planes(8), rotating_planes(8, 1e6), {}, rotating_planes(4)]
     cuts = plan(layers, keep=[0.5], bands=4, controls=1)
     slow = of_kind(cuts, "slow")[0]
@@ -123,8 +120,7 @@ def test_layers_that_rotate_differently_keep_their_own_counts():
         stopped += pairs
     assert len(stopped) == len(set(stopped)) == 20
     assert all(a[1] < b[0] for a, b in pairwise(spans))
-    heads = [edit.heads for edit in edits_of(slow, ["*"] * 4)]
-    assert heads == ["0.*,1.*", "3.*"]
+    assert [edit.heads for edit in edits_of(slow, ["*"] * 4)] == ["0.*,1.*", "3.*"]
 
 
 def test_planes_without_rotation_do_not_count():
@@ -187,8 +183,7 @@ def test_equal_sets_are_measured_once(monkeypatch):
         return evaluate(*given, edits=edits, **options)
 
     monkeypatch.setattr(module, "evaluate", spy)
-    model = tiny_llama().eval()
-    dataset = rl.truncate(model, TOKENS, bands=4, measures=["loss"])
+    dataset = rl.truncate(tiny_llama().eval(), TOKENS, bands=4, measures=["loss"])
     sets = [text for text in dataset["planes"].values if text]
     assert len(evaluated) == len(set(sets)) < len(sets)
     everything = dataset.isel(edit=dataset["planes"].values == "0,1,2,3")
@@ -206,8 +201,7 @@ def test_equal_sets_are_measured_once(monkeypatch):
         assert (row["band"] >= 0) == row["kind"].startswith("band")
 
 
-def assert_interval(row: pd.Series, name: str, changes: np.ndarray) -> None:
-    """Compare the interval of a change with the t-test of scipy."""
+def assert_interval(row, name: str, changes: np.ndarray) -> None:
     expected = stats.ttest_1samp(changes, 0).confidence_interval()
     ends = [row[f"{name}_change_{end}"] for end in ("low", "high")]
     assert ends == pytest.approx([*expected])
@@ -247,8 +241,7 @@ def test_the_best_head_is_not_measured_in_the_trials_that_chose_it():
     """If all heads are alike, the chosen head has the same mean score as the others."""
     noise = np.random.default_rng(3).normal(0.5, 0.1, size=(400, 8, 4, 8))
     trials = xr.DataArray(noise, dims=("edit", "trial", "layer", "head"))
-    best = best_head(trials)
-    assert float(best.mean()) == pytest.approx(0.5, abs=0.01)
+    assert float(best_head(trials).mean()) == pytest.approx(0.5, abs=0.01)
     assert float(trials.mean("trial").max(("layer", "head")).mean()) > 0.55
     trials[7, :, 2, 3] += 1
     trials[8, :, 1, 0] = np.nan  # a head that a layer does not have

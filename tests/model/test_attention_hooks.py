@@ -1,8 +1,6 @@
 """Attention hooks change no bit of a model, and show the calls that the model computes."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from functools import partial
 
 import numpy as np
@@ -24,7 +22,7 @@ from ropelens.attention.call import AttentionCall, attention_map, output_error
 from ropelens.errors import UnsupportedModel
 from ropelens.model import live_model
 from ropelens.model.as_live_model import as_live_model
-from ropelens.runtime.progress import Advance, Stage, silent
+from ropelens.runtime.progress import Stage, silent
 
 NO_SDPA = ("gemma2", "gpt_oss")
 IMPLEMENTATIONS = [(name, "eager") for name in TEN]
@@ -34,7 +32,7 @@ LENGTH = 30  # more than twice the window
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays_wrapped() -> Iterator[None]:
+def nothing_stays_wrapped():
     before = dict(ALL_ATTENTION_FUNCTIONS)
     yield
     assert dict(ALL_ATTENTION_FUNCTIONS) == before
@@ -43,7 +41,6 @@ def nothing_stays_wrapped() -> Iterator[None]:
 
 @pytest.mark.parametrize(("name", "implementation"), IMPLEMENTATIONS)
 def test_calls_give_the_attention_of_the_model_and_outputs_keep_every_bit(name, implementation):
-    """Against the weights that transformers' eager attention returns."""
     model, ids = tiny(name), tokens()
     expected, _ = attention_calls(model, ids[0])
     model.set_attn_implementation(implementation)
@@ -65,7 +62,6 @@ def test_calls_give_the_attention_of_the_model_and_outputs_keep_every_bit(name, 
 
 @pytest.mark.parametrize("name", ["phi", "gpt_neox"])
 def test_a_model_in_training_is_measured_without_dropout(name: str):
-    """Afterwards each module has the training flag that it had before."""
     dropout = {"phi": "resid_pdrop", "gpt_neox": "hidden_dropout"}[name]
     model = tiny(name, **{dropout: 0.4})
     options = {"surrogates": 0} if name == "phi" else {"budget": False}
@@ -151,11 +147,10 @@ def test_the_model_runs_the_function_that_it_asks_for(llama, monkeypatch):
 
 
 def test_a_model_that_changes_when_it_is_observed_is_refused(llama: LlamaForCausalLM):
-    """It is refused before a long stage starts."""
     attention, stages = llama.model.layers[1].self_attn, list[str]()
     attention.forward = partial(differs_when_observed, attention.forward)
 
-    def progress(*shown: Stage) -> AbstractContextManager[Advance]:
+    def progress(*shown: Stage):
         stages.extend(stage.what for stage in shown)
         return silent()
 
@@ -188,8 +183,7 @@ def windowed_attention(module, query, key, value, attention_mask, **kwargs):
     """Attention that takes no mask and applies the window itself, like flash attention."""
     assert attention_mask is None
     row = torch.arange(query.shape[2])
-    window = kwargs["sliding_window"]
-    hidden = (row > row[:, None]) | (row <= row[:, None] - window)
+    hidden = (row > row[:, None]) | (row <= row[:, None] - kwargs["sliding_window"])
     mask = torch.zeros(len(row), len(row)).masked_fill(hidden, -1e9)[None, None]
     eager = sys.modules[type(module).__module__].eager_attention_forward
     return eager(module, query, key, value, mask, **kwargs)
@@ -252,7 +246,6 @@ def test_a_new_kind_of_mask_is_checked_after_a_plain_mask(llama: LlamaForCausalL
 
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "cohere", "granite", "llama4"])
 def test_losses_from_pieces_of_logits_equal_losses_from_all_logits(name, monkeypatch):
-    """Logits may be capped and scaled, because the output head of the model runs on pieces."""
     model, tokens = tiny(name).eval(), torch.randint(96, (3, 40))
     lengths = torch.tensor([40, 33, 17])
     monkeypatch.setattr(live_model, "LOGITS_AT_ONCE", {"cpu": 3 * 96 * 7})

@@ -1,6 +1,5 @@
 """TransformerLens models give the same numbers as transformers, or a clear error."""
 
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 import xarray as xr
 from oracles.tiny import random_tokens, tiny
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tiny_checkpoints import save_tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import ropelens as rl
@@ -18,7 +17,6 @@ from ropelens.model.as_live_model import as_live_model
 from ropelens.model.bridge import BridgeModel, bridge
 
 LENGTHS = torch.tensor([40, 23, 31])
-
 TOKENS = random_tokens(sequences=3, length=40)
 
 # The bridge must pass on windows (Mistral's module has none, Exaone's module has one in every
@@ -38,12 +36,7 @@ SILENT = {
 
 def saved(name: str, folder: Path) -> tuple[torch.nn.Module, PreTrainedTokenizerFast]:
     """A tiny model and a tokenizer, loaded from disk, because a bridge needs a path."""
-    tiny(name).save_pretrained(folder)
-    words = {"<pad>": 0, "<s>": 1, "</s>": 2} | {f"t{i}": i for i in range(3, 96)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+    tiny(name).save_pretrained(save_tiny(folder))
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     return model, AutoTokenizer.from_pretrained(folder)
 
@@ -85,7 +78,7 @@ EDITS = {
 
 
 @contextmanager
-def changed(model: torch.nn.Module, name: str) -> Iterator[None]:
+def changed(model: torch.nn.Module, name: str):
     with ExitStack() as blocks:
         if name in EDITS:
             blocks.enter_context(rl.edit_rope(model, *EDITS[name]))
@@ -180,7 +173,6 @@ def test_errors_of_a_bridge_name_the_hook(tmp_path: Path):
 
 
 def test_an_edit_uses_the_positions_of_the_call(tmp_path: Path):
-    """At positions 0, 2, 4, ..., an edit undoes exactly the rotation of the model."""
     model, tokenizer = saved("llama_gqa", tmp_path)
     model.set_attn_implementation("eager")
     apart = 2 * torch.arange(40)[None]

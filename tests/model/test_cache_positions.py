@@ -68,9 +68,7 @@ def test_text_on_three_axes_is_measured_and_images_are_not():
 
 
 @torch.no_grad()
-def go_on(
-    model: nn.Module, mask: Any, where: Any, *edits: Any, cropped: int = 0, inside: bool = False
-) -> torch.Tensor:
+def go_on(model: nn.Module, mask, where, *edits, cropped=0, inside=False) -> torch.Tensor:
     """Logits of a token on a cache that was filled before or `inside` the block of `edits`."""
     cache = DynamicCache()
 
@@ -175,9 +173,7 @@ BEFORE = [
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("how", ["eager", "sdpa"])
 @pytest.mark.parametrize(("name", "hidden", "where", "cropped", "known"), BEFORE)
-def test_a_cache_from_before_the_block_is_known_or_refused(
-    name: str, hidden: slice, where: Any, cropped: int, known: bool, how: str, inside: bool
-):
+def test_an_earlier_cache_is_known_or_refused(name, hidden, where, cropped, known, how, inside):
     sees, (mask, own) = name == "qwen2_vl", masked(hidden)
     layers = 2 if name == "gemma3" else 1  # one layer has the same keys under an edit
     model = sighted(name) if sees else tiny(name, num_hidden_layers=layers)
@@ -248,9 +244,7 @@ class SinkLayer(DynamicLayer):
         return result
 
 
-@pytest.mark.parametrize(
-    ("inside", "sinks"), [(False, True), (True, False), (True, True)], ids=str
-)
+@pytest.mark.parametrize(("inside", "sinks"), [(False, True), (True, False), (True, True)])
 @pytest.mark.parametrize("block", ["edit", "observe"])
 @torch.no_grad()
 def test_caches_that_drop_keys_are_refused(llama: Any, block: str, inside: bool, sinks: bool):

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -50,8 +49,7 @@ def test_an_offloaded_model_is_measured_and_edited(how: str, plain: xr.Dataset, 
     model = OFFLOADED[how](tiny_llama().eval(), tmp_path)
     assert model.device.type == "meta"
     assert devices_of(model) == [device_of(model)] == [CPU]
-    expected = plain.drop_vars(BACKWARD)
-    xr.testing.assert_equal(rl.profile(model, TOKENS, surrogates=0), expected)
+    xr.testing.assert_equal(rl.profile(model, TOKENS, surrogates=0), plain.drop_vars(BACKWARD))
     own = tiny_llama().eval()
     with rl.edit_rope(model, "nope"), rl.edit_rope(own, "nope"), torch.no_grad():
         torch.testing.assert_close(model(TOKENS).logits, own(TOKENS).logits)
@@ -64,8 +62,7 @@ def test_a_checkpoint_in_shards_is_placed_by_the_device_map(plain, tmp_path, cap
     on_disk = model.get_parameter("model.layers.1.mlp.up_proj.weight")
     assert (on_disk.device.type, device_of(model)) == ("meta", CPU)
     found = rl.profile(model, TOKENS, surrogates=0)
-    expected = plain.drop_vars(BACKWARD)
-    xr.testing.assert_equal(found.drop_attrs(), expected.drop_attrs())
+    xr.testing.assert_equal(found.drop_attrs(), plain.drop_vars(BACKWARD).drop_attrs())
     capfd.readouterr()
     model, _ = load(tmp_path, device_map="auto")
     assert devices_of(model) == open_checkpoint(tmp_path, Loading(device_map="auto")).devices
@@ -92,13 +89,11 @@ def test_weights_beyond_the_memory_are_not_read(tmp_path, monkeypatch):
 
 def test_weights_are_counted_in_the_dtype_of_the_file_or_the_option(tmp_path: Path):
     folder = save_tiny(tmp_path / "model")
-    model = tiny_llama()
-    model.to(torch.bfloat16).save_pretrained(folder)
+    tiny_llama().to(torch.bfloat16).save_pretrained(folder)
     numbers = open_checkpoint(folder, Loading()).parameters
     edit_config(folder, dtype=None, quantization_config=None)
     assert open_checkpoint(folder, Loading(dtype="float32")).weight_bytes == 4 * numbers
-    opened = open_checkpoint(folder, Loading(quantize="int8"))
-    assert opened.weight_bytes == numbers
+    assert open_checkpoint(folder, Loading(quantize="int8")).weight_bytes == numbers
     edit_config(folder, quantization_config={"quant_method": "gptq", "bits": 4})
     saved = (folder / "model.safetensors").stat().st_size
     assert open_checkpoint(folder, Loading()).weight_bytes == saved
@@ -137,7 +132,6 @@ def test_weights_of_eight_bits_give_nearly_the_same_numbers(plain: xr.Dataset, t
 @pytest.mark.gpu
 @pytest.mark.parametrize(("second", "gpus"), [(1, 2), ("cpu", 1)])
 def test_layers_are_summed_on_the_gpu_that_computes_them(plain, tmp_path, second, gpus):
-    """The second layer is on another GPU or in main memory."""
     if torch.cuda.device_count() < gpus:
         pytest.skip(f"fewer than {gpus} CUDA devices")
     save_tiny(tmp_path / "model")
@@ -161,7 +155,7 @@ class LanguageModel:
     def __init__(self, model: PreTrainedModel) -> None:
         self._module = model
 
-    def __call__(self, tokens: torch.Tensor) -> Any:
+    def __call__(self, tokens: torch.Tensor):
         return self._module(tokens)
 
 
@@ -214,8 +208,7 @@ def test_adapters_are_measured_with_their_model():
     adapted = peft.get_peft_model(model, settings).eval()
     found = rl.profile(adapted, tokens, budget=False)
     assert abs(found["q_norm"] - plain["q_norm"]).max() > 1e-3
-    merged = adapted.merge_and_unload()
-    again = rl.profile(merged, tokens, budget=False)
+    again = rl.profile(adapted.merge_and_unload(), tokens, budget=False)
     xr.testing.assert_allclose(found["q_norm"], again["q_norm"], rtol=1e-4)
     prompts = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
     tuned = peft.get_peft_model(tiny_llama(), prompts)

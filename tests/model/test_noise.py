@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.noisy import Noisy
 from oracles.tiny import TEN, not_as_configured, random_tokens, tiny
 from torch import Tensor
-from transformers import PreTrainedModel
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import eager_attention_forward, rotate_half
 
@@ -25,10 +24,38 @@ LEVELS = (1e-7, 2e-6, 1e-5, 3e-4)  # the last is TF32
 
 pytestmark = [pytest.mark.filterwarnings("ignore:.*rounding noise"), not_as_configured]
 both_kinds = pytest.mark.parametrize("repeatable", [True, False], ids=["repeatable", "random"])
+aten = torch.ops.aten
+PRODUCTS = {
+    *(aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default),
+    *(aten._scaled_dot_product_flash_attention_for_cpu.default, aten._grouped_mm.default),
+}
 
 
-def run_checks(model: PreTrainedModel) -> None:
-    """Run every check that compares floats and can refuse a model."""
+class Noisy(TorchDispatchMode):
+    """Add noise to every matrix product, as a share `size` of its root mean square.
+
+    `repeatable` noise depends on the numbers, as on a real processor. Else two passes differ.
+    """
+
+    def __init__(self, size: float, *, repeatable: bool = False) -> None:
+        super().__init__()
+        self.size, self.repeatable = size, repeatable
+        self.random = torch.Generator().manual_seed(0)
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None) -> Any:
+        result = operation(*args, **(kwargs or {}))
+        if operation in PRODUCTS:
+            product = result[0] if isinstance(result, tuple) else result
+            x = product.double()
+            if self.repeatable:
+                content = hash((product.shape, *(float(x.sum()), float(x.square().sum()))))
+                self.random.manual_seed(content % 2**63)
+            noise = torch.randn(x.shape, generator=self.random, dtype=x.dtype)
+            product.add_(self.size * x.square().mean().sqrt() * noise)
+        return result
+
+
+def run_checks(model) -> None:
     ids = random_tokens(vocabulary=model.config.vocab_size, length=24)
     check_causal(model)
     rl.evaluate(model, ids, measures=["loss"])
@@ -149,8 +176,7 @@ def test_a_fault_is_refused_or_named_under_noise(fault: str, repeatable: bool, m
 
 @torch.no_grad()
 def test_a_fault_of_ten_percent_is_refused_in_bfloat16(monkeypatch):
-    attention = attend(lambda mask, scaling: (mask, scaling, 1.1))
-    monkeypatch.setattr(modeling_llama, *attention)
+    monkeypatch.setattr(modeling_llama, *attend(lambda mask, scaling: (mask, scaling, 1.1)))
     model = tiny("llama_gqa").bfloat16()
     with pytest.raises(UnsupportedModel, match="attends in a way"):
         rl.evaluate(model, random_tokens(), measures=["loss"])

@@ -1,18 +1,28 @@
-"""`observe` calls a function with every attention call and the planes of its layer."""
+"""Blocks show every attention call with its planes, and belong to the thread that opens it."""
 
+import asyncio
+import copy
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import copy_context
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from measured import observed_calls
 from oracles.recording import attention_calls
-from oracles.tiny import TEN, logits, random_tokens, rotations, tiny
-from transformers import Cache, DynamicCache, StaticCache
+from oracles.tiny import TEN, logits, random_tokens, rotations, sighted, tiny
+from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface, DynamicCache, StaticCache
+from transformers.generation import configuration_utils as settings
 from transformers.models.llama.modeling_llama import LlamaAttention, eager_attention_forward
 
 import ropelens as rl
 from ropelens.attention.call import AttentionCall, attention_map
-from ropelens.errors import UnsupportedModel
+from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.model.as_live_model import as_live_model
 from ropelens.rope.planes import Planes
 
 LENGTH = 30
@@ -25,7 +35,6 @@ def noting(seen: Seen) -> Callable[[AttentionCall, Planes], None]:
 
 @pytest.mark.parametrize("name", TEN)
 def test_planes_match_the_rotation_of_the_call(name: str):
-    """Compare with queries, keys and frequencies of the model, whose output keeps every bit."""
     model, seen = tiny(name), {}
     plain, (true, _) = logits(model), attention_calls(model, random_tokens()[0])
     with rl.observe(model, noting(seen)):
@@ -46,8 +55,6 @@ def test_planes_match_the_rotation_of_the_call(name: str):
 
 @torch.no_grad()
 def test_a_step_on_a_cache_is_checked_after_a_plain_pass(llama, monkeypatch):
-    """The step has the same number of rows, and the model attends differently in steps."""
-
     def other(module, query, key, value, attention_mask, **kwargs):
         inputs = (module, query, key, value, attention_mask)
         out, weights = eager_attention_forward(*inputs, **kwargs)
@@ -65,10 +72,8 @@ def test_a_step_on_a_cache_is_checked_after_a_plain_pass(llama, monkeypatch):
 @pytest.mark.parametrize("inside", [False, True], ids=["edit outside", "edit inside"])
 def test_the_edited_model_is_observed(inside: bool):
     model, seen = tiny("llama_gqa"), {}
-    edit = rl.edit_rope(model, rl.stop_slowest(0.5))
-    outer, inner = rl.observe(model, noting(seen)), edit
-    if not inside:
-        outer, inner = inner, outer
+    blocks = [rl.edit_rope(model, rl.stop_slowest(0.5)), rl.observe(model, noting(seen))]
+    outer, inner = blocks[::-1] if inside else blocks
     with outer, inner:
         logits(model)
     call, planes = seen[0]
@@ -94,8 +99,7 @@ def test_a_rotation_that_depends_on_the_length():
     with rl.observe(model, noting(seen)):
         for length in (10, 40, 12):
             logits(model, random_tokens(length=length))
-            stated = model.model.rotary_emb.inv_freq
-            assert torch.equal(seen[1][1].inv_freq, stated), length
+            assert torch.equal(seen[1][1].inv_freq, model.model.rotary_emb.inv_freq), length
     with rl.observe(model, noting(seen)):
         logits(model, random_tokens(length=40))
         assert (seen[1][1].inv_freq < model.model.rotary_emb.original_inv_freq).any()
@@ -105,28 +109,20 @@ def test_a_rotation_that_depends_on_the_length():
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
 def test_padding_is_hidden(name: str, side: str, implementation: str):
-    model, seen, alone, length = tiny(name), {}, {}, 15
+    model, seen, ids = tiny(name), {}, random_tokens()
     model.set_attn_implementation(implementation)
-    ids = random_tokens()
-    mask = torch.ones_like(ids)
-    real = slice(LENGTH - length, LENGTH) if side == "left" else slice(0, length)
-    mask[1] = 0
-    mask[1, real] = 1
+    real = [slice(None), slice(15, LENGTH) if side == "left" else slice(15)]
+    mask = torch.zeros_like(ids)
+    mask[0], mask[1, real[1]] = 1, 1
     inputs = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
     plain = logits(model, **inputs)
-    assert not torch.allclose(plain, logits(model), atol=1e-3)
     with rl.observe(model, noting(seen)):
         assert torch.equal(logits(model, **inputs), plain)
-    with rl.observe(model, noting(alone)):
-        logits(model, ids[1:, real])
-    for layer in range(2):
-        weights = attention_map(seen[layer][0])[1, :, real, real]
-        expected = attention_map(alone[layer][0])[0]
-        torch.testing.assert_close(weights, expected, rtol=0, atol=1e-5)
-    with rl.observe(model, noting(alone)):
-        logits(model, ids[:1])
-    first, by_itself = (attention_map(calls[1][0])[0] for calls in (seen, alone))
-    torch.testing.assert_close(first, by_itself, rtol=0, atol=1e-5)
+    for row, at in enumerate(real):
+        calls = [call for call, _ in observed_calls(model, ids[row : row + 1, at])]
+        for layer, alone in enumerate(calls):
+            weights = attention_map(seen[layer][0])[row, :, at, at]
+            torch.testing.assert_close(weights, attention_map(alone)[0], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("padded", "edited"), [(0, False), (7, True)])
@@ -167,7 +163,7 @@ def test_generation(name: str, implementation: str, cache: str, padded: int, edi
 
 @pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
 @torch.no_grad()
-def test_a_part_that_is_padded_on_the_right_continues_the_cache(kind: type[Cache]):
+def test_a_part_that_is_padded_on_the_right_continues_the_cache(kind):
     """The length of the cache gives the positions of the new rows, also of padding."""
     model, seen = tiny("llama_gqa"), {}
     cache = kind(config=model.config, max_cache_len=40) if kind is StaticCache else kind()
@@ -208,3 +204,131 @@ def test_a_row_that_sees_no_key(name: str, hidden: list[int], row: int):
     model.set_attn_implementation("sdpa")
     ours, expected = (rl.profile(m, text)["entropy_bits"] for m in (model, model.float()))
     np.testing.assert_allclose(ours, expected, rtol=1e-4)
+
+
+TOKENS = random_tokens(sequences=2, length=24, vocabulary=80)
+REFUSED = pytest.raises(BadArgument, match="Another thread or asyncio task")
+
+
+def elsewhere(call: Callable[..., Any], *arguments: Any) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call, *arguments).result()
+
+
+def test_a_block_belongs_to_the_thread_that_opened_it(llama):
+    plain, other = logits(llama, TOKENS), copy.deepcopy(llama)
+    with rl.edit_rope(llama, "nope"):
+        edited = logits(llama, TOKENS)
+        for call in (lambda: logits(llama, TOKENS), lambda: llama.model(TOKENS)):
+            with REFUSED:
+                elsewhere(call)
+        with REFUSED:
+            elsewhere(rl.measure_rope, llama)
+        assert torch.equal(elsewhere(logits, other, TOKENS), plain)
+        assert torch.equal(elsewhere(copy_context().run, logits, llama, TOKENS), edited)
+    assert torch.equal(elsewhere(logits, llama, TOKENS), plain)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_another_thread_never_changes_a_measurement(llama, training: bool):
+    expected = rl.evaluate(llama.train(training), TOKENS, edits={}, measures=["loss"])
+    refused: list[object] = []
+
+    def serve(*_: Any) -> None:
+        with REFUSED as error:
+            elsewhere(lambda: llama(TOKENS.flip(1), use_cache=False))
+        refused.append(error)
+
+    with as_live_model(llama).observe(serve):
+        llama(TOKENS)
+    hook = llama.get_output_embeddings().register_forward_pre_hook(serve)
+    assert expected.equals(rl.evaluate(llama, TOKENS, edits={}, measures=["loss"]))
+    hook.remove()
+    assert len(refused) > 2
+
+
+def test_tasks_do_not_share_blocks(llama):
+    results = {}
+
+    async def run(edit: str, then: Callable[[], Any]) -> None:
+        with nullcontext() if edit == "plain" else rl.edit_rope(llama, edit):
+            results[edit] = [then() if edit == "plain" else await asyncio.to_thread(then)]
+
+    async def together() -> Any:
+        parts = [run(x, lambda: logits(llama, TOKENS)) for x in ("nope", "plain", "rope:9")]
+        return await asyncio.gather(*parts, return_exceptions=True)
+
+    done, *errors = asyncio.run(together())
+    assert done is None
+    assert [type(error) for error in errors] == [BadArgument] * 2
+    with rl.edit_rope(llama, "nope"):
+        assert torch.equal(results["nope"][0], logits(llama, TOKENS))
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
+@pytest.mark.parametrize("backward", ["inside", "after", "thread", "of a plain pass"])
+@pytest.mark.parametrize(
+    ("name", "how"), [("llama4", True), ("qwen2_vl", False), ("phi", None)]
+)
+def test_recomputation_belongs_to_the_block_of_its_forward_pass(name, how, backward):
+    """Reentrant or not, layer by layer; None: a function that runs the whole model."""
+    seen: list[int] = []
+
+    def gradient(*, repeats: bool, inside: bool) -> torch.Tensor:
+        model = (sighted if name == "qwen2_vl" else tiny)(name).train()
+        if repeats and how is not None:
+            model.gradient_checkpointing_enable({"use_reentrant": how})
+        edit: AbstractContextManager[None] = rl.edit_rope(model, rl.stop_slowest(0.5))
+        blocks, note = (edit, nullcontext()), rl.observe(model, lambda c, _: seen.append(c))
+        with blocks[backward == "of a plain pass"], note:
+            run = lambda x: model(x, use_cache=False).logits.square().mean()  # noqa: E731
+            whole = repeats and how is None
+            loss = checkpoint(run, TOKENS, use_reentrant=False) if whole else run(TOKENS)
+            if inside:
+                loss.backward()
+        seen.clear()
+        with blocks[backward != "of a plain pass"]:
+            if not inside:
+                (elsewhere if backward == "thread" else lambda call: call())(loss.backward)
+        return model.get_input_embeddings().weight.grad
+
+    expected = gradient(repeats=False, inside=True)
+    torch.testing.assert_close(gradient(repeats=True, inside=backward == "inside"), expected)
+    assert not seen, "a closed block shows no calls"
+
+
+def test_blocks_do_not_change_the_classes_of_transformers(llama):
+    """Python 3.13 stops following the attributes of a class after a thousand changes."""
+    before = dict(vars(AttentionInterface))
+    with rl.edit_rope(llama, "nope"):
+        assert dict(vars(AttentionInterface)) == before
+    assert dict(vars(AttentionInterface)) == before
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("block", "reason"),
+    [
+        (lambda model: rl.edit_rope(model, rl.stop(rl.Fastest(0.5))), ""),
+        (
+            lambda model: rl.edit_rope(model, rl.stop_slowest(0.5, heads="*.1")),
+            "only silences",
+        ),
+        (lambda model: rl.patch_planes(model, TOKENS[:1], heads="*.1"), "only silences"),
+        (lambda model: rl.observe(model, lambda call, planes: None), "only silences"),
+        (lambda model: rl.silence_heads(model, "0.1", to="mean"), "mean of a batch"),
+    ],
+)
+@pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
+def test_continuous_batching_runs_in_the_context_of_its_caller(name, block, reason: str):
+    llama = tiny(name)
+    prompts = [TOKENS[0].tolist(), TOKENS[1, :9].tolist()]
+    options = settings.GenerationConfig(max_new_tokens=4, do_sample=False, eos_token_id=-1)
+    with block(llama):
+        small = settings.ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64)
+        results = llama.generate_batch(prompts, options, small).values()
+        if not reason:
+            for prompt, result in zip(prompts, results, strict=True):
+                alone = llama.generate(torch.tensor([prompt]), options, use_cache=False)
+                assert result.generated_tokens == alone[0, len(prompt) :].tolist()
+    assert all(reason in (result.error or "") for result in results)

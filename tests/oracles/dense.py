@@ -7,13 +7,11 @@ code. The attention budget, which is fitted, is in `logit.py`.
 
 import copy
 from collections import Counter
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -25,7 +23,6 @@ BY_PLANE = ("selectivity", "selectivity_keys", "selectivity_sink")
 
 
 def token_sums(call: AttentionCall, rotation: LayerRotation) -> dict[str, Tensor]:
-    """Sums over all tokens: lengths per plane, unrotated queries, and unrotated keys."""
     result = {}
     for name, x in (("q", call.query), ("k", call.key), ("v", call.value)):
         lengths = [x[..., part].norm(dim=-1).sum(-1) for part in rotation.parts()]
@@ -38,17 +35,17 @@ def token_sums(call: AttentionCall, rotation: LayerRotation) -> dict[str, Tensor
 def row_sums(
     call: AttentionCall, rotation: LayerRotation, sinks: Tensor, *, context: int, head: int
 ) -> dict[str, Tensor]:
-    """Sums of one head over the rows from position 1 on.
-
-    `offset_mass` and `offset_share` do not include the key at position 0.
-    """
+    """Sums of one head over rows from position 1 on; offsets leave out the first key."""
     query, key = call.query[head], call.key[head // (len(call.query) // len(call.key))]
     visible, attention = call.visible[1:], call.attention[head][1:]
     log_count = visible.sum(1).double().log()
     uniform = visible / visible.sum(1, keepdim=True)
     products = [query[1:, part] @ key[:, part].T for part in rotation.parts()]
     pieces = call.scale * torch.stack(products)
-    log_a = log_attention(pieces.sum(0), visible, softcap=call.softcap)
+    score = pieces.sum(0)
+    if call.softcap is not None:
+        score = call.softcap * torch.tanh(score / call.softcap)
+    log_a = score.masked_fill(~visible, -torch.inf).log_softmax(-1).masked_fill(~visible, 0.0)
     a = log_a.exp() * visible
     of_keys = attention.sum(1, keepdim=True)  # below 1 if there is a learned sink
     assert (a - attention / of_keys).abs().max() < 1e-5, "scores do not give the attention"
@@ -80,29 +77,12 @@ def row_sums(
     }
 
 
-def log_attention(score: Tensor, visible: Tensor, *, softcap: float | None) -> Tensor:
-    """Log of the softmax over visible keys; 0 for hidden keys, whose weight is 0."""
-    if softcap is not None:
-        score = softcap * torch.tanh(score / softcap)
-    score = score.masked_fill(~visible, -torch.inf)
-    return torch.log_softmax(score, dim=-1).masked_fill(~visible, 0.0)
+def dense(model, tokens: Tensor, lengths, *, rotations, bins: Bins, sinks) -> dict[str, Any]:
+    """All statistics [layer, head or kv_head, ...] over the first `lengths` of `tokens`.
 
-
-def dense(
-    model: transformers.PreTrainedModel,
-    tokens: Tensor,
-    lengths: Sequence[int] | NDArray[np.int64],
-    *,
-    rotations: Sequence[LayerRotation],
-    bins: Bins,
-    sinks: NDArray[np.bool_],
-) -> dict[str, NDArray[Any]]:
-    """All statistics of `model` over the first `lengths` [sequence] `tokens` of each sequence.
-
-    Arrays are [layer, head or kv_head, ...]. The last axis of arrays by frequency has the
-    planes that rotate, in the order of `rotations`, and one entry for all other coordinates if
-    any layer has them. Layers with fewer entries have NaN. `offset_mass` is by bin (`bins`
-    [bin, 2]). `sinks` [sequence, position] marks the keys that are sinks.
+    The last axis of arrays by frequency has the planes that rotate, and one entry for all other
+    coordinates if any layer has them, or NaN. `offset_mass` is by bin (`bins` [bin, 2]).
+    `rotations` has one for each layer. `sinks` [sequence, position] marks the keys that are.
     """
     model = copy.deepcopy(model).double().eval()
     model.set_attn_implementation("eager")
@@ -150,8 +130,6 @@ def stack_ragged(arrays: list[Floats]) -> Floats:
 def layer_statistics(
     mean: dict[str, Floats], rotation: LayerRotation, scale: float, *, bins: Bins, width: int
 ) -> dict[str, Floats]:
-    """The statistics of a layer by plane, by bin of offsets and by head, from its means."""
-
     def by_frequency(values: Floats) -> Floats:
         """[..., plane + 1] -> [..., width]: planes, NaN, and unrotated coordinates."""
         result = np.full((*values.shape[:-1], width), np.nan)

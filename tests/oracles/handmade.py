@@ -10,7 +10,7 @@ token. All tokens have the same length, so RMSNorm does not change them. Project
 code to the wanted query or key, with noise in every weight.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,9 +55,9 @@ Wanted = tuple[Complex, Expected]
 
 @dataclass(frozen=True)
 class Site:
-    """The planes of all heads: fast planes distinguish offsets, slow planes hardly rotate.
+    """The planes of all heads. Fast planes distinguish offsets, and the slowest marks BOS.
 
-    Each coordinate of a slow plane is the code of a token. The slowest plane marks BOS.
+    Each coordinate of the other slow planes is the code of a token.
     """
 
     head_dim: int
@@ -81,8 +81,7 @@ class Site:
 
     def profile(self, gain: Floats, offset: int) -> Floats:
         """Score at each distance for a head that attends `offset` tokens back."""
-        distance = np.arange(CONTEXT) - offset
-        return np.cos(np.outer(distance, self.inv_freq[self.fast])) @ gain
+        return np.cos(np.outer(np.arange(CONTEXT) - offset, self.inv_freq[self.fast])) @ gain
 
     def keys(self) -> Complex:
         """The key of each token, by plane, before rotation: [token, plane]."""
@@ -94,10 +93,7 @@ class Site:
         return key
 
     def head(self, expected: Expected, *, level: float, fast: Any = 0, slow: Any = 0) -> Wanted:
-        """A head with given queries in fast planes and, of each code, in slow planes.
-
-        `level` is the log of the total weight of all keys except BOS.
-        """
+        """Given queries; `level` is the log of the total weight of all keys except BOS."""
         query = np.zeros((1 + self.codes, self.head_dim // 2), dtype=complex)
         query[:, self.fast], query[1:, self.slow] = fast, slow
         if expected.sink:
@@ -143,13 +139,11 @@ class Site:
         return self.head(expected, level=level, fast=gain, slow=slow)
 
     def diagonals(self) -> Iterator[Wanted]:
-        """Heads that attend to their own token, without a sink and with a sink."""
         yield from (self.diagonal_head(*weights, 0.0) for weights in DIAGONALS)
         pure = DIAGONALS[:1] + DIAGONALS[-2:]
         yield from (self.diagonal_head(*weights, 0.4) for weights in pure)
 
     def every_kind(self) -> Iterator[Wanted]:
-        """Every kind of head, without a sink and with a sink; sinks; and a head of noise."""
         for mixed in (False, True):
 
             def share(mixed: bool = mixed) -> float:
@@ -173,10 +167,7 @@ class Site:
         return np.concatenate([np.eye(tokens), noise], axis=1) * np.sqrt(width / 2)
 
     def projection(self, stream: Floats, wanted: Complex) -> torch.Tensor:
-        """Weights [head x coordinate, stream] that map each code to `wanted`, plus noise.
-
-        `wanted` [head, token, plane] gives scores in nats; Llama divides scores by sqrt(d).
-        """
+        """Weights [head x coordinate, stream] from codes to `wanted` [head, token, plane]."""
         by_coordinate = np.concatenate([wanted.real, wanted.imag], axis=-1)
         tokens, width = stream.shape
         weights = self.random.normal(size=(len(wanted) * self.head_dim, width))
@@ -186,12 +177,11 @@ class Site:
         return torch.from_numpy(weights)
 
 
-def handmade(
-    seed: int, head_dim: int, kinds: Callable[[Site], Iterator[Wanted]] = Site.every_kind
-) -> tuple[LlamaForCausalLM, NDArray[np.int64], list[Expected]]:
-    """The model in eval mode, tokens [SEQUENCES, CONTEXT] that begin with BOS, and the expected
-    result of each head. The output of the model has no meaning. A sequence repeats no token if
-    there are enough codes."""
+def handmade(seed: int, head_dim: int, kinds=Site.every_kind) -> tuple:
+    """The model, tokens [SEQUENCES, CONTEXT] after BOS, and the expected result of each head.
+
+    A sequence repeats no token if there are enough codes.
+    """
     site = Site(head_dim, np.random.default_rng(seed))
     heads = list(kinds(site))
     stream = site.residual_stream(multiple=len(heads))
@@ -221,9 +211,7 @@ def handmade(
     return model, tokens, [expected for _, expected in heads]
 
 
-def call_of(
-    q: torch.Tensor, k: torch.Tensor, *, scale: float = 1.0, window: int = 10**6
-) -> AttentionCall:
+def call_of(q: torch.Tensor, k: torch.Tensor, *, scale=1.0, window=10**6) -> AttentionCall:
     """A call of queries and keys [batch, head, position, coordinate]; values do not matter."""
     visibility = Visibility.causal(range(q.shape[2]), window=window)
     return AttentionCall(0, q, k, k, q.transpose(1, 2), scale, None, None, visibility)

@@ -81,10 +81,9 @@ def gain(
 ) -> float:
     """Gain in bits per row of a model that is fitted to `rows`, over uniform attention.
 
-    The model has sigma, beta if `content`, and kappa and tau if `offsets`. The fit adds to the
-    sum over rows a penalty of `ridge` / 2 times the squared weights plus `SMOOTH` times the
-    squared steps of kappa. The gain is the gain `on` other rows, if they are given. These rows
-    do not see more keys than the fitted rows.
+    The model has sigma, beta if `content`, and kappa and tau if `offsets`. The penalty is
+    `ridge` / 2 times the squared weights plus `SMOOTH` times the squared steps of kappa. The
+    gain may be `on` other rows, which do not see more keys than the fitted rows.
     """
     count, _, terms = rows.planes.shape
     context = int(rows.offset.max()) + 1

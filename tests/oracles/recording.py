@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 Floats = NDArray[np.float64]
 
-MASKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+Sees = Callable[[Tensor, Tensor], Tensor]
+MASKS: dict[str, Sees] = {
     "a hole": lambda i, j: (j <= i) & ~((j >= 3) & (j < 6) & (i > 8)),
     "a prefix": lambda i, j: (j <= i) | ((j < 7) & (i < 7)),
     "sinks and a window": lambda i, j: (j <= i) & ((j < 2) | (i - j < 6)),
@@ -27,11 +28,7 @@ MASKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 """Whether row i sees key j, for masks that are not an interval up to the row's own key."""
 
 
-def with_mask(
-    model: transformers.PreTrainedModel, sees: Callable[[Tensor, Tensor], Tensor]
-) -> transformers.PreTrainedModel:
-    """`model`, whose attention uses this mask for every input."""
-
+def with_mask(model: PreTrainedModel, sees: Sees) -> PreTrainedModel:
     def give(_: Any, arguments: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         rows, length = (options["input_ids"] if "input_ids" in options else arguments[0]).shape
         seen = sees(torch.arange(length)[:, None], torch.arange(length))
@@ -61,10 +58,7 @@ class LayerRotation:
         return np.setdiff1d(np.arange(self.head_dim), self.pairs)
 
     def unrotate(self, x: Tensor) -> Tensor:
-        """`x` [head, position, coordinate] without its rotation.
-
-        The angle is rounded to float32, as transformers' rotary modules round it.
-        """
+        """`x` [head, position, coordinate] without its rotation, by angles of float32."""
         position = torch.arange(x.shape[1], dtype=torch.float32)
         angle = position[:, None] * torch.from_numpy(self.inv_freq).float()
         first, second = torch.from_numpy(self.pairs).unbind(-1)
@@ -80,8 +74,6 @@ class LayerRotation:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """Inputs of the attention of one layer for one sequence, and the attention weights."""
-
     query: Tensor  # [head, position, coordinate], rotated
     key: Tensor  # [kv_head, position, coordinate], rotated
     value: Tensor  # [kv_head, position, coordinate]
@@ -92,9 +84,7 @@ class AttentionCall:
 
 
 @contextmanager
-def recorded_attention(
-    model: transformers.PreTrainedModel,
-) -> Iterator[dict[int, dict[str, Any]]]:
+def recorded_attention(model: PreTrainedModel) -> Iterator[dict[int, dict[str, Any]]]:
     modelling = sys.modules[type(model).__module__]
     original: Callable[..., Any] = modelling.eager_attention_forward
     calls: dict[int, dict[str, Any]] = {}
@@ -114,9 +104,7 @@ def recorded_attention(
 
 
 @torch.no_grad()
-def attention_calls(
-    model: transformers.PreTrainedModel, tokens: Tensor
-) -> tuple[list[AttentionCall], Tensor]:
+def attention_calls(model: nn.Module, tokens: Tensor) -> tuple[list[AttentionCall], Tensor]:
     with recorded_attention(model) as calls:
         out = model(tokens[None], output_attentions=True, use_cache=False)
     assert sorted(calls) == list(range(model.config.num_hidden_layers)), "a layer was silent"

@@ -5,7 +5,7 @@ because rotation probes are tested against it. Weights have standard deviation 0
 0.02 of transformers, attention is nearly uniform, and wrong code passes loose tolerances.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -54,12 +54,6 @@ class Family:
     nope_layers: tuple[int, ...] = ()
     head_norms: float = 1.0
     supported: bool = True
-
-    def unrotated_by_layer(self, layers: int) -> tuple[int, ...]:
-        """Number of unrotated coordinates per head, for each of `layers` layers."""
-        if isinstance(self.unrotated, int):
-            return (self.unrotated,) * layers
-        return self.unrotated
 
 
 DROP = object()
@@ -204,14 +198,10 @@ TEN = (
 """Families that represent all: each mask, pairing, direction and kind of partial rotation."""
 not_as_configured = pytest.mark.filterwarnings("ignore:.*ropelens measures the model")
 """Mark of tests whose model does not rotate as its configuration asks."""
-UNSUPPORTED = tuple(name for name, family in FAMILIES.items() if not family.supported)
 
 
 def tiny(name: str, *, seed: int = 0, **overrides: Any) -> transformers.PreTrainedModel:
-    """The family `name` of `FAMILIES`, random, float32, in eval mode, with eager attention.
-
-    `overrides` are config arguments that replace the table's.
-    """
+    """The family `name` with random float32 weights, in eval mode, with eager attention."""
     family = FAMILIES[name]
     model_class = getattr(transformers, family.architecture)
     config = {**COMMON, **family.config, **overrides}
@@ -253,25 +243,20 @@ def sighted(kind: str) -> transformers.PreTrainedModel:
 
 @pytest.fixture
 def llama() -> transformers.LlamaForCausalLM:
-    """A tiny Llama, which a test may change."""
     return tiny("llama_gqa")
 
 
 @torch.no_grad()
-def spread_weights(
-    model: nn.Module, *, seed: int, std: float = INITIAL_STD, head_norms: float = 1.0
-) -> None:
-    """Draw every matrix with standard deviation `std`, and add noise to every vector.
+def spread_weights(model: nn.Module, *, seed: int, head_norms: float) -> None:
+    """Draw matrices with deviation `INITIAL_STD`, and add noise of 0.1 to every vector.
 
-    Vectors (biases and norms) get noise of 0.1, so that a norm on the wrong tensor shows.
-    Learned sinks are near 4, a usual score at this size, so that they get attention.
-    `head_norms` is added to the weights of query and key norms, so that scores are not near 0.
+    A norm on the wrong tensor then shows. Learned sinks are near 4, a usual score at this size.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
         if weight.ndim >= 2:
-            weight.copy_(std * noise)
+            weight.copy_(INITIAL_STD * noise)
         elif name.endswith("sinks"):
             weight.copy_(4 + noise)
         elif name.endswith(_HEAD_NORMS):
@@ -281,14 +266,12 @@ def spread_weights(
 
 
 def rotations(model: transformers.PreTrainedModel, *, name: str) -> tuple[LayerRotation, ...]:
-    """True planes of each layer, from the row of the family and the `inv_freq` of the model.
-
-    Use the name "llama_gqa" for any checkpoint with the layout of Llama.
-    """
+    """True planes of each layer, from the row of the family and the `inv_freq` of the model."""
     family, layers = FAMILIES[name], model.config.num_hidden_layers
     assert family.pairing is not None, f"{name} does not rotate"
     result = []
-    for layer, unrotated in enumerate(family.unrotated_by_layer(layers)):
+    own = family.unrotated
+    for layer, unrotated in enumerate(own if isinstance(own, tuple) else [own] * layers):
         stated = _stated_inv_freq(model, layer=layer)
         stated = stated[:0] if layer in family.nope_layers else stated
         coordinates = np.arange(2 * len(stated))
@@ -312,17 +295,22 @@ def _stated_inv_freq(model: transformers.PreTrainedModel, *, layer: int) -> NDAr
     return buffers[name].double().numpy()
 
 
-def random_tokens(
-    seed: int = 0, *, sequences: int = 2, length: int = 30, vocabulary: int = 96
-) -> Tensor:
+def random_tokens(seed: int = 0, *, sequences=2, length=30, vocabulary=96) -> Tensor:
     """Random tokens [sequences, length] in [3, vocabulary), after a BOS token (1)."""
     tokens = np.random.default_rng(seed).integers(3, vocabulary, size=(sequences, length))
     tokens[:, 0] = COMMON["bos_token_id"]
     return torch.from_numpy(tokens)
 
 
+def keep(model: nn.Module, kept: Callable[[int], Tensor]) -> Any:
+    """`model`, whose rotary modules multiply their frequencies by `kept(count)`."""
+    for name, buffer in model.named_buffers():
+        if name.endswith("inv_freq"):
+            buffer.mul_(kept(len(buffer)))
+    return model
+
+
 @torch.no_grad()
 def logits(model: nn.Module, ids: Tensor | None = None, **inputs: Tensor) -> Tensor:
-    """Logits for `ids`, by default for the random tokens, without a cache."""
     ids = random_tokens() if ids is None else ids
     return model(input_ids=ids, **inputs, use_cache=False).logits

@@ -1,16 +1,18 @@
-"""Sequences that run in chunks with a cache give the numbers of one pass."""
+"""Profiles in chunks, on a GPU, and under edits that differ between heads."""
 
+import numpy as np
 import pytest
 import torch
 import xarray as xr
 from measured import assert_alike, token_progress
 from oracles.tiny import random_tokens, tiny
 from torch.multiprocessing.reductions import StorageWeakRef
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 import ropelens as rl
 from ropelens.attention.call import AttentionCall
+from ropelens.errors import BadArgument
 from ropelens.interventions.truncation_table import DEFAULT_MEASURES
 from ropelens.model import live_model
 from ropelens.model.as_live_model import as_live_model
@@ -80,10 +82,7 @@ def test_edits_are_evaluated_in_chunks_as_in_one_pass(monkeypatch: pytest.Monkey
 
 
 def test_only_the_rows_of_an_earlier_chunk_stay_in_memory(monkeypatch: pytest.MonkeyPatch):
-    """The keys of all chunks, and their values, share one buffer.
-
-    A growing cache would leave its earlier tensors in memory, because views keep them.
-    """
+    """Keys share one buffer, because views would keep earlier tensors of a growing cache."""
     monkeypatch.setattr(live_model, "ONE_PASS", CHUNK)
     live, alive = as_live_model(tiny("llama_gqa")), []
     seen: dict[int, list[StorageWeakRef]] = {}
@@ -127,3 +126,122 @@ def test_a_rotation_is_undone_with_the_rounded_angles_of_the_model():
     still = torch.complex(real, imaginary) * torch.polar(torch.ones_like(angle), -angle)
     error = torch.cat([still.real, still.imag], dim=-1) - x
     assert error.abs().max() > 1e-3  # with angles in float64
+
+
+no_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+on_gpu = lambda test: pytest.mark.gpu(no_device(test))  # noqa: E731
+
+
+@on_gpu
+@pytest.mark.parametrize(("family", "rows"), [("gemma2", "all"), ("gpt_oss", 16), ("glm", 16)])
+def test_profile_on_cuda_equals_cpu(family: str, rows: int | str):
+    tokens = random_tokens(sequences=3, length=80)
+    here = rl.profile(tiny(family), tokens, rows=rows)
+    there = rl.profile(tiny(family).to("cuda"), tokens, rows=rows)
+    names = ["q_norm", "k_norm", "selectivity", "offset_mass", "sink_mass", "total_bits"]
+    assert_near(there[names], here[names])
+
+
+def assert_near(there: xr.Dataset, here: xr.Dataset) -> None:
+    for name, expected in here.data_vars.items():
+        atol = 1e-3 * float(np.nanmax(np.abs(expected)))
+        np.testing.assert_allclose(there[name], expected, atol=atol, err_msg=str(name))
+
+
+@on_gpu
+def test_bfloat16_on_cuda_measures_and_stays_finite():
+    model = tiny("llama_gqa").to("cuda", torch.bfloat16)
+    profile = rl.profile(model, random_tokens(sequences=2, length=64))
+    assert np.isfinite(profile["total_bits"].values).all()
+
+
+@on_gpu
+@pytest.mark.parametrize("family", ["llama_gqa", "gpt_oss"])
+def test_captures_and_silences_on_cuda_equal_cpu(family: str):
+    tokens = random_tokens(sequences=2, length=40)
+    results = []
+    for device in ("cpu", "cuda"):
+        model = tiny(family).to(device)
+        for to in ("zero", "mean", "resample"):
+            with rl.silence_heads(model, "0.1", to=to), torch.no_grad():
+                model(tokens.to(device), use_cache=False)
+        edit = rl.edit_rope(model, rl.stop(rl.PlaneNumbers([1]), heads="0.1"))
+        with edit, rl.silence_heads(model, "0.2", to="mean", text=tokens):
+            results.append(rl.capture(model, tokens[0], values=True))
+    here, there = results
+    assert_near(there, here)
+
+
+PLANES = [1, 2]
+
+FOUR = random_tokens(sequences=4, length=24)
+
+
+def edited_profile(model: PreTrainedModel, heads: str | None) -> xr.Dataset:
+    edits = [] if heads is None else [rl.stop(rl.PlaneNumbers(PLANES), heads=heads)]
+    with rl.edit_rope(model, *edits):
+        return rl.profile(model, FOUR, excerpts=[FOUR[0]], surrogates=1)
+
+
+def test_edits_of_other_heads_do_not_matter_in_the_first_layer():
+    model = tiny("nanochat")
+    plain, full, single = (edited_profile(model, heads) for heads in (None, "0.*", "0.1"))
+    heads = np.arange(plain.sizes["head"])
+    compared = 0
+    for key in plain.data_vars:
+        if not {"head", "layer"} <= {*single[key].dims} or key == "excerpt_score_gradient":
+            continue  # effects of a score also depend on later layers
+        x, full_x, plain_x = (p[key].isel(layer=0) for p in (single, full, plain))
+        if "draw" in x.dims:  # draws depend on the number of keys
+            x, full_x, plain_x = (part.isel(draw=0) for part in (x, full_x, plain_x))
+        if key == "excerpt_query_still":  # not stored for heads with another rotation
+            assert np.isnan(x.sel(head=1)).all()
+            x, full_x = x.fillna(0), full_x * 0
+        expected = xr.where(x["head"] == 1, full_x, plain_x).transpose(*x.dims)
+        np.testing.assert_allclose(x, expected, rtol=1e-4, atol=2e-5, err_msg=str(key))
+        compared += 1
+    assert compared > 20
+    turns = single["head_wavelength"].sel(layer=0)
+    assert np.isinf(turns[1, PLANES]).all()
+    assert np.isfinite(turns[heads != 1][:, PLANES]).all()
+    xr.testing.assert_allclose(single["wavelength"], plain["wavelength"])
+    assert "head_wavelength" not in full
+    table, expected = (
+        rl.classify_heads(p, resamples=0).set_index(["layer", "head"]) for p in (single, full)
+    )
+    for column in ("mean_wavelength", "top_wavelength", "total_bits"):
+        assert table[column][0, 1] == pytest.approx(expected[column][0, 1], rel=1e-4)
+
+
+def test_attention_and_selectivity_match_a_capture():
+    model = tiny("llama_gqa")
+    sequence = FOUR[:1]
+    stop = rl.stop(rl.PlaneNumbers(PLANES), heads="0.1,1.2")
+    with rl.edit_rope(model, stop, rl.drop(rl.PlaneNumbers((0,)), heads="1.0")):
+        measured = rl.profile(model, sequence, excerpts=[sequence[0]], rows="all", budget=False)
+        seen = rl.capture(model, sequence[0])
+        with torch.no_grad():
+            expected = model(sequence, output_attentions=True, use_cache=False).attentions
+    shape = (measured.sizes["layer"], measured.sizes["head"])
+    attention = measured["excerpt_attention"][0]
+    np.testing.assert_allclose(attention, torch.cat(expected), rtol=0, atol=1e-5)
+    visible = np.tril(np.ones((sequence.shape[1], sequence.shape[1])))
+    even = visible / visible.sum(-1, keepdims=True)
+    chosen = (seen["attention"].values - even)[:, None] * np.nan_to_num(seen["contribution"])
+    selectivity = chosen[:, :, 1:].sum(-1).mean(-1).reshape(*shape, -1)
+    np.testing.assert_allclose(measured["selectivity"], selectivity, rtol=0, atol=1e-5)
+    still = seen["q_still"].values[..., 0] + 1j * seen["q_still"].values[..., 1]
+    expected = np.abs(still.mean(1)).reshape(*shape, -1)
+    mean = measured["q_coherence"].fillna(0) * measured["q_norm"]
+    mean = mean.transpose("layer", "head", ...)
+    np.testing.assert_allclose(mean, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("measure", [rl.measure_rope, lambda model: rl.reach(model, FOUR)])
+def test_measures_of_whole_layers_are_refused(measure):
+    model = tiny("llama_gqa")
+    edit = rl.stop(rl.PlaneNumbers(PLANES), heads="1.2")
+    with rl.edit_rope(model, edit), pytest.raises(BadArgument) as refused:
+        measure(model)
+    assert refused.value.what == "Under this edit heads of one layer rotate differently."
+    assert 'heads="3.*"' in refused.value.parts["try"]

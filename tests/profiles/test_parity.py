@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -43,15 +41,12 @@ OF_LAYERS = [row for row in SAVED if isinstance(row, Statistic | Derived)]
 
 
 def assert_close(ours: np.ndarray, true: np.ndarray, *, rtol: float, what: str) -> None:
-    """Check equality to `rtol` of the largest entry, with NaN in the same places."""
     np.testing.assert_array_equal(np.isnan(ours), np.isnan(true), err_msg=what)
     scale = np.nanmax(np.abs(true), initial=1e-2)
     np.testing.assert_allclose(ours, true, rtol=0, atol=rtol * scale, err_msg=what)
 
 
-def measured(
-    model: PreTrainedModel, tokens: torch.Tensor, lengths: tuple[int, ...], **options: int
-) -> xr.Dataset:
+def measured(model, tokens: torch.Tensor, lengths: Sequence[int], **options: int) -> xr.Dataset:
     live = as_live_model(model)
     planes = RotationProbe(live).planes()
     text = Text(tokens, torch.tensor(lengths), bos=1, sink_ids=NAMED)
@@ -62,9 +57,7 @@ def measured(
     return summarize(collect(measurement, planes, fits=fits), planes, fits)
 
 
-def true_values(
-    model: PreTrainedModel, tokens: torch.Tensor, lengths: Sequence[int], *, name: str
-) -> dict[str, np.ndarray]:
+def true_values(model, tokens: torch.Tensor, lengths: Sequence[int], *, name: str) -> Values:
     edges = offset_edges(tokens.shape[1]).numpy()
     bins = np.stack([edges[:-1], edges[1:]], axis=1)
     sinks = np.isin(tokens, [1, *NAMED]) | (np.arange(tokens.shape[1]) == 0)
@@ -73,10 +66,9 @@ def true_values(
 
 
 def assert_frequencies_agree(profile: xr.Dataset, true: Values, *, rtol: float) -> None:
-    """Compare rotating planes separately, and coordinates without rotation as one entry.
+    """The oracle adds planes that p-RoPE stopped to the other coordinates without rotation.
 
-    Planes that p-RoPE stopped have entries in the profile, but the oracle adds them to the
-    remainder. Only selectivity can be compared for them, because it adds up.
+    Only selectivity can be compared for them, because it adds up.
     """
     for layer, inv_freq in enumerate(profile["inv_freq"].values):
         turns, stays = inv_freq > 0, inv_freq == 0
@@ -102,9 +94,7 @@ def assert_profile_agrees(profile: xr.Dataset, true: Values, *, rtol: float) -> 
     assert profile.attrs["rows_measured"] == true["rows"]
 
 
-def assert_parity(
-    model: PreTrainedModel, name: str, *, lengths: Any = LENGTHS, seed: int = 0, **options: int
-) -> tuple[xr.Dataset, dict[str, np.ndarray]]:
+def assert_parity(model, name: str, *, lengths=LENGTHS, seed=0, **options: int) -> tuple:
     model = model.double()
     tokens = random_tokens(seed, sequences=len(lengths), length=max(lengths))
     profile = measured(model, tokens, lengths, **options)
@@ -145,7 +135,7 @@ def test_kv_heads_that_differ_between_layers():
     assert profile["k_norm"][0].notnull().sum() == 16
 
 
-def test_float32_of_a_real_checkpoint(shared: Path):
+def test_float32_of_a_real_checkpoint(shared):
     folder = shared / "checkpoints" / "babyllama105"
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -169,8 +159,7 @@ def test_the_budget_matches_fits_with_scipy(name: str, mask: str):
     model, tokens = tiny(name, seed=3), random_tokens(sequences=6, length=30, vocabulary=12)
     model = with_mask(model, MASKS[mask]) if mask else model
     profile = rl.profile(model, tokens, surrogates=0)
-    rows = profile["group_scored"].values
-    assert rows.tolist() == [29] * 6
+    assert profile["group_scored"].values.tolist() == [29] * 6
     turning, sinks = rotations(model, name=name), np.arange(30) == 0
     recorded = [attention_calls(model, sequence)[0] for sequence in tokens]
     heads = profile["found_sink"].isnull().values  # the oracle knows only position 0
@@ -248,10 +237,8 @@ def test_an_excerpt_stores_queries_of_any_size():
 @pytest.mark.parametrize("name", ["llama_gqa", "gpt_oss"])
 def test_repeated_tokens_by_brute_force(name: str):
     model = tiny(name, max_position_embeddings=20)
-    begins = torch.ones(1, 20, dtype=torch.long)
-    measurement = Measurement.of(model, begins, seed=4)
-    planes = measurement.rotation.planes()
-    scores = repeats(measurement, planes).measure(lambda _: None)
+    measurement = Measurement.of(model, torch.ones(1, 20, dtype=torch.long), seed=4)
+    scores = repeats(measurement, measurement.rotation.planes()).measure(lambda _: None)
     tokens = repeated_tokens(1, 9, vocabulary=measurement.live.vocabulary, seed=4)
     assert tokens.shape == (REPEATS, 19)
     assert (tokens[:, 0] == 1).all()
@@ -271,7 +258,6 @@ def test_repeated_tokens_by_brute_force(name: str):
 
 
 def test_groups_add_up_to_the_whole():
-    """40 sequences form 16 stretches, and the weighted means of the stretches are the means."""
     model = tiny("llama_gqa")
     lengths = np.random.default_rng(0).integers(4, 16, size=40)
     tokens = random_tokens(sequences=40, length=16)

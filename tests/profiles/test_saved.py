@@ -10,7 +10,6 @@ and `gzip -9 -n`. Do not write it again when the layout changes.
 
 import gzip
 import json
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,10 +30,7 @@ WARNING = r"profile.nc was saved before ropelens measured second_token: NaN$"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the saved profile, read with the measures that existed at that time.
-
-    In addition it has the measures that were added later. They are NaN.
-    """
+    """A folder with the saved profile, in which measures that were added later are NaN."""
     (tmp_path / "profile.nc").write_bytes(gzip.decompress(SAVED.read_bytes()))
     (tmp_path / "run.json").write_text(json.dumps({"kind": "analysis"}))
     with pytest.warns(UserWarning, match="follows_position.*max_score.*count all shared bits"):
@@ -60,13 +56,12 @@ def test_without_exchanged_keys_labels_follow_the_old_rule(folder: Path):
     np.testing.assert_allclose(heads["content_fraction"], content.flatten())
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_saved_profile_opens_without_a_warning(folder: Path):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        analysis = rl.open(folder)
-        assert isinstance(analysis, Analysis)
-        assert analysis.profile.identical(rl.open(folder / "profile.nc"))
-        assert "</html>" in analysis.page()
+    analysis = rl.open(folder)
+    assert isinstance(analysis, Analysis)
+    assert analysis.profile.identical(rl.open(folder / "profile.nc"))
+    assert "</html>" in analysis.page()
     assert sum(row.saved for row in measures.MEASURES) == 53
 
 
@@ -78,8 +73,7 @@ def test_a_measure_that_is_newer_than_the_profile_is_nan(folder, new_measure, pa
     profile = opened.profile if isinstance(opened, Analysis) else opened
     assert profile["second_token"].dims == ("layer", "head")
     assert profile["second_token"].isnull().all()
-    heads = rl.classify_heads(profile)
-    assert heads["second_token"].isna().all()
+    assert rl.classify_heads(profile)["second_token"].isna().all()
     assert rl.test_claims(profile, draws=40)["verdict"].notna().all()
     rl.plot_head_map(profile)
 
@@ -104,10 +98,9 @@ def test_the_page_of_an_older_profile_is_drawn_with_one_warning(folder, new_meas
     assert "</html>" in page.read_text()
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_profile_without_a_budget_lacks_no_measure(folder: Path):
     profile = rl.open(folder / "profile.nc")
     fitted = [row.name for row in measures.MEASURES if isinstance(row, measures.Fitted)]
     rl.save(profile.drop_vars(fitted), folder / "profile.nc")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert "total_bits" not in rl.open(folder / "profile.nc")
+    assert "total_bits" not in rl.open(folder / "profile.nc")

@@ -43,16 +43,14 @@ def test_the_recipe_matches_dense_attention_on_a_set_of_tokens(name: str, rows: 
     options = {"statistics": [attention_on(WANTED)], "rows": rows, "batch_size": 2}
     profile = rl.profile(model, rl.Text(tokens, lengths=LENGTHS), surrogates=0, **options)
     ours = profile["attention_on_set"]
-    assert ours.dims == ("layer", "head")
-    assert ours.attrs["units"] == "1"
+    assert (ours.dims, ours.attrs["units"]) == (("layer", "head"), "1")
     on = []
     for row, length in zip(tokens, LENGTHS, strict=True):
         calls, _ = attention_calls(model, row[:length])
         attention = torch.stack([call.attention for call in calls])
         on.append(attention[..., 1:, np.isin(row[:length], WANTED)].sum(-1))
     if rows == "all":
-        true = torch.cat(on, dim=-1).mean(-1)
-        np.testing.assert_allclose(ours, true, rtol=1e-6)
+        np.testing.assert_allclose(ours, torch.cat(on, dim=-1).mean(-1), rtol=1e-6)
     heads = rl.classify_heads(profile)
     np.testing.assert_array_equal(heads["attention_on_set"], ours.values.ravel())
     assert heads.columns[-1] == "attention_on_set"
@@ -105,8 +103,7 @@ def test_statistics_that_are_refused(statistics: list[Statistic], says: str, see
 
 
 def test_a_profile_has_the_variable_of_every_row():
-    tokens = random_tokens(sequences=3, length=12)
-    profile = rl.profile(tiny("llama_gqa"), tokens, surrogates=2)
+    profile = rl.profile(tiny("llama_gqa"), random_tokens(sequences=3, length=12), surrogates=2)
     for row in MEASURES:
         assert (row.name in profile) == row.saved, row.name
         if row.saved:
@@ -166,18 +163,15 @@ def test_a_token_whose_only_copy_is_hidden_is_not_repeated():
     ids[0, 12] = ids[0, 9] = ids[0, 5]
     ids[0, 15], mask[0, 7], mask[0, 5] = ids[0, 7], 0, 0
     text, model = {"input_ids": ids, "attention_mask": mask}, tiny("llama_gqa")
-    statistics = rl.attention_on(ids, "repeated")
-    profile = rl.profile(model, text, statistics=statistics, budget=False)
+    profile = rl.profile(model, text, statistics=rl.attention_on(ids, "repeated"), budget=False)
     model.set_attn_implementation("eager")
-    result = model(**text, output_attentions=True)
-    rows = torch.stack(result.attentions)[:, 0, :, 12:]
+    rows = torch.stack(model(**text, output_attentions=True).attentions)[:, 0, :, 12:]
     expected = rows[..., 12].sum(-1) / rows[..., 1:].sum((-2, -1))
     np.testing.assert_allclose(profile["attention_on_repeated"], expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
 def test_attention_on_tokens_matches_dense_attention(name: str):
-    """Without sinks, and also with a sliding window that does not see earlier copies."""
     model = tiny(name).double()
     tokens = random_tokens(sequences=1, length=40) % len(TEXTS)
     sets = {"apostrophe_or_apostrophe_s": ["'", "'s"], "after_any_apostrophe": "after:*'*"}

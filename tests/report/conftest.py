@@ -1,14 +1,12 @@
 """One browser for all pages."""
 
 import shutil
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 
 @pytest.fixture(scope="package")
-def driver() -> Iterator[Any]:
+def driver():
     """Playwright has an event loop, so it is open while the tests of this folder run."""
     playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as driver:
@@ -16,7 +14,7 @@ def driver() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="package")
-def browser(driver: Any) -> Iterator[Any]:
+def browser(driver):
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         pytest.skip("no chromium on this machine (Debian: apt-get install chromium)")

@@ -4,7 +4,6 @@ import re
 
 import numpy as np
 import pytest
-import torch
 from in_browser import Opened, idle, playwright, values, view
 from oracles.tiny import random_tokens, tiny
 
@@ -17,7 +16,7 @@ BOTH = TEXT[1, :12]
 
 
 @pytest.fixture(scope="module")
-def models() -> list[torch.nn.Module]:
+def models():
     """Two layers of four heads, and three layers of two heads with 8 of 10 planes rotating."""
     rope = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.8}
     turns = {"rope_parameters": rope}
@@ -26,7 +25,7 @@ def models() -> list[torch.nn.Module]:
 
 
 @pytest.fixture(scope="module")
-def analyses(models: list[torch.nn.Module]) -> list[rl.Analysis]:
+def analyses(models) -> list[rl.Analysis]:
     pieces = [TEXT[0, :16], BOTH], [BOTH, TEXT[2, :9]]
     analyses = []
     for name, model, excerpts in zip(("one", "other"), models, pieces, strict=True):
@@ -124,8 +123,7 @@ def test_planes_of_the_same_wavelengths_stop_in_both(opened, models, analyses, m
     one, other = (analysis.profile["wavelength"].values for analysis in analyses)
     planes = np.flatnonzero((one[1, 2] <= other[2]) & (other[2] <= one[1, 4])).tolist()
     assert 0 < len(planes) < 10
-    select = rl.PlaneNumbers(tuple(planes))
-    edit = {"stop": rl.stop, "drop": rl.drop}[mode](select, heads="2.1")
+    edit = {"stop": rl.stop, "drop": rl.drop}[mode](rl.PlaneNumbers(tuple(planes)), heads="2.1")
     untouched = rl.capture(models[1], BOTH, heads="2.1")["attention"].isel(head=0)
     with rl.edit_rope(models[1], edit):
         expected = rl.capture(models[1], BOTH, heads="2.1")["attention"].isel(head=0)

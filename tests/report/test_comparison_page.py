@@ -1,7 +1,5 @@
 """Figures, sentences, table and page of a comparison, and the page of an answer."""
 
-from pathlib import Path
-
 import numpy as np
 import plotly.graph_objects as go
 import pytest
@@ -35,7 +33,6 @@ def comparison() -> xr.Dataset:
 
 
 def lines(figure: go.Figure, unit: str) -> dict[str, go.Scatter]:
-    """Lines of the panel whose axis has this title, by group."""
     for row, axis in enumerate(figure.select_yaxes(), start=1):
         if axis.title.text.replace("<br>", " ") == unit:
             return {t.name: t for t in figure.select_traces({"mode": "lines+markers"}, row=row)}
@@ -154,7 +151,6 @@ def test_findings_list_loss_changes_in_order(comparison: xr.Dataset):
 
 def test_findings_name_changes_beyond_chance(comparison: xr.Dataset):
     def repeats(*losses: list[float]) -> str:
-        """The sentence about repeats with these losses in the runs of p-rope and nope."""
         for entry, values in enumerate(losses, start=1):
             comparison["repeat_loss"][entry::3] = xr.DataArray(values, dims="entry")
         return find(comparison, "If random tokens are repeated")
@@ -200,7 +196,7 @@ def test_the_table_marks_unknown_numbers(comparison: xr.Dataset):
 
 
 @pytest.mark.thorough
-def test_the_page_shows_all_and_does_no_harm(browser, tmp_path: Path):
+def test_the_page_shows_all_and_does_no_harm(browser, tmp_path):
     comparison = synthetic_comparison(groups=("rope", f"p-rope:{HOSTILE}", "nope"))
     page = Answer(f"{HOSTILE}?", [HOSTILE], {}).save(tmp_path / "out", comparison)
     with Opened(browser, page) as opened:
@@ -244,7 +240,7 @@ def page(small, tmp_path_factory):
     return write_answer(tmp_path_factory.mktemp("reports") / "analysis", analysis, answer)
 
 
-def test_a_page_of_an_analysis_is_not_replaced(page: Path):
+def test_a_page_of_an_analysis_is_not_replaced(page):
     names = {"index.html", "profile.nc", "heads.csv", "run.json"}
     assert {path.name for path in page.parent.iterdir()} == names
     assert page.parent.name == "some--script-alert-1---script"
@@ -255,7 +251,7 @@ def test_a_page_of_an_analysis_is_not_replaced(page: Path):
     assert page.read_bytes() == before
 
 
-def test_shows_every_figure_and_does_no_harm(browser, page: Path):
+def test_shows_every_figure_and_does_no_harm(browser, page):
     with Opened(browser, page) as opened:
         shown = opened.load(ready="html.ready")
         assert shown.locator(".plot .main-svg").count() >= 3

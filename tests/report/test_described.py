@@ -52,7 +52,6 @@ def test_a_sweep_of_short_text_names_the_trained_context():
 
 
 def test_what_costs_near_the_end_of_the_context_is_not_free():
-    """The loss near the end, and the loss of copies of tokens half the context back."""
     sweep = synthetic_truncation()
     far = sweep["loss"] * 0 + sweep["loss"][0] + 0.34 * (sweep["kind"] == "slow")
     copies = xr.zeros_like(sweep["copy_loss"]) + 4.17 + 6.48 * (sweep["kind"] == "slow")

@@ -1,7 +1,6 @@
 """Tabs of the chosen head with a sentence and a table of numbers, in a real browser."""
 
 import re
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -22,8 +21,7 @@ LAYER, HEAD = 1, 3
 def reach() -> xr.Dataset:
     tokens = random_tokens(sequences=8, length=16)
     heads, variants = f"0.*,{LAYER}.{HEAD}", ("own", "p-rope:0.5", "nope")
-    model = tiny("llama_gqa")
-    return rl.reach(model, tokens, heads=heads, variants=variants, copies=[48, 60])
+    return rl.reach(tiny("llama_gqa"), tokens, heads=heads, variants=variants, copies=[48, 60])
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +40,7 @@ def sweep(reach: xr.Dataset) -> xr.Dataset:
 
 
 @pytest.fixture(scope="module")
-def opened(browser, profile, sweep, reach, tmp_path_factory) -> Iterator[Opened]:
+def opened(browser, profile, sweep, reach, tmp_path_factory):
     path = tmp_path_factory.mktemp("tabs") / "page.html"
     rl.write_report(profile, path, truncation=sweep, reach=reach)
     assert path.stat().st_size < 1.5e6
@@ -84,8 +82,7 @@ def test_the_head_as_planes_stop(opened, sweep):
 def test_reach_is_that_of_the_figure(opened, reach):
     page = opened.at("#L0H2&tab=reach")
     of_head = reach.isel(layer=0, head=2)
-    figure = plot_reach(reach, layer=0, head=2)
-    for trace, expected in enumerate(figure.data):
+    for trace, expected in enumerate(plot_reach(reach, layer=0, head=2).data):
         np.testing.assert_allclose(values(page, "plot-reach", "y", trace), expected.y)
     shares = of_head["found_share"].sel(variant="own").values
     words = [f"{float(f'{100 * share:.3g}'):g}%" for share in shares]

@@ -49,7 +49,6 @@ def opened(browser, measured, tmp_path_factory):
 
 
 def captured(measured: Measured, excerpt: int, edit: Edit | None = None, **more) -> xr.Dataset:
-    """The head on a prompt, computed by the model, with an edit of only this head."""
     options = {"heads": f"{LAYER}.{HEAD}", "tokenizer": measured.tokenizer, **more}
     with contextlib.nullcontext() if edit is None else rl.edit_rope(measured.model, edit):
         return rl.capture(measured.model, PROMPTS[excerpt], **options).isel(head=0)
@@ -68,7 +67,6 @@ def test_attention_agrees_with_the_edited_model(opened, measured, mode, excerpt)
 
 
 def test_a_pair_is_the_sum_of_its_planes(opened, measured: Measured):
-    """The push of each plane is the contrast of a capture, against all keys or a chosen key."""
     page = opened.at(f"#L{LAYER}H{HEAD}&tab=pair&pair=9-4")
     seen = captured(measured, 0)
     for runner_up, shown in ((None, seen), (2, captured(measured, 0, runner_up=2))):
@@ -94,9 +92,7 @@ def test_a_pair_is_the_sum_of_its_planes(opened, measured: Measured):
 
 
 def test_the_effect_of_a_pair_agrees_with_the_attribution_of_its_planes(opened, measured):
-    """The effect of each plane is its push times the gradient of an attribution by pair."""
-    profile = measured.profile.isel(excerpt=0)
-    answer = profile["excerpt_answer"].values.tolist()
+    answer = measured.profile.isel(excerpt=0)["excerpt_answer"].values.tolist()
     seen = captured(measured, 0)
     part = {"pairs": f"{LAYER}.{HEAD}", "tokenizer": measured.tokenizer}
     effects = rl.attribute_planes(measured.model, PROMPTS[0], tuple(answer), **part)
@@ -264,7 +260,6 @@ def test_no_key_leaves_a_sliding_window():
 
 @pytest.mark.thorough
 def test_planes_that_do_not_rotate_do_not_count(browser, tmp_path):
-    """p counts only rotating planes, and a layer without rotation has no plane to stop."""
     edits = [rl.stop(rl.Fastest(0.25), heads="2.*"), rl.stop_slowest(1, heads="0.*")]
     model, text = tiny("llama_gqa", num_hidden_layers=3, head_dim=32), random_tokens(length=12)
     with rl.edit_rope(model, *edits):

@@ -40,10 +40,7 @@ def clock(page):
 
 @pytest.mark.thorough
 def test_a_thousand_heads_are_quick(large):
-    """CPU seconds until the page is ready, and from a click to the picture.
-
-    The bounds are scaled to the speed of the machine.
-    """
+    """CPU seconds until the page is ready and from a click to the picture, by the yardstick."""
     blank = large.context.new_page()
     spent = clock(blank)
     blank.evaluate(YARDSTICK)
@@ -68,7 +65,6 @@ def test_weights_in_whole_percents_agree_with_the_head(large):
 
 
 def test_the_table_has_only_the_visible_rows(large):
-    """A screen reader gets the number of rows and the index of each row."""
     page = large.at("#L0H0&view=list")
     rows = page.locator("#table tbody tr:not(.gap)")
 
@@ -83,8 +79,7 @@ def test_the_table_has_only_the_visible_rows(large):
     box.evaluate("(box) => { box.scrollTop = box.scrollHeight / 2; }")
     page.wait_for_selector("#table a[href='#L16H0']")
     assert rows.count() < 120
-    number = {name: int(index) for name, index in inside()}
-    assert number["L16 H0"] == 16 * 32 + 2
+    assert {name: int(index) for name, index in inside()}["L16 H0"] == 16 * 32 + 2
     page.click("a[href='#L16H0']")
     shown(page, 16, 0)
     down = "new KeyboardEvent('keydown', {key: 'ArrowDown', bubbles: true})"

@@ -2,11 +2,9 @@
 
 import re
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import xarray as xr
 from in_browser import Opened, idle, playwright, shown, values, view
@@ -22,8 +20,7 @@ BOLD = "<b>bold</b><a href='https://example.com'>x</a>&lt;"
 
 
 @pytest.fixture(scope="module")
-def small() -> tuple[xr.Dataset, pd.DataFrame]:
-    """A profile with hostile names and a searched set of tokens."""
+def small():
     profile, heads = synthetic_profile()
     on = np.random.default_rng(0).uniform(0, 1, profile["total_bits"].shape)
     words = {"units": "1", "long_name": f"mean attention on tokens {BOLD}", "column": "score"}
@@ -55,7 +52,7 @@ def report(tmp_path_factory, small) -> Path:
 
 
 @pytest.fixture(scope="module")
-def opened(browser, report, small) -> Iterator[Opened]:
+def opened(browser, report, small):
     with Opened(browser, report) as opened:
         page = opened.load()
         layer, head = first_head(small[1])
@@ -76,14 +73,11 @@ def test_a_click_on_the_map_shows_the_head_everywhere(opened, small):
     assert row.label in title
     assert f"{row.total_bits:.2f} bits" in page.inner_text("#now")
     stays, moves, chance = (f"{getattr(row, name):.0%}" for name in FOLLOWS)
-    follows = (
-        f"{stays} of its attention on them stays at the same positions and {moves} moves with"
-    )
-    assert f"{follows} the contents (chance {chance})." in page.inner_text("#now")
+    follows = f"{stays} of its attention on them stays at the same positions and {moves} moves"
+    assert f"{follows} with the contents (chance {chance})." in page.inner_text("#now")
     assert ("uncertain" in title) == bool(row.uncertain)
-    bars = page.locator("#budget span").evaluate_all(
-        "(bars) => bars.map(({ style }) => [style.flexGrow, style.background])"
-    )
+    look = "(bars) => bars.map(({ style }) => [style.flexGrow, style.background])"
+    bars = page.locator("#budget span").evaluate_all(look)
     assert float(bars[2][0]) == pytest.approx(row.shared_bits / row.total_bits, abs=0.01)
     assert "gradient" in bars[2][1]
     assert page.url.endswith("#L1H3&view=map")
@@ -98,8 +92,7 @@ def test_a_click_on_the_map_shows_the_head_everywhere(opened, small):
         ("selectivity", 5, profile.k_coherence[1, 1]),
     ):
         view(page, tab)
-        shown_y = values(page, f"plot-{tab}", "y", trace)
-        np.testing.assert_allclose(shown_y, expected, rtol=1e-6)
+        np.testing.assert_allclose(values(page, f"plot-{tab}", "y", trace), expected, rtol=1e-6)
     weights = profile.excerpt_attention.values[0, 1, 3]
     view(page, "attention")
     seen = values(page, "plot-attention", "z", 0)
@@ -112,8 +105,7 @@ def test_a_click_on_the_map_shows_the_head_everywhere(opened, small):
     fraction = float(profile.surrogate_offset_fraction[0, 1, 3])
     ring = "document.getElementById('plot-claim').data.findIndex((trace) => trace.meta?.role)"
     view(page, "claim")
-    marked = values(page, "plot-claim", "y", page.evaluate(ring))
-    assert marked[0] == pytest.approx(fraction)
+    assert values(page, "plot-claim", "y", page.evaluate(ring))[0] == pytest.approx(fraction)
 
 
 @pytest.mark.thorough
@@ -125,8 +117,7 @@ def test_the_other_ways_to_choose_a_head(opened, small):
         ("follow", "follows_content", "follows_position"),
         ("claim", "mean_wavelength", "positional_fraction"),
     ):
-        page.evaluate("location.hash = '#L0H5'")
-        shown(page, 0, 5)
+        opened.at("#L0H5")
         view(page, tab)
         page.mouse.click(*place(page, f"plot-{tab}", *(float(row[name]) for name in names)))
         shown(page, row.layer, row["head"])
@@ -141,8 +132,7 @@ def test_the_other_ways_to_choose_a_head(opened, small):
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowUp")
     shown(page, 2, 1)
-    page.evaluate("location.hash = '#L0H5'")
-    shown(page, 0, 5)
+    opened.at("#L0H5")
     page.evaluate("location.hash = '#L99H5'")
     assert page.inner_text("#head-title").startswith("Layer 0, head 5")
     view(page, "claims")
@@ -165,7 +155,6 @@ def test_the_other_ways_to_choose_a_head(opened, small):
 
 
 def test_a_click_on_a_point_chooses_and_back_returns(opened, small):
-    """This also holds after a pin, and after the window gets narrower."""
     _, heads = small
     page = opened.at("#L0H0&view=claim")
     row = heads.loc[heads["positional_fraction"].idxmax()]
@@ -267,7 +256,6 @@ def test_offers_no_upload(opened):
 
 
 def test_pictures_are_on_white_paper(opened):
-    """This also holds on a dark page. A PNG has three times the resolution of the screen."""
     opened.at("#L1H1&tab=planes")
     opened.page.emulate_media(color_scheme="dark")
     content = {}
@@ -331,7 +319,6 @@ def test_a_page_without_figures_has_the_table(browser, report, why, tmp_path):
 
 @pytest.mark.thorough
 def test_missing_heads_are_skipped(browser, tmp_path):
-    """Some layers have fewer heads, and one layer has no attention."""
     profile, heads = synthetic_profile(layers=4, heads=4, kv_heads=2, unrotated=True)
     profile["q_norm"][1, 2:] = np.nan
     profile["k_norm"][1, 1:] = np.nan

@@ -1,7 +1,5 @@
 """The page of a prompt, figures of captures, and sentences about results of a prompt."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -19,18 +17,15 @@ HOSTILE = "The <script>alert(1)</script> man & the old <b> man"
 @pytest.fixture(scope="module")
 def results():
     model, tokenizer = rl.load("bundled")
-    return rl.explain_prompt(
-        model, HOSTILE, "Two men and a dog went to the sea", tokenizer=tokenizer
-    )
+    other = "Two men and a dog went to the sea"
+    return rl.explain_prompt(model, HOSTILE, other, tokenizer=tokenizer)
 
 
 def test_all_heads_of_the_page_can_stop_their_planes(browser, results, tmp_path, monkeypatch):
-    """Also if the page stores coarser numbers, as for many heads."""
     monkeypatch.setattr("ropelens.report.payload.FINE_NUMBERS", 0)
     path = results.save(tmp_path / "out")
-    assert {"attribution.nc", "planes.csv", "patched_head.nc", "patched_position.nc"} < {
-        file.name for file in path.parent.iterdir()
-    }
+    names = {"attribution.nc", "planes.csv", "patched_head.nc", "patched_position.nc"}
+    assert names < {file.name for file in path.parent.iterdir()}
     assert "<script>alert" not in path.read_text()
     assert np.all(excerpt_payload(results.profile)["live"])
     with Opened(browser, path) as opened:
@@ -63,7 +58,6 @@ def test_the_answer_is_the_logit_difference_of_tokens_that_the_prompts_favour(re
 
 
 def test_64_tokens_of_72_heads_of_256_are_live():
-    """Coarser numbers of a page with many heads stay within one percent of the attention."""
     changes = {"num_hidden_layers": 18, "head_dim": 256, "num_key_value_heads": 1}
     model = tiny("qwen3", **changes)
     ids = random_tokens(sequences=1, length=64)
@@ -74,10 +68,8 @@ def test_64_tokens_of_72_heads_of_256_are_live():
 def test_figures_of_a_head_accept_a_capture_and_its_name():
     model, ids = tiny("llama_gqa"), random_tokens(sequences=1, length=12)
     seen = rl.capture(model, ids, heads="1.*")
-    figure = rl.plot_attention(seen, head="1.2")
-    np.testing.assert_allclose(
-        np.nan_to_num(figure.data[0].z), seen["attention"].sel(head="1.2")
-    )
+    weights = np.nan_to_num(rl.plot_attention(seen, head="1.2").data[0].z)
+    np.testing.assert_allclose(weights, seen["attention"].sel(head="1.2"))
     several = rl.capture(model, [ids[0], ids[0, :8]], heads="1.*")
     assert rl.plot_attention(several, layer=1, head=2, excerpt=1).data[0].z.shape == (8, 8)
     planes = rl.plot_selectivity(seen, head="1.2").data
@@ -89,9 +81,8 @@ def test_figures_of_a_head_accept_a_capture_and_its_name():
         lambda: rl.plot_attention(seen, head=2),
         lambda: rl.plot_attention(seen, head="0.1"),
     ):
-        with pytest.raises(
-            BadArgument, match=r"no fitted kernel|needs its layer|does not have head"
-        ):
+        words = "no fitted kernel|needs its layer|does not have head"
+        with pytest.raises(BadArgument, match=words):
             call()
     assert "the sharpest heads are 1." in describe(seen)[0]
 
@@ -112,15 +103,14 @@ def test_no_share_is_foretold_beyond_the_window_of_a_layer():
     assert "The best head, {}.{}, finds".format(*best) in words or "none of" in words
 
 
-def test_an_induction_head_first_shows_a_key_after_a_copy(browser, tmp_path: Path):
+def test_an_induction_head_first_shows_a_key_after_a_copy(browser, tmp_path):
     model, tokenizer = rl.load("bundled")
     text = torch.randint(5, 90, (6, 60), generator=torch.manual_seed(0))
     ids = torch.cat([text[0, :20], text[0, :20]])
     profile = rl.profile(model, text, excerpts=[ids], tokenizer=tokenizer, surrogates=0)
-    heads = profile["induction"]
-    layer, head = (int(place) for place in np.unravel_index(heads.values.argmax(), heads.shape))
-    path = rl.write_report(profile, tmp_path / "page.html")
-    with Opened(browser, path) as opened:
+    heads = profile["induction"].values
+    layer, head = np.unravel_index(heads.argmax(), heads.shape)
+    with Opened(browser, rl.write_report(profile, tmp_path / "page.html")) as opened:
         page = opened.at(f"#L{layer}H{head}&tab=pair")
         query, key = (int(page.input_value(f"#pair-{side}")) for side in ("query", "key"))
         assert ids[key - 1] == ids[query]

@@ -114,8 +114,7 @@ def test_a_text_of_one_repeated_token_has_a_page(tmp_path, small):
 def test_facts_of_the_run(small):
     profile, heads = small
     facts = dict(run_facts(profile, heads))
-    assert facts["context"] == "512 tokens"
-    assert facts["rows"] == "all of each sequence"
+    assert (facts["context"], facts["rows"]) == ("512 tokens", "all of each sequence")
     blank = dict(run_facts(profile.assign_attrs(revision=""), heads))
     assert (facts["revision"], blank["revision"]) == ("0123abcd", "not recorded")
     assert facts["key-value heads"] == "4 per layer"

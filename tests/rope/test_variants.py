@@ -1,25 +1,21 @@
-"""Every row of the table of variants, against transformers, as an edit, and as a config."""
-
-from pathlib import Path
+"""Every row of the table of variants, against transformers, and the selection of planes."""
 
 import pytest
 import torch
-from cli_runs import Command, save_family
+import transformers as hf
+from cli_runs import save_family
 from oracles.tiny import logits, of_kind, random_tokens, tiny
-from transformers import (
-    DbrxConfig,
-    Glm4MoeLiteConfig,
-    GPTNeoXConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen2VLTextConfig,
-)
+from transformers import LlamaConfig, PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
 
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.interventions.cuts import PlaneSweep, rotating_planes
 from ropelens.model.as_live_model import as_live_model
+from ropelens.rope.planes import PAIRINGS, Planes
+from ropelens.rope.select import Fastest, Slowest, heads_by_layer
+from ropelens.rope.turn import positions_by_plane
 from ropelens.rope.variants import VARIANTS, Shape, parse_variant
 from ropelens.rotation.probe import RotationProbe
 from ropelens.rotation.variant_config import frequencies
@@ -51,7 +47,6 @@ def test_every_row_is_spelled_here():
 @pytest.mark.parametrize("length", [0, CONTEXT, CONTEXT + 40])
 @pytest.mark.parametrize("spelled", SPELLED)
 def test_frequencies_equal_transformers(spelled: str, length: int):
-    """Compare with the rotary module of a Llama with these rope_parameters."""
     variant = parse_variant(spelled)
     shape = Shape(16, base=10_000.0, context=CONTEXT, length=length)
     inv_freq, factor = frequencies(variant, shape)
@@ -66,10 +61,7 @@ def test_frequencies_equal_transformers(spelled: str, length: int):
     "name", ["llama_gqa", "qwen3", "gemma2", "cohere", "mistral_sliding", "nanochat", "llama4"]
 )
 def test_an_edit_by_name_equals_a_model_with_this_config(name: str):
-    """Same weights, also past the trained context if the variant changes there.
-
-    The last two families have a norm after RoPE, which cancels YaRN's attention factor.
-    """
+    """The last two families have a norm after RoPE, which cancels YaRN's attention factor."""
     model = plain(name)
     before = logits(model)
     for spelled in SPELLED if name == "llama_gqa" else FEW:
@@ -107,7 +99,6 @@ def test_a_variant_replaces_the_scale_that_a_model_was_built_with():
 
 
 def test_layers_without_rotation():
-    """SmolLM3 has such layers, and an edit makes them in any family."""
     rotates = [1, 1, 1, 0]
     other = tiny("smollm3", no_rope_layers=rotates, rope_parameters=dict(ROPE))
     model = tiny("smollm3", no_rope_layers=[1] * 4, rope_parameters=dict(ROPE))
@@ -120,9 +111,8 @@ def test_layers_without_rotation():
 
 @pytest.mark.parametrize("p", [0.25, 0.5, 0.75, 1.0])
 def test_partial_equals_gpt_neox(p: float):
-    """Compare with transformers' rotary module for Black et al. 2022."""
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": p}
-    config = GPTNeoXConfig(hidden_size=128, num_attention_heads=2, rope_parameters=rope)
+    config = hf.GPTNeoXConfig(hidden_size=128, num_attention_heads=2, rope_parameters=rope)
     expected = GPTNeoXRotaryEmbedding(config).inv_freq
     inv_freq, _ = frequencies(parse_variant(f"partial:{p}"), Shape(64, 10_000.0, CONTEXT))
     torch.testing.assert_close(inv_freq[: len(expected)], expected, rtol=1e-6, atol=0)
@@ -142,7 +132,7 @@ def test_a_model_that_scales_its_types_of_layers_differently():
 
 
 @pytest.mark.parametrize("spelled", ["p-rope:0.5", "partial:0.5", "p-rope-reversed:0.5"])
-def test_a_saved_checkpoint_rotates_as_it_did(tmp_path: Path, spelled: str):
+def test_a_saved_checkpoint_rotates_as_it_did(tmp_path, spelled: str):
     folder = save_family(tmp_path / "model", "llama_gqa")
     model = built("llama_gqa", spelled)
     model.save_pretrained(folder)
@@ -151,10 +141,9 @@ def test_a_saved_checkpoint_rotates_as_it_did(tmp_path: Path, spelled: str):
 
 
 def test_nothing_is_logged_about_types_of_our_own(caplog: pytest.LogCaptureFixture):
-    config = rl.variant_config(plain("llama_gqa").config, "partial:0.5")
-    again = LlamaConfig(**config.to_dict())
+    again = LlamaConfig(**rl.variant_config(plain("llama_gqa").config, "partial:0.5").to_dict())
     assert again.rope_parameters["rope_type"] == "ropelens-partial"
-    assert LlamaForCausalLM(again).model.rotary_emb.rope_type == "ropelens-partial"
+    assert hf.LlamaForCausalLM(again).model.rotary_emb.rope_type == "ropelens-partial"
     assert not caplog.records
 
 
@@ -188,25 +177,21 @@ def test_a_base_of_every_layer():
 
 
 def test_names_that_only_a_family_has():
-    """Names of the head size and the trained context; planes keep their axes."""
-    flash = rl.variant_config(Glm4MoeLiteConfig(), "ntk:2").rope_parameters
+    flash = rl.variant_config(hf.Glm4MoeLiteConfig(), "ntk:2").rope_parameters
     assert flash["rope_theta"] == pytest.approx(1e4 * 2 ** (64 / 62))
-    yarn = rl.variant_config(DbrxConfig(rope_parameters=dict(ROPE)), "yarn:4").rope_parameters
+    dbrx = hf.DbrxConfig(rope_parameters=dict(ROPE))
+    yarn = rl.variant_config(dbrx, "yarn:4").rope_parameters
     assert yarn["original_max_position_embeddings"] == 2048
     axes = {"mrope_section": [2, 3, 3]}
-    config = rl.variant_config(Qwen2VLTextConfig(rope_parameters=ROPE | axes), "linear:4")
+    config = rl.variant_config(hf.Qwen2VLTextConfig(rope_parameters=ROPE | axes), "linear:4")
     assert config.rope_parameters == ROPE | axes | {"rope_type": "linear", "factor": 4.0}
 
 
-@pytest.mark.parametrize(
-    ("name", "spelled"),
-    [("gpt_neox", "p-rope:0.5"), ("gpt2", "p-rope:0.5")],
-    ids=["partial already", "no RoPE"],
-)
-def test_a_variant_that_a_family_cannot_express(name: str, spelled: str):
-    with pytest.raises(UnsupportedModel, match=f"cannot express {spelled}") as refused:
-        rl.variant_config(tiny(name).config, spelled)
-    assert "edit_rope" in refused.value.parts["try"]
+def test_a_variant_that_a_family_cannot_express():
+    for name in ("gpt_neox", "gpt2"):  # which is partial already, and which has no RoPE
+        with pytest.raises(UnsupportedModel, match=r"cannot express p-rope:0\.5") as refused:
+            rl.variant_config(tiny(name).config, "p-rope:0.5")
+        assert "edit_rope" in refused.value.parts["try"]
 
 
 @pytest.mark.parametrize("name", ["gpt_neox", "glm", "phi", "nanochat", "gemma3", "llama4"])
@@ -238,9 +223,65 @@ def test_unknown_and_malformed_variants(spelled: str, line: str):
     assert all(row.usage in refused.value.parts["try"] for row in VARIANTS.values())
 
 
-def test_the_rotation_under_a_variant_is_printed(ropelens: Command, tmp_path: Path):
+def test_the_rotation_under_a_variant_is_printed(ropelens, tmp_path):
     model = save_family(tmp_path / "model", "llama_gqa")
     ended = ropelens("rope", model, "--variant", "p-rope:0.5")
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.count("inf") == 4
     assert ropelens("rope", model).out.count("inf") == 0
+
+
+@pytest.mark.parametrize(
+    ("heads", "named"),
+    [
+        ("1.2", {(1, 2)}),
+        ("1.*", {(1, 0), (1, 1), (1, 2)}),
+        ("1-2.0", {(1, 0), (2, 0)}),
+        ("*.1-2, 0.0", {(0, 0), *((layer, head) for layer in range(4) for head in (1, 2))}),
+        ("3-9.2", {(3, 2)}),
+    ],
+)
+def test_a_list_names_heads(heads: str, named: set[tuple[int, int]]):
+    chosen = heads_by_layer(heads, torch.ones(4, 3, dtype=torch.bool), doing="attend")
+    assert {(layer, head) for layer, head in chosen.nonzero().tolist()} == named
+
+
+@pytest.mark.parametrize(
+    "heads", ["", "1", "4.0", "2-1.0", "-1.0", "1-.0", "1.x", "1.0,,", "²-3.0"]
+)
+def test_an_item_that_names_no_head_is_refused(heads: str):
+    with pytest.raises(BadArgument, match=r"has no head(.|\n)*layers 0 to 3, heads 0 to 2\n"):
+        heads_by_layer(heads, torch.ones(4, 3, dtype=torch.bool), doing="attend")
+
+
+@pytest.mark.parametrize("head_dim", [2, 10, 16, 20, 64, 80, 100, 128, 256])
+@pytest.mark.parametrize("p", [tenths / 10 for tenths in range(11)])
+def test_the_number_of_planes_equals_transformers(head_dim: int, p: float):
+    rope = {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": p}
+    config = LlamaConfig(head_dim=head_dim, rope_parameters=rope)
+    kept = ROPE_INIT_FUNCTIONS["proportional"](config, device="cpu")[0] != 0
+    inv_freq = 1e4 ** (-torch.arange(0, head_dim, 2) / head_dim)
+    planes = Planes(inv_freq, head_dim, "half")
+    back = kept.flip(0)
+    ends = (("slow", Slowest, "p-rope", kept), ("fast", Fastest, "p-rope-reversed", back))
+    for end, select, name, turns in ends:
+        assert torch.equal(select(1 - p)(planes), ~turns)
+        still = tuple((~turns).nonzero().flatten().tolist())
+        sweep = PlaneSweep(keep=[p], ends=[end], controls=0)
+        cuts = sweep.plan([rotating_planes(planes)], seed=0)[1:]
+        assert [cut.stopped for cut in cuts] == ([(still,)] if still else [])
+        found, _ = frequencies(parse_variant(f"{name}:{p}"), Shape(head_dim, 10_000.0, 2048))
+        torch.testing.assert_close(found, inv_freq * turns, rtol=1e-6, atol=0)
+
+
+def test_planes_begin_at_the_first_coordinate_by_default():
+    for pairing in PAIRINGS:
+        planes = Planes(torch.ones(2), 6, pairing)
+        assert planes.term_of.tolist()[4:] == [2, 2]
+        assert sorted(planes.term_of.tolist()[:4]) == [0, 0, 1, 1]
+
+
+def test_each_plane_rotates_with_the_position_on_its_axis():
+    positions = torch.tensor([[[5, 6, 7], [8, 9, 10]]])  # [batch, position, axis]
+    planes = Planes(torch.ones(4), 8, "half", axis=torch.tensor([0, 0, 2, 1]))
+    assert positions_by_plane(positions, planes).tolist() == [[[5, 5, 7, 6], [8, 8, 10, 9]]]

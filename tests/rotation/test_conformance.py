@@ -45,9 +45,7 @@ def freq(count: int = 8, *, base: float = 1e4, dim: int | None = None) -> Tensor
 W = freq()
 
 
-def turn(
-    x: Tensor, p: Tensor, w: Tensor = W, *, half: bool = True, factor: float = 1.0
-) -> Tensor:
+def turn(x: Tensor, p: Tensor, w: Tensor = W, *, half=True, factor=1.0) -> Tensor:
     """RoPE by hand of x [position, head, coordinate] at p [position (, head)]."""
     n, angle = w.shape[-1], p.reshape(len(p), -1, 1) * w
     parts = (slice(n), slice(n, 2 * n)) if half else (slice(0, 2 * n, 2), slice(1, 2 * n, 2))
@@ -86,7 +84,6 @@ def both(change: Callable[[Tensor, Tensor], Tensor], layer: int = 0) -> Bug:
 
 
 def turned(layer: int = 0, move: Callable[[Tensor], Tensor] = lambda p: p, **how: Any) -> Bug:
-    """RoPE by hand at the positions `move(p)`, with these keywords of `turn`."""
     return both(lambda x, p: turn(x, move(p), **how), layer)
 
 
@@ -273,7 +270,6 @@ PROJECTIONS = {
 
 @pytest.mark.parametrize("name", PROJECTIONS)
 def test_losses_in_another_order_are_losses_of_permuted_weights(name: str):
-    """Compare with a model whose rows are permuted, also in fused and latent projections."""
     make = lambda: of_kind("hy_v4", **HY_V4) if name == "hy_v4" else tiny(name)  # noqa: E731
     tokens = random_tokens(length=40)[0]
     found = order_losses(as_live_model(make()), tokens)

@@ -37,7 +37,6 @@ def holds(folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 def earlier(tmp_path: Path) -> tuple[Path, dict[str, str]]:
-    """A folder with an earlier run and a file of the user, and the contents of both."""
     folder = tmp_path / "out"
     folder.mkdir()
     write_run(folder, "earlier")
@@ -62,8 +61,7 @@ def test_an_earlier_run_is_replaced_and_other_files_stay(earlier: tuple[Path, di
     with output_folder(str(folder)) as results:
         write_run(results, "new")
         assert {name: holds(folder)[name] for name in before} == before
-    expected = {name: f"new {name}" for name in NAMES}
-    assert holds(folder) == expected | {"notes.txt": "mine"}
+    assert holds(folder) == {name: f"new {name}" for name in NAMES} | {"notes.txt": "mine"}
 
 
 def test_simultaneous_runs_write_one_after_the_other(tmp_path: Path):
@@ -171,7 +169,6 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def outside(received: Path) -> dict[Path, object]:
-    """Links, folders and files next to the folder."""
     paths = [p for p in received.parent.rglob("*") if not p.is_relative_to(received)]
     links = {path: path.readlink() for path in paths if path.is_symlink()}
     return {path: path.is_dir() or path.read_bytes() for path in paths} | links
@@ -233,7 +230,6 @@ def test_nothing_outside_a_received_folder_changes(tmp_path, profile, contents):
 
 
 def test_a_part_that_is_a_link_is_refused(tmp_path: Path):
-    """For example DIR/A in `analyze A B --out DIR`."""
     (tmp_path / "user").mkdir()
     (tmp_path / "received").mkdir()
     (tmp_path / "received" / "A").symlink_to(tmp_path / "user")

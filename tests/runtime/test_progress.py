@@ -16,7 +16,6 @@ from ropelens.runtime.progress import Stage, show_progress
 
 
 def test_plain_lines_without_a_terminal(capsys, monkeypatch):
-    """At most one line per minute, with the rate of this process and the last note."""
     monkeypatch.setenv("FORCE_COLOR", "1")  # as CI services do
     now = iter([100.0, 100.5, 101.0, 102.0, 160.0, 161.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(now))

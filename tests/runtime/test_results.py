@@ -1,7 +1,6 @@
 """Saved profiles are read back unchanged, and other files are refused."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -105,7 +104,7 @@ def external_storage(file: h5py.File, secret: Path) -> None:
     file.create_dataset("more", (4,), "u1", external=[(str(secret), 0, 4)])
 
 
-ELSEWHERE: dict[Callable[[h5py.File, Path], object], str] = {
+ELSEWHERE = {
     external_link: "selectivity",
     external_storage: "more",
     virtual: "more",

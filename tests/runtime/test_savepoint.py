@@ -1,7 +1,6 @@
 """A stopped measurement continues from its saved progress, with the same numbers."""
 
 import shutil
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from unittest.mock import patch
@@ -60,7 +59,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def stop_at(tokens: int) -> Callable[[int], None]:
+def stop_at(tokens: int):
     """A progress function that ends the run after `tokens` tokens."""
     left = tokens
 
@@ -167,7 +166,6 @@ def test_ctrl_c_says_how_to_continue(folder: Path):
 
 
 def test_a_link_instead_of_a_savepoint_is_not_followed(tmp_path: Path):
-    """A folder from other people may contain a link."""
     outside, folder = tmp_path / "outside", tmp_path / "out" / ".unfinished"
     outside.mkdir()
     folder.parent.mkdir()

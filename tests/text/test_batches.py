@@ -50,7 +50,6 @@ def packed_by_position() -> dict[str, Any]:
 
 
 def text_of(given: dict[str, Any]) -> Any:
-    """A Text of ids with lengths or documents, or the batch as a tokenizer makes it."""
     given = dict(given)
     tokens = given.pop("tokens")
     return rl.Text(tokens, **given) if given else tokens
@@ -106,7 +105,6 @@ def test_numbers_are_those_of_the_sequences_alone(held: Any, name: str):
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
 def test_a_mask_with_a_hole_is_measured_as_the_model_does_it(name: str):
-    """Against the weights and logits of transformers' eager attention."""
     model, held = tiny(name), with_a_hole()
     profile = rl.profile(model, held, budget=False)
     losses = rl.evaluate(model, held, measures=["loss"])["loss"]

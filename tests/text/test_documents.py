@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
@@ -17,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 import ropelens as rl
+from ropelens.analysis.plan import plan_analysis
 from ropelens.errors import BadArgument, BadText
 from ropelens.rotation.load import load
 from ropelens.text.documents import read_documents
@@ -30,14 +30,12 @@ def letters(*, bos: bool = True) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.add_special_tokens([AddedToken("<s>"), AddedToken("</s>")])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
-    )
-    names = {"bos_token": "<s>"} if bos else {}
-    # A maximum as real tokenizers state it, far below the documents' lengths.
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="<unk>", model_max_length=8, **names
-    )
+    ends = [("<s>", 1), ("</s>", 2)]
+    added = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
+    tokenizer.post_processor = added
+    names = {"unk_token": "<unk>"} | ({"bos_token": "<s>"} if bos else {})
+    names["model_max_length"] = 8  # as real tokenizers state it, below the documents' lengths
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
 
 
 WITH_BOS, WITHOUT_BOS = letters(), letters(bos=False)
@@ -69,7 +67,7 @@ def test_line_ends_and_marks_are_read_as_python_does(tmp_path: Path):
     assert read_documents([path, lines]) == ["é\ntwo\nthree\u2028", "a\u2028b\u0085c\r\nd"]
 
 
-def write(name: str, data: bytes) -> Callable[[Path], Path]:
+def write(name: str, data: bytes):
     def make(folder: Path) -> Path:
         (folder / name).write_bytes(data)
         return folder / name
@@ -78,7 +76,7 @@ def write(name: str, data: bytes) -> Callable[[Path], Path]:
 
 
 # fmt: off
-BAD_FILES: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
+BAD_FILES = {
     "missing": (lambda f: f / "no.txt", ["no.txt cannot be read", "No such file", "*.txt"]),
     "empty": (write("a.txt", b""), ["contains no text"]),
     "empty folder": (lambda f: f, ["contains no text"]),
@@ -100,8 +98,7 @@ def test_a_bad_file_is_refused_by_name(tmp_path, bad: str, monkeypatch):
     path = make(tmp_path)
     with pytest.raises(BadText) as caught:
         read_documents([path])
-    for word in [*words, str(path)]:
-        assert word in str(caught.value)
+    assert all(word in str(caught.value) for word in [*words, str(path)]), caught.value
     assert "\n" not in caught.value.line
 
 
@@ -121,9 +118,8 @@ def test_pipes_that_end_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_bos_as_the_tokenizer_itself_adds_it():
     plain = letters()
-    plain.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="$A </s>", special_tokens=[("</s>", 2)]
-    )
+    added = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    plain.backend_tokenizer.post_processor = added
     assert plain.bos_token_id == 1
     texts = [tokenize("ab", of, context=2, bos="tokenizer") for of in (WITH_BOS, plain)]
     assert [rows(of) for of in texts] == [[[1, 97], [1, 98]], [[97, 98]]]
@@ -272,3 +268,26 @@ def test_a_text_is_built_from_lists_and_split_like_an_array():
         text[:0]
     packed = Text([[1, 2, 3, 4, 5, 6]], documents=[[0, 0, 0, 1, 1, 1]])
     assert (packed.ids.tolist(), packed.documents.tolist()) == ([[1, 2, 3], [4, 5, 6]], [0, 1])
+
+
+CHAT = "<s>the dog</s> ran"  # as a chat template writes it
+
+
+@pytest.mark.parametrize("text", [CHAT, CHAT.removeprefix("<s>"), "</s> ran"])
+def test_functions_read_special_tokens_in_a_prompt(text: str):
+    model, tokenizer = rl.load("bundled")
+    options = {"heads": "0.0", "tokenizer": tokenizer}
+    bos = [] if text.startswith("<") else [tokenizer.bos_token_id]
+    ids = torch.tensor(bos + tokenizer(text, add_special_tokens=False).input_ids)
+    assert tokenizer.eos_token_id in ids
+    assert rl.capture(model, text, **options).sizes["query"] == len(ids)
+    plan = plan_analysis("bundled", None, rl.Options(prompts=[text]))
+    assert torch.equal(plan.excerpts[0], ids)
+    answers, logits = [], []
+    for prompt in (text, ids):
+        answers.append(rl.attribute_planes(model, prompt, "</s>", **options).answer)
+        with rl.patch_planes(model, prompt, **options):
+            logits.append(model(torch.arange(20)[None]).logits)
+    assert answers[0] == answers[1]
+    assert torch.equal(*logits)
+    assert tokenizer.eos_token_id not in encode(text, tokenizer)[1]  # a document

@@ -20,8 +20,7 @@ SAMPLE = (
 def test_the_table_describes_a_class(name: str):
     row = families.row(name, "")
     assert not row.untried
-    result = row.rotation or row.refused.split(" Seen:")[0]
-    assert TABLE[name].startswith(result)
+    assert TABLE[name].startswith(row.rotation or row.refused.split(" Seen:")[0])
 
 
 def test_enough_classes_are_supported_and_all_are_listed():
@@ -37,7 +36,6 @@ def test_enough_classes_are_supported_and_all_are_listed():
 
 
 def test_a_class_that_fails_is_not_supported(monkeypatch: pytest.MonkeyPatch):
-    """A silence without effect, and a model whose sizes do not fit, are detected."""
     assert families.row("LlamaForCausalLM", "").rotation == "8 planes, half"
     monkeypatch.setitem(families.SPECIAL, "LlamaForCausalLM", {"hidden_size": 63})
     assert families.row("LlamaForCausalLM", "").untried

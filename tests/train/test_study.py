@@ -21,7 +21,6 @@ SMALL = 'sizes = ["nano"]\ncontext = 32\nvocabulary = 300\n'
 
 @pytest.fixture
 def story(study: Path) -> Path:
-    """The text of the study."""
     return study.parent / "story.txt"
 
 
@@ -77,8 +76,7 @@ def test_a_run_of_another_process_is_skipped(story, tmp_path, capfd):
     busy.mkdir(parents=True)
     with FileLock(busy / ".lock"):
         run_study(file, out=tmp_path / "out", text=[story])
-    err = capfd.readouterr().err
-    assert err.endswith("another process works on nano/rope/seed-0\n")
+    assert capfd.readouterr().err.endswith("another process works on nano/rope/seed-0\n")
     assert not (busy / "model.safetensors").exists()
     assert (tmp_path / "out/nano/nope/seed-0/model.safetensors").exists()
 
