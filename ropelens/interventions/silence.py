@@ -61,8 +61,9 @@ class Silence(AbstractContextManager[None]):
             if tokens[:, 0].any():
                 what = "The mean of a batch that is partly in a key-value cache is unknown."
                 hint = "text=, to use the mean over a text, or use_cache=False"
-                seen = f"{output.shape[1]} tokens after the tokens of a cache"
-                raise BadArgument(what, seen=seen, hint=hint)
+                raise BadArgument(
+                    what, seen=f"{output.shape[1]} tokens after a cache", hint=hint
+                )
             weight = real.expand(output.shape[:2])[..., None, None].double()
             mean = (output * weight).sum((0, 1)) / weight.sum()
             return heads, mean.to(output.dtype).expand(output.shape)
