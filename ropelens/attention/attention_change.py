@@ -17,21 +17,27 @@ def attention_change(
     rows: Rows,
     sets: Bool[Tensor, "batch set position"],
 ) -> Float[Tensor, "set head"]:
-    """Weighted sum over the rows of each set of KL(A_i || A'_i) (nats); NaN if keys differ."""
+    """Weighted sum over the rows of each set of KL(A_i || A'_i), in nats.
+
+    A' is the attention after a change of the model. A learned sink counts as one more key. The
+    divergence is exactly 0 if both calls have the same queries and keys, and NaN if their rows
+    see different keys.
+    """
     still = Planes(torch.zeros(0), after.query.shape[-1], "none")
     total = torch.zeros(sets.shape[1], after.query.shape[1], dtype=torch.float64)
     if not before.visibility.agrees(after.visibility):
         return total + torch.nan
     calls = [SampledCall(call, rows, still) for call in (before, after)]
     blocks = (blocks_of(call, slice(0, call.k.shape[1])) for call in calls)
-    for block, changed in zip(*blocks, strict=True):
-        log_before = _log_attention(block)
+    for pair in zip(*blocks, strict=True):
+        log_before, log_after = (_log_attention(block) for block in pair)
         # If A is 0, so is the term: keys that are not seen have the same finite score twice.
-        ratio = log_before - _log_attention(changed)
+        ratio = log_before - log_after
         divergence = log_before.exp_().mul_(ratio).sum(-1)
-        position = block.position[:, None].expand(*sets.shape[:2], -1).to(sets.device)
-        weight = sets.gather(2, position) * block.weight[:, None].to(sets.device)
-        total += torch.einsum("bsr,bhr->sh", weight.to(divergence), divergence).double().cpu()
+        position = pair[0].position[:, None].expand(*sets.shape[:2], -1).to(sets.device)
+        weight = sets.gather(2, position) * pair[0].weight[:, None].to(sets.device)
+        moved = torch.einsum("bsr,bhr->sh", weight.to(divergence), divergence)
+        total += moved.to("cpu", torch.float64)
     return total
 
 

@@ -1,6 +1,8 @@
-"""A block of rows of an attention call: L, A, A K and U K of docs/measures.md.
+"""A block of rows of an attention call, with scores, attention, and sums over keys.
 
-At most one block of rows is in memory, and only the lower triangle is computed.
+A `Block` has the quantities of docs/measures.md that formulas.py combines: L, A, A K, U K. Each
+is computed when it is first read. At most one block of rows is in memory, and only the lower
+triangle is computed.
 """
 
 import math
@@ -24,9 +26,11 @@ ByRow = Float[Tensor, "batch kv_head group row"]
 def blocks_of(
     sampled: SampledCall, heads: slice | None = None, *, share: float = 1.0
 ) -> Iterator["Block"]:
-    """All rows of a call, in blocks of about `share` `BLOCK_ELEMENTS` scores, for some heads.
+    """All rows of a call, in blocks of about `BLOCK_ELEMENTS` scores but at least 16 rows.
 
-    With `heads` a block has half of the scores: models of heads need the rest of the memory.
+    A block has some key-value heads. If `heads` are given, it has these heads and half of the
+    scores, because models of heads need the rest of the memory. `share` is the size of a block
+    compared with `BLOCK_ELEMENTS`.
     """
     batch, kv_heads, group = sampled.row_q.shape[:3]
     device, count = sampled.k.device.type, sampled.position.shape[1]
@@ -55,10 +59,11 @@ def blocks_of(
 class Block:
     """Some rows of an attention call and all keys that they see, for some key-value heads.
 
-    Scores are in nats. `visibility` has the positions of the rows and keys. `weight` is
-    [batch, row]. `q` [batch, kv_head, group, row, coordinate] and `k` [batch, kv_head, key,
-    coordinate] carry their rotation. `tokens` [batch, key] are the ids of the keys. The next
-    block of a call overwrites the matrices of a block.
+    Scores are in nats. `visibility` has the positions of the rows and keys. `weight`
+    [batch, row] are the weights of the rows. `q` [batch, kv_head, group, row, coordinate] and
+    `k` [batch, kv_head, key, coordinate] carry their rotation. `tokens`
+    [batch, key] are the ids of the keys. Blocks of one call share memory: the matrices of a
+    block are overwritten by the next block.
     """
 
     def __init__(self, sampled: SampledCall, rows: slice, heads: slice) -> None:
@@ -73,8 +78,13 @@ class Block:
         self.q = sampled.row_q[:, heads, :, rows]
         self.k = sampled.k[:, heads, self.columns]
         self.tokens = sampled.tokens[:, self.columns]
-        self.query_heads = slice(*(n * self.q.shape[2] for n in (heads.start, heads.stop)))
-        self.self_column = self.device_visibility.position - self.keys.start
+        group = self.q.shape[2]
+        self.query_heads = slice(heads.start * group, heads.stop * group)
+
+    @cached_property
+    def self_column(self) -> Int[Tensor, "shared row"]:
+        """The column of each row's own key."""
+        return self.device_visibility.position - self.keys.start
 
     @cached_property
     def q_still(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
@@ -185,17 +195,21 @@ class Block:
     def from_offsets(
         self, x: Float[Tensor, "fold kv_head group column"], *, out: ByKey
     ) -> ByKey:
-        """The value of each key, from values for the farthest offset, ..., 1, 0, -1, ..."""
-        begins = _begins(self.device_visibility, self.q.shape[:4], self.call.key.shape[2])
-        begin = _begin_in_folds(begins[0], len(out), len(x), x[0].numel())
+        """The value of each key, from values for the farthest offset, ..., 1, 0, -1, ...
+
+        The sequences belong to the folds in turn.
+        """
+        begin = _begin_in_folds(self._begins[0], len(out), len(x), x[0].numel())
         return fast_products.windows(x, begin, out=out)
 
     def by_offset(self, values: ByKey) -> Float[Tensor, "batch kv_head group row offset"]:
-        """The value of the key at each offset, from the farthest to 0; hidden keys have 0."""
+        """The value of the key at each offset, from the farthest offset of the block to 0.
+
+        It is 0 if there is no such key. Values of hidden keys must be 0.
+        """
         # A window ends with the row's own key. It begins with hidden keys of the row above if
         # the row has too few keys; only first rows have no row above that sees fewer keys.
-        begins = _begins(self.device_visibility, self.q.shape[:4], self.call.key.shape[2])
-        _, begin, beyond = begins
+        begin, beyond = self._begins[1:]
         at_offset = fast_products.windows(values, begin, out=self.buffer("by offset"))
         first = at_offset[..., 0, :].masked_fill_(beyond[..., 0, :], 0)
         own = int(self.position[0, 0]) - self.keys.start  # the first row in memory
@@ -203,6 +217,11 @@ class Block:
         if self.visibility.mask is not None:
             at_offset.masked_fill_(beyond, 0)
         return at_offset
+
+    @property
+    def _begins(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Where the windows of both functions begin, and the offsets beyond the first key."""
+        return _begins(self.device_visibility, self.q.shape[:4], self.call.key.shape[2])
 
     def sum_by_offset(self, values: ByKey) -> Float[Tensor, "batch kv_head group offset"]:
         """Weighted sum over the rows at each offset. Sets values of the first key to 0."""
@@ -249,7 +268,6 @@ def _sink_columns(visible: Visibility, sinks: Tensor) -> Int[Tensor, " sink"]:
 def _begins(
     visible: Visibility, shape: torch.Size, context: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the windows of both functions begin, and the offsets beyond the first key."""
     count, own = len(visible.keys), visible.position - visible.keys.start
     far = torch.arange(count - 1, -1, -1, device=own.device)
     beyond = far > own[:, None, None, :, None]

@@ -38,9 +38,12 @@ class AttentionCall:
 
     def of_rows(self, index: Int[Tensor, " some"]) -> "AttentionCall":
         """The call of some rows, by their indices in `query`."""
-        query, output = self.query[:, :, index], self.output[:, index]
-        visibility = self.visibility.rows(index[None])
-        return replace(self, query=query, output=output, visibility=visibility)
+        return replace(
+            self,
+            query=self.query[:, :, index],
+            output=self.output[:, index],
+            visibility=self.visibility.rows(index[None]),
+        )
 
     def of_heads(self, heads: Int[Tensor, " head"]) -> "AttentionCall":
         """The call of some query heads, each with the key and value that it reads."""
@@ -78,7 +81,10 @@ def attention_map(call: AttentionCall) -> Float[Tensor, "batch head row key"]:
 def output_error(
     call: AttentionCall, weights: Float[Tensor, "batch head row key"]
 ) -> Float[Tensor, "batch row head feature"]:
-    """A V minus the model's output, relative to it: small if mask and sinks are right."""
+    """A V minus the model's output, relative to the size of the output.
+
+    It is small only if ropelens reads the scale, soft-cap, mask and sinks correctly.
+    """
     group = call.query.shape[1] // call.key.shape[1]
     value = call.value.to(weights.dtype).repeat_interleave(group, dim=1)
     ours = (weights @ value).transpose(1, 2)

@@ -1,8 +1,8 @@
 """Order and place if keys move away (Du et al. 2026, arXiv 2605.15514).
 
 A key with c_f = s q~_if conj(k~_jf) has the score L(t) = Re sum_f c_f exp(i w_f t) at distance
-t, before a soft-cap. The functions return the mean over the distances of each bin that a row
-sees, and 1 in turn; both are 0 if the row does not count.
+t, before a soft-cap. The functions return two numbers of each bin of distances in turn: the
+mean over the distances that a row sees, and 1. Both are 0 if the row does not count.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ PER_BIN = 32  # distances that are read in each bin
 def sampled_distances(bins: int) -> Int[np.ndarray, "3 distance"]:
     """Distances `near` and `far` in tokens, 32 of each bin, and the start of their bin.
 
-    Bin b has `far` from 32 stretches of 2^b to 2^(b+1) - 1, and `near` from 0 to far - 1.
+    Bin b has the distances `far` from 2^b to 2^(b+1) - 1: one drawn from each of 32 equal
+    stretches, or each distance repeatedly. `near` is drawn evenly from 0 to far - 1.
     """
     parts = []
     for start in (2**n for n in range(bins)):
@@ -52,8 +53,10 @@ def waves(block: Block, distance: Int[Tensor, " distance"]) -> Tensor:
 
 
 def drawn_keys(block: Block, *, evenly: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield c_f [batch, head, row, term] of two keys of each row, and whether they exist."""
-    # Keys other than sinks are drawn by the attention of the row, or evenly, without return.
+    """Yield c_f [batch, head, row, term] of two keys of each row, and whether they exist.
+
+    Keys other than sinks are drawn by the attention of the row, or evenly, without return.
+    """
     order = block.sampled.rows.order
     assert order is not None
     others = block.q.new_ones(*block.q.shape[:3], 1, len(block.keys))

@@ -9,8 +9,8 @@ content the row still sees, and with TV the total variation distance:
     content   1 - TV(B(pi^-1(j)), A(j))  attention moves with the contents
     chance    1 - TV(A(pi^-1(j)), A(j))  overlap of A with itself after the permutation
 
-docs/measures.md defines pi, the rows, and the numbers of a head. The rest of the model does not
-run again.
+docs/measures.md defines pi, the rows, and the numbers of a head. It is a direct effect at one
+attention call: the rest of the model does not run again.
 """
 
 from collections.abc import Sequence
@@ -33,13 +33,11 @@ AT_ONCE = {"cpu": 1, "cuda": DRAWS}  # draws of a batch: a GPU has room, a CPU h
 SHARE = 1.5  # size of a block, compared with blocks of other statistics
 EARLY = 1 / 3  # share of a sequence whose rows have too few keys to exchange
 
-Pi = Int[Tensor, "2 sequence shared key"]
-
 
 def exchange_order(
     length: Int[Tensor, " batch"], *, width: int, seed: int, numbers: Sequence[int]
 ) -> Float[Tensor, "batch draw token"]:
-    """Random numbers that permute the tokens of sequences, whatever their batch."""
+    """Random numbers that permute the tokens of sequences; they do not depend on the batch."""
     order = torch.zeros(len(length), DRAWS, width)
     for row, number, count in zip(order, numbers, length.tolist(), strict=True):
         for draw in range(DRAWS):
@@ -52,15 +50,16 @@ class Exchange:
     """Permutations of the keys of a batch, one for each draw, which layers can share.
 
     `contents` has pi for keys that exchange their contents, and the own place of other keys.
-    `pi` stacks pi^-1 and pi, and is -1 for other keys. `rows`, their `visibility` and
-    `row_index` (in the call) are of all draws before the exchange, followed by those after it.
+    `pi` stacks pi^-1 and pi, and is -1 for other keys. `rows` and `visibility` belong to the
+    sequences of all draws before the exchange, followed by the same sequences after it.
+    `row_index` has the indices of the rows in the call.
     """
 
     rows: Rows
     visibility: Visibility
     row_index: Int[Tensor, "_ row"]
     contents: Int[Tensor, "draw batch shared key"]
-    pi: Pi
+    pi: Int[Tensor, "2 sequence shared key"]
 
     def of_call(self, sampled: SampledCall) -> SampledCall:
         """The call of all draws, before and after its keys exchanged their contents."""
@@ -103,7 +102,10 @@ def permute_keys(
     step: int,
     device: torch.device,
 ) -> Exchange:
-    """Permute tokens other than sinks; if rows see W keys, within blocks of W/2 keys."""
+    """Permute real, unhidden tokens that are not sinks, in the random order of the rows.
+
+    In a layer whose rows see W keys, tokens stay within their block of W/2 keys.
+    """
     assert rows.order is not None
     index, order = torch.arange(rows.order.shape[-1]), rows.order[:, draws.start : draws.stop]
     is_sink = (by_kv_head(sinks, kv_heads) > 0).any(2)
@@ -126,12 +128,15 @@ def permute_keys(
 def block_size(
     visibility: Visibility, real: Bool[Tensor, "batch key"]
 ) -> Int[Tensor, "batch 1 1"]:
-    """Half of the keys that the `real` rows of a sequence see, or all keys without a window."""
+    """Half of the keys that the `real` rows of a sequence see, or all keys without a window.
+
+    A window is an interval whose start moves, or a mask that shows less than 2/3 of the keys.
+    """
     rows = real[:, visibility.position[0] - visibility.keys.start]
     widest, end = (visibility.count.cpu() * rows).amax(1), visibility.keys.stop
     if visibility.mask is None:
         slides = (visibility.first * rows).amax(1) > visibility.first.where(rows, end).amin(1)
-    else:  # a window shows less than 2/3 of the keys
+    else:
         slides = 3 * widest < 2 * real.sum(1)
     return torch.where(slides, (widest // 2).clamp(min=1), end + 1)[:, None, None]
 
@@ -142,7 +147,8 @@ def follow_sums(
 ) -> Float[Tensor, "batch set head follow"]:
     """The sums `FOLLOW` of each sequence and query head over the late rows of each set.
 
-    Rows use the permutations in turn; every row of a `single` long sequence uses all of them.
+    The rows of a sequence use its permutations in turn. Every row of a `single` long sequence
+    uses all of them.
     """
     rows, device, parts = sampled.rows, sampled.k.device, []
     at_once, step = AT_ONCE[device.type], 1 if single else DRAWS
@@ -167,9 +173,15 @@ def follow_sums(
 
 
 def overlaps(
-    block: Block, pi: Pi, *, out: Float[Tensor, "4 sequence kv_head group row"]
+    block: Block,
+    pi: Int[Tensor, "2 sequence shared key"],
+    *,
+    out: Float[Tensor, "4 sequence kv_head group row"],
 ) -> None:
-    """Write the mass, and the overlaps of position, chance and content, of each row."""
+    """Write the mass, and the overlaps of position, chance and content, of each row.
+
+    The `block` has all sequences before the exchange of keys, and then after it.
+    """
     learned, visible = block.call.sink_logits is not None, block.device_visibility
     if pi.shape[2] == 1:
         v_and_w, index = _shared_tables(visible, pi, block.k.dtype)
@@ -192,9 +204,13 @@ def overlaps(
         out *= 1 - learned_sink_mass(block)[: out.shape[1]]
 
 
-def _tables(visible: Visibility, pi: Pi, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """V and W [2, 1, sequence, shared, 1, row, key]: keys whose contents stay visible, and
-    the places of these contents; and pi as indices of keys."""
+def _tables(
+    visible: Visibility, pi: Int[Tensor, "2 sequence shared key"], dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """V and W as numbers [2, 1, sequence, shared, 1, row, key], and pi as indices of keys.
+
+    V has the keys whose contents stay visible, and W the places where these contents are.
+    """
     first, last = visible.keys.start, visible.keys.stop
     before, own = visible.of_sequences(slice(pi.shape[1])), pi[..., first:last]
     seen = before.sees()[:, None] & before.sees_each(own)

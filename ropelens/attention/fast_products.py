@@ -7,25 +7,28 @@ from torch.nn.functional import pad
 
 from ropelens.rope.planes import on_device
 
-BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}  # scores of a block: a CPU has small caches
-BLOCK_ROWS = {"cpu": 128, "cuda": 1024}  # most rows of a block: all have the last row's keys
-SPARSE_BLOCKS = {"cpu": 8, "cuda": 2}  # blocks of sampled rows: half of one would be hidden
+BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
+"""Number of scores of a block. On a CPU, a block should fit into the caches."""
+
+BLOCK_ROWS = {"cpu": 128, "cuda": 1024}
+"""Largest number of rows of a block, which computes the keys of the last row for all rows."""
+
+SPARSE_BLOCKS = {"cpu": 8, "cuda": 2}
+"""Number of blocks of sampled rows: half of a block with all rows would be hidden."""
+
 FEWEST_ROWS = 16  # least number of rows of a block: products of fewer rows are slow
 HIDDEN = -1e30  # score of a key that a row does not see: the weight is 0, products are finite
 STRETCH = 64  # positions that a running sum adds by one product
-
-ByPosition = Float[Tensor, "batch head position value"]
-Scores = Float[Tensor, "batch kv_head group row key"]
 
 
 def products(
     q: Float[Tensor, "batch kv_head group row coordinate"],
     k: Float[Tensor, "batch kv_head key coordinate"],
     *,
-    out: Scores,
+    out: Float[Tensor, "batch kv_head group row key"],
     add: bool = False,
     scale: float = 1.0,
-) -> Scores:
+) -> Float[Tensor, "batch kv_head group row key"]:
     """Query-key products of all query heads of a key-value head, or `out` plus the products."""
     batch, kv_heads, group, rows, _ = q.shape
     flat = out.view(batch * kv_heads, group * rows, -1)
@@ -37,7 +40,10 @@ def products(
 def softmax(
     scores: Float[Tensor, "*batch key"], *, out: Float[Tensor, "*batch key"] | None = None
 ) -> tuple[Float[Tensor, "*batch key"], Float[Tensor, "*batch"]]:
-    """Softmax of each row, and log sum_j exp(score_j). Overwrites `out`, or the scores."""
+    """Softmax of each row, and log sum_j exp(score_j). Overwrites `out`, or the scores.
+
+    The largest weight of a row is at least 1 / keys, so its logarithm is exact.
+    """
     largest = scores.amax(-1)
     weights = torch.softmax(scores, -1, out=scores if out is None else out)
     return weights, largest - weights.amax(-1).log()
@@ -53,7 +59,9 @@ def take_rows(
     return x.gather(2, index[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
 
 
-def running_sum(x: ByPosition) -> ByPosition:
+def running_sum(
+    x: Float[Tensor, "batch head position value"],
+) -> Float[Tensor, "batch head position value"]:
     """Sum up to each position, by products within stretches, which are faster than cumsum."""
     count = x.shape[2]
     parts = pad(x, (0, 0, 0, -count % STRETCH)).unflatten(2, (-1, STRETCH))
@@ -63,7 +71,10 @@ def running_sum(x: ByPosition) -> ByPosition:
 
 
 def windows(
-    x: Float[Tensor, "*shape"], begin: Int[Tensor, " row"], *, out: Float[Tensor, "*rows key"]
+    x: Float[Tensor, "*shape"],
+    begin: Int[Tensor, " row"],
+    *,
+    out: Float[Tensor, "*rows key"],
 ) -> Float[Tensor, "*rows key"]:
     """Consecutive elements of `x` in memory, for each row from its element `begin`."""
     count = out.shape[-1]
@@ -73,13 +84,14 @@ def windows(
 
 
 def sum_diagonals(
-    values: Scores, row_weight: Float[Tensor, "batch row"]
+    values: Float[Tensor, "batch kv_head group row key"], row_weight: Float[Tensor, "batch row"]
 ) -> Float[Tensor, "batch kv_head group offset"]:
     """Weighted sum of contiguous `values` at each offset, for rows that are consecutive.
 
-    If the stride of a row is one element larger, a diagonal becomes a column, and one product
-    sums all columns without a copy. Such a column also reads the end of the row above, which
-    has only zeros after its own key. The first row is added separately.
+    Row i of r rows has its own key in column S - r + i. If the stride of a row is one element
+    larger, a diagonal becomes a column, and one vector-matrix product sums all columns without
+    a copy. Such a column also reads the end of the row above, which has only zeros after its
+    own key. The first row has no row above and is added separately.
     """
     heads, (rows, keys) = values.shape[:3], values.shape[3:]
     by_head = row_weight[:, None, None].expand(*heads, rows).reshape(-1, 1, rows)

@@ -1,8 +1,9 @@
 """The formulas of docs/measures.md for the numbers of a profile, in the order of that page.
 
-A formula reads a `SampledCall` (all tokens), a `Block` (some rows and their attention) or
-`LayerMeans` (means over a text). The rows of profiles/measures.py name the formula of each
-variable. Figures import that table and do without torch, so formulas only call methods.
+The formula of a statistic reads a `SampledCall` (all tokens) or a `Block` (some rows and their
+attention). A formula for the means over a text reads the `LayerMeans` of a layer. The rows of
+profiles/measures.py name the formula of each variable. Figures import that table and do without
+torch, so formulas call methods of their arrays only.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ else:
 
 BITS = 1 / math.log(2)  # bits in a nat
 
-# Sums over rows of attention after keys exchanged their contents: three overlaps weighted by
-# the attention on the exchanged keys, this attention, and the weight of the rows
 FOLLOW = ("position", "content", "chance", "mass", "rows")
+"""Sums over rows of attention after keys exchanged their contents: three overlaps weighted by
+the attention on the exchanged keys, this attention, and the weight of the rows."""
 
 GAINS = {
     "total": "information in the choice of keys",
@@ -35,7 +36,8 @@ GAINS = {
     "content_gain": "information that sinks and the tokens explain",
     "both_gain": "information that sinks, the offset and the tokens explain together",
 }
-"""Gains of the budget's models, in bits per row over uniform attention; may be negative."""
+"""Gains of the budget's models, in bits per row over uniform attention. On rows to which a
+model was not fitted, a gain may be negative."""
 
 SEEN_BY = 0.05  # least share of the rows that must see an offset of a head's kernel
 
@@ -86,7 +88,11 @@ def sink_mass(block: Block) -> Float[Tensor, "batch kv_head group row"]:
 
 
 def selectivity_keys(block: Block) -> Float[Tensor, "batch kv_head group row coordinate"]:
-    """(1 - A0) (E_a c - E_u c): means over keys that are not sinks, under A and evenly."""
+    """(1 - A0) (E_a c - E_u c) by coordinate.
+
+    E_a and E_u are means over the keys that are not sinks, under A and evenly. (1 - A0) E_a k
+    is A K without the sinks.
+    """
     sink_keys = block.k[:, :, block.sinks]
     on_sinks = (block.sink_attention.flatten(2, 3) @ sink_keys).view_as(block.q)
     evenly = (1 - sink_mass(block))[..., None] * mean_other_key(block)
@@ -120,8 +126,9 @@ def attention_budget(
     """Bits in a head's choice of keys by their source, from the `GAINS` of its models.
 
     "sink", "position", "content" and "interaction" are not negative and sum to "total".
-    "shared" is the part of "content" that position by itself explains as well. If a model gains
-    less than a model that it contains (on other text), the larger gain counts for both.
+    "shared" is the part of "content" that position by itself explains as well. On text to which
+    it was not fitted, a model may gain less than a model that it contains. The larger gain then
+    counts for both.
     """
     total, sink_gain, position_gain, content_gain, both_gain = gains
     sink = np.maximum(sink_gain, 0)
@@ -141,7 +148,11 @@ def attention_budget(
 def describe_kernel(
     kappa: Float[Tensor, "*head offset"], seen_by: Float[Tensor, " offset"]
 ) -> dict[str, Shaped[Tensor, "*head_and_offset"]]:
-    """The kernel exp(kappa) of each head by offset, its peak, and its middle half (tokens)."""
+    """The kernel exp(kappa) of each head over offsets, its peak, and its middle half.
+
+    The kernel sums to one and leaves out offsets that less than 5 % of the rows see; `seen_by`
+    is this share. `offset_low` to `offset_high` (tokens, both included) holds the middle half.
+    """
     kernel = kappa.masked_fill(seen_by < SEEN_BY, -math.inf).softmax(-1)
     weight, offset = kernel.max(-1)
     below, last = kernel.cumsum(-1), kernel.shape[-1] - 1
@@ -156,24 +167,29 @@ def describe_wavelengths(
 ) -> dict[str, Shaped[np.ndarray, "*head"]]:
     """The wavelengths (tokens) through which a head picks keys, by the columns of heads.csv.
 
-    The weight of a plane is the positive part of `selectivity_keys`. A negative part pushes
-    attention away from the picked keys. A head without a positive part has 0 planes and NaN.
+    The weight of a plane is the positive part of `selectivity_keys`, because a negative part
+    pushes attention away from the keys that are picked. A head without a positive part has 0
+    planes and NaN.
     """
     push = np.nan_to_num(selectivity_keys).clip(min=0)
     wavelength = np.broadcast_to(wavelength, push.shape)
     total, top = push.sum(-1), push.argmax(-1, keepdims=True)
-    pushes, rotates = total > 0, np.isfinite(wavelength)
+    pushes = total > 0
     share = -np.sort(-push, axis=-1)
     short_of_half = share.cumsum(-1) < total[..., None] / 2
-    strongest, weight = np.take_along_axis(wavelength, top, -1), push * rotates
+    strongest = np.take_along_axis(wavelength, top, -1)
+    rotates = np.isfinite(wavelength)
+    weight = push * rotates
     log = np.log(np.where(rotates, wavelength, 1.0))
     with np.errstate(invalid="ignore", divide="ignore"):  # NaN if nothing rotates or pushes
-        return {
-            "top_wavelength": np.where(pushes, strongest[..., 0], np.nan),
-            "top_share": np.where(pushes, share[..., 0] / total, np.nan),
-            "planes_to_half": np.where(pushes, short_of_half.sum(-1) + 1, 0),
-            "mean_wavelength": np.exp((weight * log).sum(-1) / weight.sum(-1)),
-        }
+        mean = np.exp((weight * log).sum(-1) / weight.sum(-1))
+        top_share = np.where(pushes, share[..., 0] / total, np.nan)
+    return {
+        "top_wavelength": np.where(pushes, strongest[..., 0], np.nan),
+        "top_share": top_share,
+        "planes_to_half": np.where(pushes, short_of_half.sum(-1) + 1, 0),
+        "mean_wavelength": mean,
+    }
 
 
 def offset_mass(block: Block) -> Float[Tensor, "batch kv_head group row key"]:
@@ -221,8 +237,9 @@ def contrasts(
 ) -> Float[Tensor, "term query key"]:
     """c_ijf - sum_(k != j) A_ik c_ikf / sum_(k != j) A_ik; c_ijf - c_irf for a `runner_up` r.
 
-    A contrast is the push of a term toward a key, compared with all other keys of the row.
-    Against a runner-up, contrasts sum to log-odds. NaN if no other key has attention.
+    A contrast is the push of a term toward a key, compared with all other keys of the row. Like
+    softmax, it ignores a number that is added to all keys of a row. Against a runner-up,
+    contrasts sum to the log-odds of both keys. NaN if no other key of the row has attention.
     """
     if runner_up is not None:
         return contribution - contribution[..., runner_up, None]

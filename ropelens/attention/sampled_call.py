@@ -17,18 +17,19 @@ from ropelens.text.rows import Rows
 
 _unrotate_once = kept(most=1)(unrotate)  # keys keep their copy without rotation
 
-# Properties that only calls with the same rows share
 OF_ROWS = ("row_q", "row_q_still", "visibility", "device_visibility", "sum_of_keys")
+"""Properties that only calls with the same rows share."""
 
 
 class SampledCall:
     """An attention call whose layer rotates in `planes`, and the `rows` that statistics use.
 
-    `q` [batch, head, row, coordinate] and `k` [batch, kv_head, key, coordinate] are in float32
-    or wider. `position` [shared, row] and `weight` [batch, row] belong to `rows`; `shared` is 1
-    if all sequences have the same rows. `sinks` [batch, shared, key] is the kind of sink of
-    each key (0: none), for all heads or by head; by default position 0 is a sink. `tokens`
-    [batch, key] are the ids of the keys.
+    `q` [batch, head, row, coordinate] and `k` [batch, kv_head, key, coordinate] are the queries
+    and keys in float32 or wider; `q_still` and `k_still` are the same without their rotation.
+    `position` [shared, row] and `weight` [batch, row] belong to `rows`; `shared` is 1 if all
+    sequences have the same rows. `sinks` [batch, shared, key] is the kind of sink of each key
+    (0: none), for all heads or by head; by default position 0 is a sink. `tokens` [batch, key]
+    are the ids of the keys.
     """
 
     def __init__(
@@ -161,5 +162,5 @@ def sink_positions(sinks: Int[Tensor, "batch shared key"]) -> Int[Tensor, " sink
 def by_kv_head(
     sinks: Int[Tensor, "batch shared key"], kv_heads: int
 ) -> Int[Tensor, "batch shared_kv_head shared_group key"]:
-    """A table of sinks by key-value head and group, or 1 if all heads share it."""
+    """A table of sinks by key-value head and group; its axes are 1 if all heads share it."""
     return sinks.unflatten(1, (1, 1) if sinks.shape[1] == 1 else (kv_heads, -1))

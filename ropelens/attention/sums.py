@@ -20,11 +20,15 @@ from ropelens.text.text import GROUPS
 
 ZERO = torch.zeros(GROUPS, dtype=torch.float64)  # of each group; never changed in place
 
-SequenceSums = dict[str, Float[Tensor, "batch _ ..."]]  # float64, by the names of statistics
+SequenceSums = dict[str, Float[Tensor, "batch _ ..."]]
+"""Sums over the tokens or rows of each sequence, by the names of the statistics, in float64."""
 
 
 def sum_attention(sampled: SampledCall, statistics: Sequence[Statistic]) -> SequenceSums:
-    """Sums, or maxima, of one attention call over its tokens and rows, without padding."""
+    """Sums, or maxima, of one attention call over its tokens and rows, without padding.
+
+    Raises `BadArgument` if a statistic does not have a value for every row of a block.
+    """
     over_rows = [row for row in statistics if row.over != "tokens"]
     # Sums of some heads side by side, by the slice of these heads, or () of all tokens; maxima.
     flat: dict[tuple[Any, ...], Tensor] = {}
@@ -42,15 +46,15 @@ def sum_attention(sampled: SampledCall, statistics: Sequence[Statistic]) -> Sequ
     over_tokens = (row for row in statistics if row.over == "tokens")
     add((), {row.name: _sum_over_tokens(row, sampled)[:, None] for row in over_tokens})
     for block in blocks_of(sampled) if over_rows else ():
-        parts: dict[str, Tensor] = {}
         # All functions run first, because sums by offset set the first key of values to 0.
-        for row, x in [(row, _row_values(row, block)) for row in over_rows]:
+        values = [(row, _row_values(row, block)) for row in over_rows]
+        for row, x in values:
             if row.pool == "max":
                 by_row = x.masked_fill(block.weight[:, None, None] == 0, -torch.inf).amax(-1)
                 of_heads = flat[row.name,][:, block.query_heads]
                 torch.maximum(of_heads, by_row.flatten(1, 2), out=of_heads)
-            else:
-                parts[row.name] = _sum_over_rows(row, x, block)
+        summed = [(row, x) for row, x in values if row.pool != "max"]
+        parts = {row.name: _sum_over_rows(row, x, block) for row, x in summed}
         add((block.query_heads.start, block.query_heads.stop), parts)
     if not flat:
         return {}
@@ -60,11 +64,11 @@ def sum_attention(sampled: SampledCall, statistics: Sequence[Statistic]) -> Sequ
     sums: SequenceSums = {}
     for (heads, name, shape), piece in zip(rows, pieces, strict=True):
         part = piece.view(shape).flatten(1, 2)
-        if len(heads) == 2:
-            zeros = part.new_zeros(len(part), sampled.q.shape[1], *part.shape[2:])
-            sums.setdefault(name, zeros)[:, slice(*heads)] += part
-        else:
+        if len(heads) < 2:
             sums[name] = part
+            continue
+        zeros = part.new_zeros(len(part), sampled.q.shape[1], *part.shape[2:])
+        sums.setdefault(name, zeros)[:, slice(*heads)] += part
     return sums
 
 
@@ -79,10 +83,11 @@ def _row_values(statistic: Statistic, block: Block) -> Tensor:
     values, keys = statistic.values(block), [len(block.keys)] * (statistic.over == "offsets")
     wanted = (*block.q.shape[:4], *keys)
     if values.shape[: len(wanted)] != wanted or values.ndim > 5:
-        what = f"The statistic {statistic.name!r} has no value for every row."
-        seen = f"shape {tuple(values.shape)}; a block has {tuple(wanted)}"
-        hint = "values [batch, kv_head, group, row], over offsets [..., row, key]"
-        raise BadArgument(what, seen=seen, hint=hint)
+        raise BadArgument(
+            f"The statistic {statistic.name!r} has no value for every row.",
+            seen=f"shape {tuple(values.shape)}; a block has {tuple(wanted)}",
+            hint="values [batch, kv_head, group, row], over offsets [..., row, key]",
+        )
     return values
 
 
@@ -103,9 +108,9 @@ def _sum_over_rows(
 class LayerSums:
     """Sums of one layer by the names of the statistics, in their units.
 
-    `farthest` is the farthest offset that any row sees. `offset_weight[0]` is the weight of the
-    rows that see each offset, and `offset_weight[1]` the same for keys other than position 0.
-    Sums by offset are by bin; `maxima` over rows.
+    `scale` is the scale of the scores, and `farthest` the farthest offset that any row sees.
+    `offset_weight[0]` is the weight of the rows that see each offset. `offset_weight[1]` is the
+    same weight for keys other than position 0. Sums by offset are by bin; `maxima` over rows.
     """
 
     scale: float
@@ -140,9 +145,10 @@ class LayerSums:
 class Sums:
     """The sums from which a profile is computed. The sums of two texts can be added.
 
-    `row_weight[g, i]` is the weight of the rows at position i in the sequences of group g.
-    `tokens` are counted without padding. `group_loss` (nats) is the summed loss of the
-    `group_predicted` tokens. `scores` are the scores of the budget's models by layer.
+    `row_weight[g, i]` is the weight of the rows at position i in the sequences of group g,
+    which all layers share. `tokens` is the number of tokens without padding. `group_loss`
+    (nats) is the summed loss of the `group_predicted` tokens of each group. `scores` are the
+    scores of the budget's models by layer.
     """
 
     row_weight: Float[Tensor, "group position"] = ZERO[:, None][:, :0]
@@ -163,7 +169,10 @@ class Sums:
 
 
 class LayerMeans:
-    """Means of a layer by the names of its statistics: `layer["entropy"]`."""
+    """Means of a layer by the names of its statistics: `layer["entropy"]`.
+
+    `total` has the rows, tokens and losses by group, which all layers share.
+    """
 
     def __init__(
         self, sums: LayerSums, total: Sums, planes: Planes, statistics: Sequence[Statistic]
@@ -190,7 +199,10 @@ class LayerMeans:
 def mean_loss(
     loss: Float[Tensor, " group"], predicted: Float[Tensor, " group"]
 ) -> tuple[float, float]:
-    """Loss per predicted token, and its standard error over groups that have such tokens."""
+    """Loss per predicted token, and its standard error over groups that have such tokens.
+
+    `loss` (nats) is the sum over the `predicted` tokens of each group.
+    """
     not_empty = predicted > 0
     weight = predicted[not_empty].numpy()
     mean, error, _ = mean_and_error(loss[not_empty].numpy() / weight, weight)

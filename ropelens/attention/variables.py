@@ -32,8 +32,8 @@ class Variable:
     """A variable of a result.
 
     `column` is its place in heads.csv: "budget" among the bits, "score" after them, "end", or
-    none (""). Comparisons show the variable for finished models if `compared` is "final", and
-    also for earlier checkpoints if it is "growth".
+    "" if it is not a column. Comparisons show the variable for finished models if `compared` is
+    "final", and also for earlier checkpoints if it is "growth".
     """
 
     name: str

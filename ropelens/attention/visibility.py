@@ -21,9 +21,10 @@ class Visibility:
     """The keys that each row of an attention call or block sees.
 
     `position` has the positions of the rows in ascending order, and `keys` the positions of the
-    keys. Each row sees the keys from `first` to its own position. If some row sees other keys
-    (a mask with gaps, a prefix, the top k keys), `mask` states the keys of all rows. Each table
-    has one entry for all sequences, or one for each sequence.
+    keys. Each row sees the keys from `first` to its own position: 0 to i under full causal
+    attention, i - window + 1 to i under a sliding window. If some row sees other keys (a mask
+    with gaps, a prefix, the top k keys), `mask` states the keys of all rows. Each table has one
+    entry for all sequences, or one for each sequence.
     """
 
     position: Int[Tensor, "_ row"]
@@ -65,10 +66,10 @@ class Visibility:
 
     @kept()
     def _copy(self, device: torch.device) -> "Visibility":
-        moved = replace(self, position=on_device(self.position, device))
-        if self.first.any():
-            return replace(moved, first=on_device(self.first, device))
-        return replace(moved, first=moved.position.new_zeros(self.first.shape))
+        position, first = on_device(self.position, device), self.first
+        if not first.any():  # without a copy to the device
+            first = torch.zeros(first.shape, dtype=torch.long, device=device)
+        return Visibility(position, on_device(first, device), self.keys, self.mask)
 
     def index_of(self, position: Int[Tensor, "_ some"]) -> Int[Tensor, "_ some"]:
         """Indices of the rows at these positions."""
@@ -92,7 +93,11 @@ class Visibility:
 
     @kept()
     def block(self, begin: int, end: int, keys: range | None = None) -> "Visibility":
-        """Some consecutive rows, and the `keys` that they see; by default also one more."""
+        """Some consecutive rows, and the `keys` that they see; by default these are found.
+
+        Start one key before the first key that any row sees, if there is one. This extra key
+        has weight 0 in every row.
+        """
         block = self._map(lambda table: table[:, begin:end])
         if self.mask is None and keys is None:
             first, last = int(block.first.min()), int(block.position.max())
@@ -100,12 +105,16 @@ class Visibility:
         return replace(block, keys=keys or self.keys)
 
     def append(self, later: "Visibility") -> "Visibility":
-        """These rows, followed by rows of the next chunk; or `UnsupportedModel` for masks."""
+        """These rows, followed by rows of the next chunk of the same sequences.
+
+        Raises `UnsupportedModel` for masks, which have another number of keys in each chunk.
+        """
         if self.mask is not None or later.mask is not None:
-            what = "Sequences that run in chunks need rows that see all keys up to their own."
-            seen = "a mask with gaps, or with keys ahead of their row"
-            hint = "sequences that are short enough to run in one pass"
-            raise UnsupportedModel(what, seen=seen, hint=hint)
+            raise UnsupportedModel(
+                "Sequences that run in chunks need rows that see all keys up to their own.",
+                seen="a mask with gaps, or with keys ahead of their row",
+                hint="sequences that are short enough to run in one pass",
+            )
         batch = max(len(self.first), len(later.first))
         first = torch.cat([x.first.expand(batch, -1) for x in (self, later)], dim=1)
         return Visibility(torch.cat([self.position, later.position], 1), first, later.keys)
@@ -168,12 +177,16 @@ class Visibility:
 
     @kept()
     def penalties(self, first: int, last: int) -> list[tuple[slice, Tensor]]:
-        """Numbers that hide keys if added to columns of scores; all see `first` to `last`."""
+        """Numbers that hide keys from rows if they are added to the scores in some columns.
+
+        All rows see the keys from position `first` to before `last`.
+        """
         low, penalties = self.keys.start, []
         for begin, end in ((low, first), (last, self.keys.stop)):
             if begin < end:
                 key = torch.arange(begin, end, device=self.position.device)
-                penalty = ~self.sees(key)[:, None, None] * fast_products.HIDDEN
+                hidden = self.sees(key).logical_not()
+                penalty = (hidden * fast_products.HIDDEN)[:, None, None]
                 penalties.append((slice(begin - low, end - low), penalty))
         return penalties
 
@@ -225,7 +238,8 @@ def _causal(rows: range, window: int | None, inference: bool) -> Visibility:
 def offset_edges(context: int) -> Int[Tensor, " edge"]:
     """Edges of the offset bins, in tokens. Bin b holds offsets edges[b] to edges[b + 1] - 1.
 
-    Below 64 each bin has one offset; an octave above has 8 bins. Longer contexts append edges.
+    Below 64 each bin has one offset; an octave above has 8 bins. A longer context only appends
+    edges, so results of different contexts can be added.
     """
     edges = list(range(EXACT_OFFSETS + 1))
     step = EXACT_OFFSETS // BINS_PER_OCTAVE
