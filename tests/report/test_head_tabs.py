@@ -118,7 +118,7 @@ def test_a_reach_in_the_folder_of_a_profile_belongs_to_its_model(profile, reach,
     assert 'id="plot-reach"' in page
     assert "<code>ropelens moved<" in page
     rl.save(reach, tmp_path / "reach.nc")
-    words = "but the profile in the same folder was measured on toy"
+    words = "but the profile next to it on toy"
     with pytest.raises(BadArgument, match=words):
         rl.open(tmp_path)
 
