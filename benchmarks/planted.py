@@ -220,6 +220,22 @@ def sinks(planes: Sequence[int], back: int, gain: float) -> Planted:
     return planted
 
 
+def near_or_far(backs: Sequence[int]) -> Planted:
+    """Heads that look this far back; the first two also attend to BOS."""
+    planted = looking(backs, 6, 4, 1.0)
+    planted.q[:, :2, :, -1] += 9
+    planted.k[:, :2, BOS, -1] += 1
+    return planted
+
+
+def matching(planes: slice) -> Planted:
+    """Every head matches codes through these planes."""
+    planted = Planted(layers=4, noise=0.03)
+    for head in np.ndindex(4, 4):
+        planted.match(head, 0.3, planes)
+    return planted
+
+
 def mixed(planted: Planted, positional: Floats) -> Planted:
     """Heads that look back in fast planes and match in slow planes, by share [layer, head]."""
     for head in np.ndindex(positional.shape):
@@ -271,10 +287,10 @@ def reader(planes: slice, gain: float, **more: Any) -> Planted:
     return planted.look((0, 0), 2, gain, planes)
 
 
-def long_for_nothing() -> Planted:
-    """Queries and keys of two planes are long in different heads."""
-    planted = reader(slice(0, 14), 0.6, heads=2)
-    planted.q[0, 0, :, 14:], planted.k[0, 1, :, 14:] = 30, 30
+def long_for_nothing(first: int, gain: float) -> Planted:
+    """Queries and keys of the planes from `first` on are long in different heads."""
+    planted = reader(slice(0, first), gain, heads=2)
+    planted.q[0, 0, :, first:], planted.k[0, 1, :, first:] = 30, 30
     return planted
 
 
@@ -282,6 +298,12 @@ def induction(planes: slice, back: int, gain: float, base: float) -> Planted:
     """Head 1.0 matches keys of the previous token, best at `back` tokens back."""
     planted = Planted(2, 1, planes=48, codes=89, base=base, copies_to=1, repeats=True)
     return planted.look((0, 0), 1, 4, slice(0, 30)).match((1, 0), gain, planes, back=back)
+
+
+def still_selectors() -> Planted:
+    """Planes that select most and hardly turn, and planes that select less and must turn."""
+    planted = induction(slice(0, 36), 63, 0.1, 1e4)
+    return planted.match((1, 0), 0.1, slice(36, 48))
 
 
 def words(tokens: Sequence[int], layers: int) -> Planted:
@@ -309,6 +331,7 @@ MODELS: dict[str, tuple[Make, Make]] = {
         lambda: long_in(0.4 * MASSIVE(range(16))), lambda: long_in(v=MASSIVE(range(16)))
     ),
     "sinks_slow": (lambda: sinks((13, 13, 14, 14), 0, 6), lambda: sinks((1, 2, 3, 4), 30, 8)),
+    "sinks_shorten": (lambda: near_or_far((1, 2, 30, 60)), lambda: near_or_far((60, 30, 2, 1))),
     "positional_fast": (
         lambda: mixed(Planted(layers=4, noise=0.015), 1 - np.arange(16).reshape(4, 4).T / 15),
         slow_positional,
@@ -328,7 +351,10 @@ MODELS: dict[str, tuple[Make, Make]] = {
     "diagonal": (lambda: looking((0, 1), 1, 4), lambda: looking(range(2, 98), 12, 8)),
     "slow_stop": (lambda: reader(slice(0, 12), 0.6), lambda: reader(slice(12, 16), 150)),
     "fast_stop": (lambda: reader(slice(0, 4), 4), lambda: reader(slice(4, 16), 2)),
-    "long_planes": (lambda: reader(slice(0, 2), 8), long_for_nothing),
+    "long_planes": (lambda: reader(slice(0, 2), 8), lambda: long_for_nothing(14, 0.6)),
+    "norms_not_worth": (lambda: long_for_nothing(8, 1), lambda: reader(slice(0, 2), 8)),
+    "retrieval_planes": (lambda: induction(slice(36, 48), 63, 2, 28), still_selectors),
+    "preferences_reverse": (lambda: matching(slice(0, 4)), lambda: matching(slice(12, 16))),
     "slow_induction": (
         lambda: induction(slice(36, 48), 63, 2, 28),
         lambda: induction(slice(0, 36), 63, 0.1, 28),

@@ -89,13 +89,23 @@ def mean_by_bin(block: Block, values: Tensor, counts: Tensor, size: int = PER_BI
     return result.flatten(-2).unflatten(1, block.q.shape[1:3])
 
 
-def reversal(block: Block, *, evenly: bool = False) -> Tensor:
-    """Whether D(t) D(0) < 0 for two keys, with D(t) = Re sum_f (c_f - d_f) exp(i w_f t)."""
+def leads(block: Block, *, evenly: bool = False) -> tuple[Tensor, Tensor]:
+    """c_f - d_f of two keys of each row, and whether the keys exist and differ in content."""
     (c, first), (d, second) = drawn_keys(block, evenly=evenly)
-    lead, moved = c - d, waves(block, distances_of(block)[1])
-    differ = lead.norm(dim=-1) > 1e-5 * (c.norm(dim=-1) + d.norm(dim=-1))  # not one content
-    reverses = (lead @ moved.to(lead)).real * lead.real.sum(-1, keepdim=True) < 0
-    return mean_by_bin(block, reverses, first & second & differ)
+    lead = c - d
+    differ = lead.norm(dim=-1) > 1e-5 * (c.norm(dim=-1) + d.norm(dim=-1))
+    return lead, first & second & differ
+
+
+def reverses(lead: Tensor, moved: Tensor) -> Tensor:
+    """Whether D(t) D(0) < 0 with D(t) = Re sum_f (c_f - d_f) exp(i w_f t)."""
+    return (lead @ moved.to(lead)).real * lead.real.sum(-1, keepdim=True) < 0
+
+
+def reversal(block: Block, *, evenly: bool = False) -> Tensor:
+    """Whether two keys change their order if both move away by the same distance."""
+    lead, counts = leads(block, evenly=evenly)
+    return mean_by_bin(block, reverses(lead, waves(block, distances_of(block)[1])), counts)
 
 
 uniform_reversal = partial(reversal, evenly=True)

@@ -84,6 +84,8 @@ def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "..."]]:
         "agreement": agreement * np.abs(agreement),
         "nearness": np.nanmean(nearness, 1),
         "kernel": kernel[..., single],
+        "range": _median_offset(part),
+        "sink_mass": part["sink_mass"].values,
     }
     return wavelength_arrays(profile) | evenness | arrays
 
@@ -101,6 +103,17 @@ def wavelength_arrays(profile: xr.Dataset) -> dict[str, np.ndarray]:
         "head_numbers": numbers,
         "scored_rows": np.array([float(profile["group_scored"].sum())]),
     }
+
+
+def _median_offset(profile: xr.Dataset) -> Float[np.ndarray, "layer head"]:
+    """Median offset of the attention of each head on keys other than position 0, in tokens."""
+    below = np.nancumsum(profile["offset_mass"].transpose(..., "offset_bin").values, -1)
+    edges = np.append(profile["offset_start"].values, profile["offset_stop"].values[-1])
+    return np.apply_along_axis(
+        lambda x: np.interp(x[-1] / 2, np.append(0, x), edges) if x[-1] > 0 else math.nan,
+        -1,
+        below,
+    )
 
 
 def _mean(by_head: Float[np.ndarray, "layer head"]) -> Float[np.ndarray, " layer"]:

@@ -16,9 +16,13 @@ import pandas as pd
 import torch
 import xarray as xr
 from jaxtyping import Float, Int
+from torch import Tensor
 from transformers import PreTrainedConfig
 
+from ropelens.attention.block import Block
+from ropelens.attention.distances import distances_of, leads, mean_by_bin, reverses, waves
 from ropelens.attention.sums import LayerMeans
+from ropelens.attention.variables import Statistic
 from ropelens.claims.arrays import parts_by_kind
 from ropelens.claims.tables import ledger
 from ropelens.config_facts import layer_types, stated_context
@@ -42,7 +46,7 @@ SETS = 40  # random sets of planes or tokens
 RUNS, FAR = 8, 2048  # draws of random tokens; largest distance of a copy in tokens
 APOSTROPHE, MIN_TOKENS = "'", 10  # fewer apostrophes decide nothing
 MAX_SEQUENCES = 4  # for evaluations in which planes stop or drop out
-ROWS_READ = 64  # rows of each sequence, for attention on sets of tokens
+ROWS_READ = 64  # rows of each sequence, for attention on sets of tokens and for reversals
 INDUCTION = 0.3  # attention of an induction head on the token after the earlier occurrence
 MIN_TURN = 0.1  # rad: a stop of planes that turn less changes their scores by less than 10 %
 
@@ -106,18 +110,20 @@ def claim_runs(
     measurement = Measurement.of(model, text, tokenizer=tokenizer, rows=ROWS_READ, seed=seed)
     few = measurement.text[:: -(-len(measurement.text) // MAX_SEQUENCES)]  # evenly spread
     part = replace(measurement, text=few, rows=rows_for("auto", few.context))
-    lead, why = _token_lead(measurement, tokenizer, display_of(progress))
     parts = parts_by_kind(profile).items()
     runs = {x: _change_planes(layers, part, x == "all", progress) for x, layers in parts}
-    runs["all"] = runs.get("all", {}) | {"token_lead": lead, "why apostrophes": why}
-    return runs
+    reversals, token_lead = _read_attention(measurement, tokenizer, display_of(progress))
+    for kind, layers in parts:
+        rotating = layers["layer"].values[(layers["wavelength"] < np.inf).any("frequency")]
+        runs[kind]["reversal"] = np.array([reversals[layer] for layer in rotating])
+    return runs | {"all": runs.get("all", {}) | token_lead}
 
 
 def count_run_tokens(text: Text, config: PreTrainedConfig) -> int:
     """Number of tokens that pass the model in `claim_runs`."""
     edits = 4 + 2 * SETS  # none, slow, fast and longest planes, and the random sets
     edited = edits * int(text[:: -(-len(text) // MAX_SEQUENCES)].real.sum())
-    induction = (2 + SETS) * REPEATS * (2 * REPEATED_TOKENS + 1)
+    induction = (3 + 2 * SETS) * REPEATS * (2 * REPEATED_TOKENS + 1)
     far = min(FAR, 2 * (stated_context(config) or text.context) // 3)
     kinds = len({*layer_types(config)})
     return int(text.real.sum()) + kinds * (edited + induction + 2 * RUNS * (far + COPIED + 1))
@@ -161,6 +167,10 @@ def _change_planes(
     sums = pd.DataFrame(np.vstack([weight, change]).T).groupby(losses["group"].values).sum()
     tokens, stopped, dropped = np.split(sums.values, [1, 1 + len(stops)], axis=1)
     arrays: dict[str, Any] = {"tokens": tokens[:, 0], "long_loss": dropped, "once": np.ones(1)}
+    turn = np.isfinite(wavelength)
+    in_all = np.flatnonzero(turn[turn.any(1)].all(0))  # the planes of `claim_arrays`
+    arrays["stopped_sets"] = np.array([np.isin(in_all, x) for x in (slow, fast, *quarters)])
+    arrays["stop_loss"] = stopped
     arrays |= {"slow_loss": np.delete(stopped, 1, axis=1), "fast_loss": stopped[:, 1:]}
     repeated = 2 * max(2, min(REPEATED_TOKENS, (live.context - 1) // 2)) + 1
     far = min(FAR, 2 * int(min(live.context, seen)) // 3)
@@ -175,12 +185,29 @@ def _change_planes(
         why = f"no head has an induction score of {INDUCTION}"
         why += f"; the largest is {known.max():.2f}" if len(known) else ""
         unknown = np.full((1, 1 + SETS), np.nan)
-        arrays |= {"induction_lost": unknown, "more_found": unknown[0, :RUNS]}
-        return arrays | {"why slow_induction": why, "why slow_reach": why}
-    heads = ",".join(f"{layers[layer]}.{head}" for layer, head in induction)
-    stops = _edits(stop, [slow, *quarters], heads)
+        arrays |= dict.fromkeys(("induction_lost", "retrieval_lost"), unknown)
+        arrays |= {"more_found": unknown[0, :RUNS]}
+        tested = ("slow_induction", "retrieval_planes", "slow_reach")
+        return arrays | {f"why {name}": why for name in tested}
+    names = [f"{layers[layer]}.{head}" for layer, head in induction]
+    heads = ",".join(names)
+    push = profile["selectivity_keys"].transpose("layer", "head", "frequency").values
+    by_push = np.argsort(-push[*induction.T][:, rotating], kind="stable")
+    own = np.sort(rotating[by_push[:, : len(slow)]])  # [head, plane]
+    turned = np.take_along_axis(wavelength[induction[:, 0]], own, 1)
+    arrays["why retrieval_planes"] = why_no_effect(turned, int(min(repeated, seen)))
+    others = (planes_at_random(rotating, [x], measurement.seed + n) for n, x in enumerate(own))
+    of_heads = zip(*([x, *sets] for x, sets in zip(own, others, strict=True)), strict=True)
+    stops = _edits(stop, [slow, *quarters], heads) | {
+        f"own {index}": [
+            stop(PlaneNumbers([*map(int, x)]), heads=name)
+            for x, name in zip(sets, names, strict=True)
+        ]
+        for index, sets in enumerate(of_heads)
+    }
     scores = measure(edits=stops, measures=["induction"])["induction"].values
     score = scores[:, layers[induction[:, 0]], induction[:, 1]].mean(-1)
+    lost = score[:1] - score[None, 1:]
     options: dict[str, Any] = {"copies": [far], "draws": RUNS, "progress": progress}
     options |= {"copied": min(COPIED, far), "distances": (), "heads": heads}
     copies = partial(reach, measurement, text, **options)
@@ -188,7 +215,8 @@ def _change_planes(
     slowest = stack_edits(measurement.rotation, [*_edits(stop, [slow], inside).values()])
     with live.edit(slowest):
         more = (copies()["found_by_draw"] - unedited).mean(unedited.dims[:-1]).values
-    return arrays | {"induction_lost": score[:1] - score[None, 1:], "more_found": more}
+    arrays |= {"induction_lost": lost[:, : 1 + len(quarters)], "more_found": more}
+    return arrays | {"retrieval_lost": lost[:, 1 + len(quarters) :]}
 
 
 def planes_at_random(
@@ -211,13 +239,51 @@ def _edits(change: Callable[..., Edit], sets: Sequence[Any], heads: str) -> dict
     }
 
 
-def _token_lead(
+def _read_attention(
     measurement: Measurement, tokenizer: TokenNames | None, progress: ShowProgress
-) -> tuple[Float[np.ndarray, "layer head set"], str]:
-    """Attention minus attention on controls, for apostrophes (set 0) and for random words.
+) -> tuple[dict[int, Float[np.ndarray, "head order"]], dict[str, Any]]:
+    """Reversals by order of the planes in each layer, and the lead of apostrophes."""
+    chosen, why = _token_sets(measurement, tokenizer)
+    ids, seed = measurement.text.ids, measurement.seed
+    pairs = [shares_of(ids, tokens, str(n), "") for n, tokens in enumerate(chosen)]
+    dims, by_order = ("layer", "head", "order"), partial(_reversal_by_order, seed=seed)
+    reversal = Statistic("reversals", dims, "1", "", pool="ratio", values=by_order)
+    statistics = [reversal, *chain(*pairs)]
+    planes = measurement.rotation.planes(measurement.text.context, alike=True)
+    with progress(Stage("reading attention", int(measurement.text.real.sum()))) as step:
+        sums = collect(measurement, planes, statistics=statistics, progress=step)
+    means = {n: LayerMeans(x, sums, planes[n], statistics) for n, x in sums.layers.items()}
+    lead = np.full((1, 1, 1 + SETS), np.nan)
+    if pairs:
+        leads = [
+            [on.value(x) - control.value(x) for on, control in pairs] for x in means.values()
+        ]
+        lead = np.moveaxis(np.array(leads), 1, -1)
+    reversals = {n: reversal.value(x).numpy() for n, x in means.items()}
+    return reversals, {"token_lead": lead, "why apostrophes": why}
+
+
+def _reversal_by_order(block: Block, *, seed: int) -> Tensor:
+    """Mean of `reversal` over distances, with the planes in their order and in 40 others."""
+    (lead, counts), (_, far, _) = leads(block), distances_of(block)
+    moved, random = waves(block, far), np.random.default_rng(seed)
+    turning = block.planes.term_inv_freq.nonzero()[:, -1]
+    means = []
+    for n in range(1 + SETS):
+        order = torch.arange(len(moved))
+        order[turning] = turning[random.permutation(len(turning)) if n else slice(None)]
+        reversed_at = reverses(lead, moved[order])
+        means.append(mean_by_bin(block, reversed_at, counts, len(far)))
+    return torch.cat(means, dim=-1)
+
+
+def _token_sets(
+    measurement: Measurement, tokenizer: TokenNames | None
+) -> tuple[list[Int[Tensor, " token"]], str]:
+    """The tokens with an apostrophe (set 0), and random sets of words that are as frequent.
 
     Each set of words has, for each apostrophe token, a word of half to twice its frequency.
-    Also returns the reason if there are no numbers, or "".
+    Without sets, the second result is the reason.
     """
     text, random = measurement.text, np.random.default_rng(measurement.seed)
     ids, counts = text.ids[text.real].unique(return_counts=True)
@@ -228,20 +294,10 @@ def _token_lead(
     if tokenizer is None or found < MIN_TOKENS:
         if tokenizer is not None:
             why = f"{found} tokens have an apostrophe; a verdict needs {MIN_TOKENS}"
-        return np.full((1, 1, 1 + SETS), np.nan), why
+        return [], why
     log_ratio = (counts[apostrophes].log2()[:, None] - counts.log2()).abs()
     similar = (log_ratio <= 1) & words  # [apostrophe, id]
     sets: dict[tuple[int, ...], None] = {}
     for _ in range(10 * SETS if similar.any(1).all() else 0):
         sets[tuple(sorted({int(random.choice(ids[row])) for row in similar}))] = None
-    chosen = [ids[apostrophes], *map(torch.tensor, [*sets][:SETS])]
-    pairs = [shares_of(text.ids, tokens, str(n), "") for n, tokens in enumerate(chosen)]
-    statistics = [*chain(*pairs)]
-    planes = measurement.rotation.planes(text.context, alike=True)
-    with progress(Stage("reading attention on words", int(text.real.sum()))) as step:
-        sums = collect(measurement, planes, statistics=statistics, progress=step)
-    lead = []
-    for layer, layer_sums in sums.layers.items():
-        means = LayerMeans(layer_sums, sums, planes[layer], statistics)
-        lead.append([on.value(means) - control.value(means) for on, control in pairs])
-    return np.moveaxis(np.array(lead), 1, -1), ""
+    return [ids[apostrophes], *map(torch.tensor, [*sets][:SETS])], ""

@@ -51,6 +51,7 @@ PLANES = Null(
     how="planes in a random order, the same in all layers and heads", min_size="8 planes",
     draw=_at_random(lambda x, random: (x[0][..., random.permutation(x[0].shape[-1])], *x[1:])),
     possible=lambda x: math.factorial(x.shape[-1]), over="layers")
+LENGTHS = replace(PLANES, over="")
 LAYERS = Null(
     how="layers in a random order", min_size="5 layers whose heads choose keys",
     draw=_at_random(lambda x, random: (x[0][random.permutation(len(x[0]))],)),
@@ -63,6 +64,10 @@ PARTNERS = Null(
     min_size="2 layers of 4 heads, 3 of 3, or 6 of 2",
     draw=_at_random(lambda x, random: (np.take_along_axis(
         x[0], random.random(x[0].shape[:2]).argsort(1)[..., None], 1),)),
+    possible=lambda x: math.factorial(x.shape[1]) ** len(x), over="layers")
+HEADS = Null(
+    how="the heads of each layer in a random order", min_size="2 layers of 4 heads, or 5 heads",
+    draw=_at_random(lambda x, random: (random.permuted(x[0], axis=1), *x[1:])),
     possible=lambda x: math.factorial(x.shape[1]) ** len(x), over="layers")
 ROLES = Null(
     how="queries, keys and values change places at random in each layer", min_size="4 layers",
@@ -83,6 +88,9 @@ QUARTERS = Null(
     how="40 random sets with the same number of planes, the same in all layers",
     min_size="10 planes", draw=_other_sets, possible=lambda x: x.shape[-1] - 1,
     over="documents")
+ORDERS = Null(
+    how="the planes in 40 random orders, the same in all heads", min_size="5 planes",
+    draw=_other_sets, possible=lambda x: x.shape[-1] - 1, over="layers")
 EIGHTHS = replace(QUARTERS, min_size="16 planes")
 SWAPPED_RUNS = replace(
     SIGNS, over="draws", min_size="6 draws",

@@ -26,6 +26,7 @@ HeadNumbers = Float[np.ndarray, "layer head number draw"]
 RowCount = Float[np.ndarray, " 1"]
 ByDocument = Float[np.ndarray, " document"]
 Losses = Float[np.ndarray, "document set"]
+Sets = Bool[np.ndarray, "set frequency"]
 
 
 def _shares(length: ByPlane) -> Float[np.ndarray, "layer _"]:
@@ -99,9 +100,17 @@ def fixed_in_longest(coherence: ByHead, length: ByHead, *, above: float = FIXED)
 
 def predicted_share(agreement: PairsOfHeads, *, median: bool = False) -> float:
     """Mean or median over heads of the agreement with the head's own mean vectors."""
-    same_head = np.diagonal(agreement, axis1=1, axis2=2)
-    mean = np.nanmedian if median else np.nanmean
-    return float(mean(same_head)) if np.isfinite(same_head).any() else math.nan
+    return _over_heads(np.diagonal(agreement, axis1=1, axis2=2), median)
+
+
+def in_own_order(by_order: ByHead, *, median: bool = False) -> float:
+    """Mean or median over heads of the entries at index 0: the planes in their own order."""
+    return _over_heads(by_order[..., 0], median)
+
+
+def _over_heads(by_head: Float[np.ndarray, "layer head"], median: bool) -> float:
+    known = by_head[np.isfinite(by_head)]
+    return float((np.median if median else np.mean)(known)) if len(known) else math.nan
 
 
 def more_than_values(*by_layer: Float[np.ndarray, " layer"], smaller: bool = False) -> float:
@@ -135,6 +144,15 @@ def cost(loss: Losses, tokens: ByDocument, *, by_document: bool = False) -> floa
     if by_document:
         change = np.median(loss / tokens[:, None], axis=0)
     return float(change[0]) if abs(change).max() >= NOTHING else math.nan
+
+
+def cost_of_length(
+    length: ByPlane, sets: Sets, loss: Losses, tokens: ByDocument, *, kendall: bool = False
+) -> float:
+    """Rank correlation of the share of |q||k| in a set with the change of loss if it stops."""
+    if math.isnan(cost(loss, tokens)):
+        return math.nan
+    return rank_correlation(sets @ _shares(length).mean(0), loss.sum(0), kendall=kendall)
 
 
 def rank_correlation(
