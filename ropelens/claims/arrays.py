@@ -107,13 +107,13 @@ def wavelength_arrays(profile: xr.Dataset) -> dict[str, np.ndarray]:
 
 def _median_offset(profile: xr.Dataset) -> Float[np.ndarray, "layer head"]:
     """Median offset of the attention of each head on keys other than position 0, in tokens."""
-    below = np.nancumsum(profile["offset_mass"].transpose(..., "offset_bin").values, -1)
+    mass = profile["offset_mass"].transpose("layer", "head", "offset_bin").values
     edges = np.append(profile["offset_start"].values, profile["offset_stop"].values[-1])
-    return np.apply_along_axis(
-        lambda x: np.interp(x[-1] / 2, np.append(0, x), edges) if x[-1] > 0 else math.nan,
-        -1,
-        below,
-    )
+    medians = np.full(mass.shape[:2], math.nan)
+    for head in zip(*np.nonzero(np.nansum(mass, -1) > 0), strict=True):
+        below = np.append(0, np.nancumsum(mass[head]))
+        medians[head] = np.interp(below[-1] / 2, below, edges)
+    return medians
 
 
 def _mean(by_head: Float[np.ndarray, "layer head"]) -> Float[np.ndarray, " layer"]:

@@ -169,8 +169,8 @@ def _change_planes(
     arrays: dict[str, Any] = {"tokens": tokens[:, 0], "long_loss": dropped, "once": np.ones(1)}
     turn = np.isfinite(wavelength)
     in_all = np.flatnonzero(turn[turn.any(1)].all(0))  # the planes of `claim_arrays`
-    arrays["stopped_sets"] = np.array([np.isin(in_all, x) for x in (slow, fast, *quarters)])
-    arrays["stop_loss"] = stopped
+    sets = np.array([np.isin(in_all, x) for x in (slow, fast, *quarters)])
+    arrays |= {"stopped_sets": sets.astype(float), "stop_loss": stopped}
     arrays |= {"slow_loss": np.delete(stopped, 1, axis=1), "fast_loss": stopped[:, 1:]}
     repeated = 2 * max(2, min(REPEATED_TOKENS, (live.context - 1) // 2)) + 1
     far = min(FAR, 2 * int(min(live.context, seen)) // 3)
@@ -264,8 +264,12 @@ def _read_attention(
 
 
 def _reversal_by_order(block: Block, *, seed: int) -> Tensor:
-    """Mean of `reversal` over distances, with the planes in their order and in 40 others."""
-    (lead, counts), (_, far, _) = leads(block), distances_of(block)
+    """Mean of `uniform_reversal` over distances, with the planes in their and 40 other orders.
+
+    Keys that are drawn by attention score high at their own distance, because attention uses
+    the planes in their order. So they would reverse more in this order, also in random models.
+    """
+    (lead, counts), (_, far, _) = leads(block, evenly=True), distances_of(block)
     moved, random = waves(block, far), np.random.default_rng(seed)
     turning = block.planes.term_inv_freq.nonzero()[:, -1]
     means = []

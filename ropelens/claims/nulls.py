@@ -66,7 +66,8 @@ PARTNERS = Null(
         x[0], random.random(x[0].shape[:2]).argsort(1)[..., None], 1),)),
     possible=lambda x: math.factorial(x.shape[1]) ** len(x), over="layers")
 HEADS = Null(
-    how="the heads of each layer in a random order", min_size="2 layers of 4 heads, or 5 heads",
+    how="the heads of each layer in a random order",
+    min_size="2 layers of 4 heads, 3 of 3, or 5 heads",
     draw=_at_random(lambda x, random: (random.permuted(x[0], axis=1), *x[1:])),
     possible=lambda x: math.factorial(x.shape[1]) ** len(x), over="layers")
 ROLES = Null(

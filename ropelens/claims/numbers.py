@@ -26,7 +26,7 @@ HeadNumbers = Float[np.ndarray, "layer head number draw"]
 RowCount = Float[np.ndarray, " 1"]
 ByDocument = Float[np.ndarray, " document"]
 Losses = Float[np.ndarray, "document set"]
-Sets = Bool[np.ndarray, "set frequency"]
+Sets = Float[np.ndarray, "set frequency"]  # 1 for the planes of the set, 0 for others
 
 
 def _shares(length: ByPlane) -> Float[np.ndarray, "layer _"]:

@@ -17,7 +17,7 @@ import ropelens as rl
 from ropelens.budget.labels import Thresholds
 from ropelens.claims import nulls, numbers
 from ropelens.claims.arrays import claim_arrays, parts_by_kind
-from ropelens.claims.claim_runs import _token_lead, why_no_effect
+from ropelens.claims.claim_runs import _read_attention, why_no_effect
 from ropelens.claims.claims import CLAIMS, OTHERS
 from ropelens.claims.tables import compare_settings, ledger
 from ropelens.claims.verdict import judge
@@ -242,7 +242,8 @@ def test_apostrophes_are_compared_with_words_that_are_equally_frequent():
         for token, count, first in zip(APOSTROPHES, counts, (10, 119), strict=False):
             tokens[first : first + 11 * count : 11] = token
         measurement = Measurement.of(tiny("llama_gqa"), tokens[shuffled].view(4, 30))
-        lead, why = _token_lead(measurement, Letters(), silent)
+        _, read = _read_attention(measurement, Letters(), silent)
+        lead, why = read["token_lead"], read["why apostrophes"]
         few = "9 tokens have an apostrophe; a verdict needs 10"
         assert why == (few if sets is None else "")
         assert np.isfinite(lead).all() == (sets is not None)

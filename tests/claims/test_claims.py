@@ -23,6 +23,8 @@ from ropelens.claims.verdict import VERDICTS, Claim, judge
 REPORTS = Path(__file__).parents[2] / "reports/positional_heads"
 LAYERS, HEADS, PLANES, OFFSETS = 12, 4, 16, 64
 RAMP = np.linspace(1, 4, PLANES)
+ROW = np.arange(8.0)[None]
+EIGHT = ROW.reshape(2, 4)
 AGREEMENT = np.broadcast_to(np.eye(HEADS), (LAYERS, HEADS, HEADS))
 DRAWN = [claim for claim in CLAIMS if claim.null is not FREQUENCIES]
 DIFFERENT = {(claim.null.how, str(claim.number)): claim for claim in DRAWN}.values()
@@ -47,6 +49,7 @@ def kernel(weights: dict[int, float], others: float = 0.01) -> np.ndarray:
 
 ONES, BY_SET = np.ones(LAYERS), (LAYERS, 1 + SETS)
 LONG = ("previous_token", "diagonal", "slow_induction", "slow_reach", "apostrophes")
+LONG += ("norms_not_worth", "retrieval_planes", "preferences_reverse")
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +60,10 @@ def profile() -> xr.Dataset:
 @pytest.fixture(scope="module")
 def shapes() -> dict[str, tuple[int, ...]]:
     arrays = claim_arrays(synthetic_profile(layers=LAYERS, heads=HEADS, kv_heads=HEADS)[0])
-    runs = dict.fromkeys(("slow_loss", "fast_loss", "long_loss", "induction_lost"), BY_SET)
+    names = ("slow_loss", "fast_loss", "long_loss", "induction_lost", "retrieval_lost")
+    runs = dict.fromkeys(names, BY_SET) | {"reversal": (LAYERS, HEADS, 1 + SETS)}
     runs |= {"tokens": (LAYERS,), "once": (LAYERS,), "more_found": (8,)}
+    runs |= {"stopped_sets": (42, PLANES), "stop_loss": (LAYERS, 42)}
     return {name: x.shape for name, x in arrays.items()} | runs | {"token_lead": (3, *BY_SET)}
 
 
@@ -125,6 +130,10 @@ MIN_SIZES = [
     ("massive_not_in_values", "10 in one", lambda n: (np.ones(n), *np.zeros((2, n))), (9, 10)),
     ("sinks_slow", "1 of 50", lambda n: (np.eye(n)[-1:], np.eye(n)[-1:]), (30, 70)),
     ("sinks_slow", "2 of 10", lambda n: (np.eye(n)[-2:], two(n)), (9, 10)),
+    ("sinks_shorten", "2 layers of 4", lambda n: (EIGHT[:n], -EIGHT[:n]), (1, 2)),
+    ("sinks_shorten", "5 heads", lambda n: (ROW[:, :n], -ROW[:, :n]), (4, 5)),
+    ("preferences_reverse", "5 planes", lambda n: (np.eye(1, 1 + n)[None],), (39, 40)),
+    ("retrieval_planes", "10 planes", lambda n: (np.eye(1, 1 + n), np.ones(1)), (39, 40)),
     ("positional_early", "5 layers", lambda n: (np.linspace(1, 0, n),), (4, 5)),
     ("mean_vectors_predict", "2 layers of 4", lambda n: (AGREEMENT[:n],), (1, 2)),
     ("mean_vectors_predict", "3 of 3", lambda n: (AGREEMENT[:n, :3, :3],), (2, 3)),

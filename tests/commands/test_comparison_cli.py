@@ -211,7 +211,8 @@ def test_an_unsuitable_folder_is_described(tmp_path: Path, command: str):
 
 
 QUICK = ("--context", 32, "--sequences", 8, "--surrogates", 2)
-RUNS = ["slow_stop", "fast_stop", "long_planes", "slow_induction", "slow_reach", "apostrophes"]
+RUNS = ["slow_stop", "fast_stop", "long_planes", "norms_not_worth", "retrieval_planes"]
+RUNS += ["preferences_reverse", "slow_induction", "slow_reach", "apostrophes"]
 
 
 @pytest.fixture
@@ -227,7 +228,7 @@ def test_claims_that_were_left_out_run_only_with_the_model(ropelens, model, text
     folder = tmp_path / "quick" / "tiny-llama"
     assert f"ropelens claims '{model}' --text FILE" in ended.err
     ended = ropelens("claims", folder, "--out", tmp_path / "saved")
-    assert (ended.code, ", ".join(RUNS[:5]) in ended.err) == (0, True)
+    assert (ended.code, ", ".join(RUNS[:8]) in ended.err) == (0, True)
     assert f"ropelens claims {folder} --model MODEL --text FILE" in ended.err
     record = json.loads((folder / "run.json").read_text())
     record["arguments"]["model"] = str(tmp_path / "trap")  # a folder names no model to load
