@@ -21,14 +21,14 @@ import xarray as xr
 
 import ropelens as rl
 from ropelens.analysis.analysis import Answer
+from ropelens.claims.arrays import parts_by_kind
 from ropelens.commands.terminal import run_analysis
+from ropelens.profiles.kinds import window_of
 
 
 def answer(analysis: rl.Analysis) -> Answer:
     profile = analysis.profile
-    # |q||k| of every layer and plane, mean over heads. It bounds the scores of a plane.
-    product = profile["q_norm"].mean("head") * profile["k_norm"].mean("kv_head")
-    loudest = int(product.max("frequency").argmax("layer"))
+    loudest = int(products(profile).max("frequency").argmax("layer"))
     figures = {
         "The mean over heads, a row per layer: queries, keys, and values, which do not rotate. "
         "Fast planes are on the left; planes right of the dotted line turn less than once in "
@@ -37,12 +37,25 @@ def answer(analysis: rl.Analysis) -> Answer:
         "differ.": rl.plot_norms(profile, layer=loudest),
     }  # fmt: skip
     question = "Which frequencies carry the queries and keys?"
-    return Answer(question, findings(profile, product / product.sum("frequency")), figures)
+    sentences: list[str] = []
+    for kind, part in parts_by_kind(profile).items():
+        first, *others = findings(part)
+        sentences += [
+            f"{kind.capitalize()} layers: {first}" if kind != "all" else first,
+            *others,
+        ]
+    return Answer(question, sentences, figures)
 
 
-def findings(profile: xr.Dataset, share: xr.DataArray) -> list[str]:
-    """Planes with the largest `share` of |q||k| (layer, frequency), and the prediction."""
-    wavelength = profile["wavelength"].values[0]
+def products(profile: xr.Dataset) -> xr.DataArray:
+    """|q||k| of every layer and plane, mean over heads. It bounds the scores of a plane."""
+    return profile["q_norm"].mean("head") * profile["k_norm"].mean("kv_head")
+
+
+def findings(profile: xr.Dataset) -> list[str]:
+    """Planes with the largest share of |q||k| in layers of one kind, and the prediction."""
+    product, wavelength = products(profile), profile["wavelength"].values[0]
+    share = product / product.sum("frequency")
     context, trained = profile.attrs["context"], profile.attrs["trained_context"]
     mean = share.values.mean(axis=0)
     peak, planes = int(np.nanargmax(mean)), int(np.isfinite(wavelength).sum())
@@ -52,7 +65,7 @@ def findings(profile: xr.Dataset, share: xr.DataArray) -> list[str]:
     sentences = [
         f"The norms peak at plane {peak} of {planes}, wavelength {wavelength[peak]:,.0f} "
         f"tokens, with {mean[peak]:.0%} of |q||k| (evenly spread: {1 / planes:.0%}).",
-        f"Planes that turn less than once in {context} tokens hold "
+        f"Planes that turn less than once in {context:,} tokens hold "
         f"{mean[wavelength > context].sum():.0%} of |q||k|; "
         f"the slowest quarter of all planes holds {slow:.0%}, the fastest {fast:.0%}.",
         f"The fastest quarter's share by layer: {by_layer}.",
@@ -64,8 +77,9 @@ def findings(profile: xr.Dataset, share: xr.DataArray) -> list[str]:
     steps = np.diff(np.log(inv_freq[inv_freq > 0]))
     if len(steps) > 1 and np.ptp(steps) <= 1e-3:  # a power law of one base, as in Oka et al.
         band = np.log(trained / 3.657) / -steps.mean()
+        length, _ = window_of(profile, [0]) or ("trained context", 0)
         sentences.append(
-            f"Oka et al. predict the band at plane {band:.1f}, given the trained context of "
+            f"Oka et al. predict the band at plane {band:.1f}, given a {length} of "
             f"{trained:,} tokens; measured over predicted: {peak / band:.2f}."
         )
     return sentences

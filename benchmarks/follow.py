@@ -1,8 +1,10 @@
 """Compare the labels of heads with what they follow when keys exchange their contents.
 
     python benchmarks/follow.py MODEL --text FILE_OR_FOLDER ... --context N ...
+    python benchmarks/follow.py FOLDER_WITH_A_PROFILE
 
-Measures every text at every context. Prints one row for each of these settings: the positional
+Measures every text at every context, or reads a saved profile. Prints one row for each of these
+settings and each kind of layers: the positional
 and semantic heads without and with the shared bits that exchanged keys assign, how many of them
 agree with the sign of the score, and the rank correlation of the score with the positional
 minus the content fraction, with its 95% interval over layers. Then it prints one row for each
@@ -21,6 +23,7 @@ import ropelens as rl
 from ropelens.budget.labels import label_heads
 from ropelens.figures.inputs import head_grid
 from ropelens.profiles.heads import fractions
+from ropelens.profiles.kinds import layers_by_kind
 
 DRAWS = 2000  # resamples of the layers
 NAMED = ("positional", "semantic")
@@ -30,20 +33,31 @@ PARTS = ("positional_fraction", "content_fraction")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
-    parser.add_argument("--text", type=Path, action="append", required=True)
-    parser.add_argument("--context", type=int, action="append", required=True)
+    parser.add_argument("--text", type=Path, action="append", default=[])
+    parser.add_argument("--context", type=int, action="append", default=[])
     parser.add_argument("--sequences", type=int, default=16)
     options = parser.parse_args()
+    if not options.text:
+        print_rows(f"{options.model}", rl.open(Path(options.model) / "profile.nc"))
+        return
     model, tokenizer = rl.load(options.model)
     measured = {}
     for path, context in itertools.product(options.text, options.context):
         cut = {"context": context, "sequences": options.sequences}
         text = rl.tokenize(rl.read_documents([path]), tokenizer, **cut)
         setting = f"{path.stem}, {context} tokens"
-        measured[setting] = numbers_of(rl.profile(model, text, surrogates=0))
-        print(f"| {setting} | {' | '.join(row_of(measured[setting]))} |", flush=True)
+        profile = rl.profile(model, text, surrogates=0)
+        measured[setting] = numbers_of(profile)
+        print_rows(setting, profile)
     for (first, one), (second, other) in itertools.combinations(measured.items(), 2):
         print(f"| {first}; {second} | {' | '.join(pair_of(one, other))} |")
+
+
+def print_rows(setting: str, profile: xr.Dataset) -> None:
+    """Print a row for the layers of each kind."""
+    for kind, layers in layers_by_kind(profile).items():
+        row = row_of(numbers_of(profile.isel(layer=layers)))
+        print(f"| {setting} | {kind} | {' | '.join(row)} |", flush=True)
 
 
 def numbers_of(profile: xr.Dataset) -> dict[str, np.ndarray]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+from oracles.recording import attention_calls
 from oracles.tiny import COMMON
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -139,10 +140,29 @@ def test_bands_of_some_heads_stop_planes_of_their_own_layers():
 
 @pytest.mark.skipif(not GEMMA3.exists(), reason="Gemma 3 is missing; run make gemma3")
 @pytest.mark.thorough
-def test_the_kinds_of_gemma_3_270m():
+def test_gemma_3_270m_agrees_with_plain_transformers():
     model, _ = rl.load(GEMMA3)
     rope = rl.measure_rope(model)
     assert rope["layer_type"].values.tolist() == (["sliding"] * 5 + ["full"]) * 3
     assert rope["reach"].values.tolist() == ([512] * 5 + [32768]) * 3
     assert rope["base"].values.tolist() == ([1e4] * 5 + [1e6]) * 3
     assert rope["inv_freq"].isnull().any()  # planes whose norm weights are 0
+
+    model.set_attn_implementation("eager")
+    tokens = torch.randint(3, 9000, (1, 600), generator=torch.Generator().manual_seed(0))
+    profile = rl.profile(model, tokens, budget=False)
+    attention = rl.capture(model, tokens[0], heads="5.1,6.1")["attention"]
+    for layer, call in enumerate(attention_calls(model, tokens[0])[0]):
+        for name, x in (("q_norm", call.query), ("k_norm", call.key)):
+            norms = x.unflatten(-1, (2, -1)).norm(dim=-2).mean(1)
+            np.testing.assert_allclose(profile[name][layer], norms, rtol=1e-5, atol=1e-5)
+        if layer in (5, 6):
+            np.testing.assert_allclose(attention[layer - 5], call.attention[1], atol=1e-5)
+
+    slow = {"full": rl.stop_slowest(0.25, layers="full")}
+    found = rl.evaluate(model, tokens, edits=slow, measures=["loss"])["mean_loss"].values
+    losses = [float(model(tokens, labels=tokens).loss)]
+    model.model.rotary_emb.full_attention_inv_freq[-32:] = 0
+    losses.append(float(model(tokens, labels=tokens).loss))
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
+    assert abs(losses[1] - losses[0]) > 1e-4
