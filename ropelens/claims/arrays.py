@@ -85,7 +85,7 @@ def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "..."]]:
         "nearness": np.nanmean(nearness, 1),
         "kernel": kernel[..., single],
         "range": _median_offset(part),
-        "sink_mass": part["sink_mass"].values,
+        "sink_mass": part["sink_mass"].where(sinks).values,
     }
     return wavelength_arrays(profile) | evenness | arrays
 

@@ -5,9 +5,9 @@ with the same number of planes, in the same heads.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
@@ -111,7 +111,8 @@ def claim_runs(
     few = measurement.text[:: -(-len(measurement.text) // MAX_SEQUENCES)]  # evenly spread
     part = replace(measurement, text=few, rows=rows_for("auto", few.context))
     parts = parts_by_kind(profile).items()
-    runs = {x: _change_planes(layers, part, x == "all", progress) for x, layers in parts}
+    kinds = {x: _LayersOfKind(layers, part, x == "all", progress) for x, layers in parts}
+    runs = {kind: layers.losses() | layers.inductions() for kind, layers in kinds.items()}
     reversals, token_lead = _read_attention(measurement, tokenizer, display_of(progress))
     for kind, layers in parts:
         rotating = layers["layer"].values[(layers["wavelength"] < np.inf).any("frequency")]
@@ -138,85 +139,124 @@ def why_no_effect(wavelength: Float[np.ndarray, "layer _"], length: int) -> str:
     return f"{why}{needs:,} tokens" if length < needs else ""
 
 
-def _change_planes(
-    profile: xr.Dataset, measurement: Measurement, every: bool, progress: ProgressOption
-) -> dict[str, Any]:
-    """Arrays [document, set of planes] of claims about edits; set 0 is the set of the claim.
+@dataclass(frozen=True)
+class _LayersOfKind:
+    """The layers of one kind (`every` layer if there is one kind), in which planes stop.
 
-    The entry "why NAME" states why a claim is not testable, or is "". The edits change `every`
-    layer, or only the layers of the profile.
+    The methods return arrays [document, set of planes]; set 0 is the set of the claim. The
+    entry "why NAME" states why a claim is not testable, or is "".
     """
-    live, wavelength = measurement.live, profile["wavelength"].values
-    layers = profile["layer"].values
-    inside = ALL_HEADS if every else ",".join(f"{layer}.*" for layer in layers)
-    seen = math.inf if every else profile.attrs["trained_context"]  # reach of the layers
-    rotating = np.flatnonzero(np.isfinite(wavelength).any(0))
-    norms = profile["q_norm"].mean("head") * profile["k_norm"].mean("kv_head")
-    by_length = np.argsort(-norms.mean("layer").values[rotating], kind="stable")
-    fast, _, slow = np.split(rotating, [len(rotating) // 4, len(rotating) - len(rotating) // 4])
-    quarters = planes_at_random(rotating, [slow, fast], measurement.seed)
-    longest = np.sort(rotating[by_length][: len(rotating) // 8])
-    stops = _edits(stop, [slow, fast, *quarters], inside)
-    others = planes_at_random(rotating, [longest], measurement.seed)
-    drops = _edits(drop, [longest, *others], inside)
-    text = measurement.text
-    measure = partial(evaluate, measurement, text, progress=progress)
-    losses = measure(edits=stops | drops, measures=["loss"])
-    weight = losses["predicted_tokens"].values[None].astype(float)
-    change = (losses["loss"].values[1:] - losses["loss"].values[0]) * weight
-    sums = pd.DataFrame(np.vstack([weight, change]).T).groupby(losses["group"].values).sum()
-    tokens, stopped, dropped = np.split(sums.values, [1, 1 + len(stops)], axis=1)
-    arrays: dict[str, Any] = {"tokens": tokens[:, 0], "long_loss": dropped, "once": np.ones(1)}
-    turn = np.isfinite(wavelength)
-    in_all = np.flatnonzero(turn[turn.any(1)].all(0))  # the planes of `claim_arrays`
-    sets = np.array([np.isin(in_all, x) for x in (slow, fast, *quarters)])
-    arrays |= {"stopped_sets": sets.astype(float), "stop_loss": stopped}
-    arrays |= {"slow_loss": np.delete(stopped, 1, axis=1), "fast_loss": stopped[:, 1:]}
-    repeated = 2 * max(2, min(REPEATED_TOKENS, (live.context - 1) // 2)) + 1
-    far = min(FAR, 2 * int(min(live.context, seen)) // 3)
-    tested = {"slow_stop": text.context, "slow_induction": repeated, "slow_reach": far}
-    for name, length in (tested | {"fast_stop": text.context}).items():
-        stopped_ones = wavelength[:, slow if name in tested else fast]
-        arrays[f"why {name}"] = why_no_effect(stopped_ones, int(min(length, seen)))
-    scores = profile["induction"].values
-    induction = np.argwhere(scores >= INDUCTION)
-    if not len(induction):
-        known = scores[np.isfinite(scores)]
-        why = f"no head has an induction score of {INDUCTION}"
-        why += f"; the largest is {known.max():.2f}" if len(known) else ""
+
+    profile: xr.Dataset
+    measurement: Measurement
+    every: bool
+    progress: ProgressOption
+
+    @cached_property
+    def rotating(self) -> Int[np.ndarray, " plane"]:
+        return np.flatnonzero(np.isfinite(self.profile["wavelength"].values).any(0))
+
+    @cached_property
+    def quarters(self) -> list[Any]:
+        """The slowest, the fastest and 40 random quarters of the planes."""
+        planes, quarter = self.rotating, len(self.rotating) // 4
+        ends = [planes[len(planes) - quarter :], planes[:quarter]]
+        return [*ends, *planes_at_random(planes, ends, self.measurement.seed)]
+
+    @cached_property
+    def inside(self) -> str:
+        """The heads whose planes stop."""
+        layers = self.profile["layer"].values
+        return ALL_HEADS if self.every else ",".join(f"{layer}.*" for layer in layers)
+
+    def why_still(self, wavelength: Float[np.ndarray, "layer _"], length: int) -> str:
+        """`why_no_effect`, on texts no longer than the reach of the layers."""
+        reach = length if self.every else int(self.profile.attrs["trained_context"])
+        return why_no_effect(wavelength, min(length, reach))
+
+    def evaluate(self, edits: Mapping[str, Any], measure: str) -> xr.Dataset:
+        how: dict[str, Any] = {"measures": [measure], "progress": self.progress}
+        return evaluate(self.measurement, self.measurement.text, edits=edits, **how)
+
+    def losses(self) -> dict[str, Any]:
+        """Changes of loss if quarters of the planes stop, or eighths drop out."""
+        wavelength, seed = self.profile["wavelength"].values, self.measurement.seed
+        norms = self.profile["q_norm"].mean("head") * self.profile["k_norm"].mean("kv_head")
+        by_length = np.argsort(-norms.mean("layer").values[self.rotating], kind="stable")
+        longest = np.sort(self.rotating[by_length][: len(self.rotating) // 8])
+        stops = _edits(stop, self.quarters, self.inside)
+        eighths = [longest, *planes_at_random(self.rotating, [longest], seed)]
+        losses = self.evaluate(stops | _edits(drop, eighths, self.inside), "loss")
+        weight = losses["predicted_tokens"].values[None].astype(float)
+        change = (losses["loss"].values[1:] - losses["loss"].values[0]) * weight
+        sums = pd.DataFrame(np.vstack([weight, change]).T).groupby(losses["group"].values).sum()
+        tokens, stopped, dropped = np.split(sums.values, [1, 1 + len(stops)], axis=1)
+        turns = np.isfinite(wavelength)
+        in_all = np.flatnonzero(turns[turns.any(1)].all(0))  # the planes of `claim_arrays`
+        sets = np.array([np.isin(in_all, planes) for planes in self.quarters])
+        arrays: dict[str, Any] = {"tokens": tokens[:, 0], "long_loss": dropped}
+        arrays |= {"slow_loss": np.delete(stopped, 1, axis=1), "fast_loss": stopped[:, 1:]}
+        arrays |= {"stopped_sets": sets.astype(float), "stop_loss": stopped}
+        for name, planes in zip(("slow_stop", "fast_stop"), self.quarters[:2], strict=True):
+            context = self.measurement.text.context
+            arrays[f"why {name}"] = self.why_still(wavelength[:, planes], context)
+        return arrays
+
+    def inductions(self) -> dict[str, Any]:
+        """Losses of induction, and copies that are found, if planes of induction heads stop."""
+        context, scores = self.measurement.live.context, self.profile["induction"].values
+        induction, layers = np.argwhere(scores >= INDUCTION), self.profile["layer"].values
         unknown = np.full((1, 1 + SETS), np.nan)
-        arrays |= dict.fromkeys(("induction_lost", "retrieval_lost"), unknown)
-        arrays |= {"more_found": unknown[0, :RUNS]}
-        tested = ("slow_induction", "retrieval_planes", "slow_reach")
-        return arrays | {f"why {name}": why for name in tested}
-    names = [f"{layers[layer]}.{head}" for layer, head in induction]
-    heads = ",".join(names)
-    push = profile["selectivity_keys"].transpose("layer", "head", "frequency").values
-    by_push = np.argsort(-push[*induction.T][:, rotating], kind="stable")
-    own = np.sort(rotating[by_push[:, : len(slow)]])  # [head, plane]
-    turned = np.take_along_axis(wavelength[induction[:, 0]], own, 1)
-    arrays["why retrieval_planes"] = why_no_effect(turned, int(min(repeated, seen)))
-    others = (planes_at_random(rotating, [x], measurement.seed + n) for n, x in enumerate(own))
-    of_heads = zip(*([x, *sets] for x, sets in zip(own, others, strict=True)), strict=True)
-    stops = _edits(stop, [slow, *quarters], heads) | {
-        f"own {index}": [
-            stop(PlaneNumbers([*map(int, x)]), heads=name)
-            for x, name in zip(sets, names, strict=True)
+        if not len(induction):
+            known = scores[np.isfinite(scores)]
+            why = f"no head has an induction score of {INDUCTION}"
+            why += f"; the largest is {known.max():.2f}" if len(known) else ""
+            arrays: dict[str, Any] = dict.fromkeys(
+                ("induction_lost", "retrieval_lost"), unknown
+            )
+            arrays |= {"more_found": unknown[0, :RUNS], "once": np.ones(1)}
+            names = ("slow_induction", "retrieval_planes", "slow_reach")
+            return arrays | {f"why {name}": why for name in names}
+        names = [f"{layers[layer]}.{head}" for layer, head in induction]
+        slow, _, *random = self.quarters
+        wavelength = self.profile["wavelength"].values
+        push = self.profile["selectivity_keys"].transpose("layer", "head", "frequency").values
+        by_push = np.argsort(-push[*induction.T][:, self.rotating], kind="stable")
+        own = np.sort(self.rotating[by_push[:, : len(slow)]])  # [head, plane]
+        sets = [
+            [planes, *planes_at_random(self.rotating, [planes], self.measurement.seed + n)]
+            for n, planes in enumerate(own)
         ]
-        for index, sets in enumerate(of_heads)
-    }
-    scores = measure(edits=stops, measures=["induction"])["induction"].values
-    score = scores[:, layers[induction[:, 0]], induction[:, 1]].mean(-1)
-    lost = score[:1] - score[None, 1:]
-    options: dict[str, Any] = {"copies": [far], "draws": RUNS, "progress": progress}
-    options |= {"copied": min(COPIED, far), "distances": (), "heads": heads}
-    copies = partial(reach, measurement, text, **options)
-    unedited = copies()["found_by_draw"]
-    slowest = stack_edits(measurement.rotation, [*_edits(stop, [slow], inside).values()])
-    with live.edit(slowest):
-        more = (copies()["found_by_draw"] - unedited).mean(unedited.dims[:-1]).values
-    arrays |= {"induction_lost": lost[:, : 1 + len(quarters)], "more_found": more}
-    return arrays | {"retrieval_lost": lost[:, 1 + len(quarters) :]}
+        by_head = [_edits(stop, x, name) for x, name in zip(sets, names, strict=True)]
+        stops: dict[str, Any] = _edits(stop, [slow, *random], ",".join(names))
+        stops |= {f"own {n}": [head[n] for head in by_head] for n in by_head[0]}
+        found = self.evaluate(stops, "induction")["induction"].values
+        score = found[:, layers[induction[:, 0]], induction[:, 1]].mean(-1)
+        lost = np.split(score[:1] - score[None, 1:], [1 + len(random)], axis=1)
+        repeated = 2 * max(2, min(REPEATED_TOKENS, (context - 1) // 2)) + 1
+        turned = np.take_along_axis(wavelength[induction[:, 0]], own, 1)
+        far, more = self._more_copies(",".join(names))
+        return {
+            **{"induction_lost": lost[0], "retrieval_lost": lost[1], "once": np.ones(1)},
+            "more_found": more,
+            "why slow_induction": self.why_still(wavelength[:, slow], repeated),
+            "why retrieval_planes": self.why_still(turned, repeated),
+            "why slow_reach": self.why_still(wavelength[:, slow], far),
+        }
+
+    def _more_copies(self, heads: str) -> tuple[int, Float[np.ndarray, " draw"]]:
+        """Distance of copies, and the change of the share found if the slow quarter stops."""
+        live, text = self.measurement.live, self.measurement.text
+        trained = live.context if self.every else self.profile.attrs["trained_context"]
+        far = min(FAR, 2 * int(min(live.context, trained)) // 3)
+        options: dict[str, Any] = {"copies": [far], "draws": RUNS, "progress": self.progress}
+        options |= {"copied": min(COPIED, far), "distances": (), "heads": heads}
+        copies = partial(reach, self.measurement, text, **options)
+        unedited = copies()["found_by_draw"]
+        slowest = _edits(stop, self.quarters[:1], self.inside)
+        with live.edit(stack_edits(self.measurement.rotation, [*slowest.values()])):
+            more = (copies()["found_by_draw"] - unedited).mean(unedited.dims[:-1]).values
+        return far, more
 
 
 def planes_at_random(
