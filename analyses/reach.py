@@ -45,12 +45,15 @@ MOST = 24  # heads that are measured: the heads with the highest induction score
 
 def answer(analysis: rl.Analysis) -> Answer:
     heads = analysis.heads
+    if "reach" in heads:  # heads with a window cannot see far copies
+        heads = heads[heads["reach"] == heads["reach"].max()]
     others = heads[["positional_fraction", "interaction_fraction"]].max(axis=1)
     measured = heads[(heads["content_fraction"] > others) & (heads["label"] != "diffuse")]
     semantic = (measured["label"] == "semantic").sum()
     about = (
-        f"Content explains most bits (without sinks) of {len(measured)} heads; {semantic} of "
-        f"these are semantic. Measured: {min(len(measured), MOST)}, by their induction scores."
+        f"Content explains most bits (without sinks) of {len(measured)} of the {len(heads)} "
+        f"heads with the longest reach; {semantic} of these are semantic. Measured: "
+        f"{min(len(measured), MOST)}, by their induction scores."
     )
     measured = measured.nlargest(MOST, "induction")
     if not len(measured):
