@@ -30,7 +30,7 @@ from ropelens.rotation.probe import RotationProbe
 from ropelens.rotation.variant_config import stated_shape, variant_config
 from ropelens.runtime.folder import output_folder
 
-STOPPED = 1e30  # factor on the wavelength of a stopped plane, as llama.cpp writes it
+STOPPED = 1e39  # factor on the wavelength of a stopped plane: infinite in float32
 PROBE_TOKENS = 16
 SAME_DIRECTION = 1 - 1e-4  # cosine of a coordinate of queries and of the output that it copies
 SAME_LOGITS = 1e-4  # change relative to the spread of the logits over the vocabulary
@@ -47,7 +47,7 @@ def export(model: Model, *edits: Edit | str, out: str | Path, tokenizer: Any = N
     They are compared first: in float32 they may differ by 1e-4 of their spread.
 
     A variant of transformers becomes its `rope_type`. Other frequencies become the `rope_type`
-    "longrope", whose factor for a stopped plane is 1e30. The factors of `drop`, `scale` and
+    "longrope", whose factor for a stopped plane is 1e39. The factors of `drop`, `scale` and
     `attention_factor` multiply the weights that make the queries, or weights of their norm.
 
     Raises `UnsupportedModel`, with the reason, for edits that neither can carry: frequencies of

@@ -170,11 +170,11 @@ def test_factors_multiply(llama):
         plain = logits(llama)
         with rl.edit_rope(llama, *edits):
             assert torch.equal(logits(llama), plain)
-    for edits in (["yarn:16", half], [half, "yarn:16"], [rl.scale(planes, by=0.5), "yarn:16"]):
+    with rl.edit_rope(llama, "yarn:16", half):
+        expected = logits(llama)
+    for edits in ([half, "yarn:16"], ["yarn:16", rl.scale(planes, by=0.5)]):
         with rl.edit_rope(llama, *edits):
-            edited = logits(llama)
-        expected = edited if edits[0] == "yarn:16" else expected
-        assert torch.equal(edited, expected)
+            assert torch.equal(logits(llama), expected)
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "gpt_neox"])
@@ -195,7 +195,7 @@ def test_a_scaled_head_keeps_the_length_of_its_coefficients(name: str):
     ratio = after / before
     np.testing.assert_allclose(ratio[[0, 3]], 1, rtol=1e-5)
     np.testing.assert_allclose(ratio[1:3, 0] / ratio[1:3, 1], 0.25, rtol=1e-5)
-    assert (ratio[1:3, 1] > 1.01).all()
+    assert (ratio[1:3, 1] > 1.005).all()
     other = rl.scale(rl.PlaneNumbers([0]), by=0.25, keep_length=plain.isel(layer=[0]))
     with pytest.raises(BadArgument, match="The edit was made for another model"):
         rl.edit_rope(model, other).__enter__()
