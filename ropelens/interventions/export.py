@@ -32,7 +32,7 @@ from ropelens.runtime.folder import output_folder
 
 STOPPED = 1e39  # factor on the wavelength of a stopped plane: infinite in float32
 PROBE_TOKENS = 16
-SAME_DIRECTION = 1 - 1e-4  # cosine of a coordinate of queries and of the output that it copies
+SAME_DIRECTION = 1 - 1e-4  # cosine of a query coordinate and the output that it copies
 SAME_LOGITS = 1e-4  # change relative to the spread of the logits over the vocabulary
 
 Gains = Float[Tensor, "head coordinate"]
@@ -141,13 +141,13 @@ def _longrope(
     shape, size = stated_shape(config, part), 2 * len(inv_freq)
     wavelength = shape.base ** (torch.arange(0, size, 2).float() / size)
     slower = 1 / (wavelength.double() * inv_freq.double().abs())
-    slower = torch.where((slower - 1).abs() < 1e-7, 1.0, slower).clamp(max=STOPPED).tolist()
+    factors = torch.where((slower - 1).abs() < 1e-7, 1.0, slower).clamp(max=STOPPED).tolist()
     kept = {name: value for name, value in part.items() if name.startswith("mrope_")}
     if "partial_rotary_factor" in part:
         kept["partial_rotary_factor"] = size / shape.head_dim
     return kept | {
         **{"rope_type": "longrope", "rope_theta": part["rope_theta"], "factor": 1.0},
-        **{"short_factor": slower, "long_factor": slower, "attention_factor": factor or 1.0},
+        **{"short_factor": factors, "long_factor": factors, "attention_factor": factor or 1.0},
         "original_max_position_embeddings": shape.context,
     }
 
@@ -158,7 +158,7 @@ def scaled_queries(live: LiveModel, gains: Mapping[int, Gains]) -> dict[str, Ten
     Position 0 is not rotated. The weights of a coordinate are therefore the row of the last
     module whose output is proportional to this coordinate, for sequences of one token.
     """
-    outputs: list[tuple[str, Any, Any, Tensor]] = []  # of modules since the last attention
+    outputs: list[tuple[str, Any, Any, Tensor]] = []  # since the last attention
     scaled: dict[str, Tensor] = {}
 
     def keep(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
