@@ -39,6 +39,8 @@ from .interventions.edit import stop as stop
 from .interventions.edit import stop_slowest as stop_slowest
 from .interventions.edit import rescale as rescale
 from .interventions.edit import drop as drop
+from .interventions.edit import scale as scale
+from .interventions.export import export as export
 from .rope.select import Slowest as Slowest
 from .rope.select import Fastest as Fastest
 from .rope.select import PlaneNumbers as PlaneNumbers

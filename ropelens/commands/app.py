@@ -11,6 +11,7 @@ from ropelens.checkpoints.bundled import BUNDLED, bundled_facts
 from ropelens.checkpoints.load_options import Loading, option
 from ropelens.commands.analyze import analyze_command, truncate_command
 from ropelens.commands.claims import claims_command
+from ropelens.commands.export import export_command
 from ropelens.commands.rope import rope_command
 from ropelens.commands.terminal import finish, print_path, run_app
 from ropelens.runtime.progress import opening, show_progress
@@ -215,6 +216,7 @@ for name, short_help, command in (
     ("prompt", "Explain the next token of a prompt by heads and planes.", prompt_command),
     ("truncate", "Stop planes of a model, and measure the effects.", truncate_command),
     ("claims", "Test published claims about RoPE on a model.", claims_command),
+    ("export", "Write an edited model as a checkpoint.", export_command),
     ("compare", "Compare trained runs, or analyzed models.", compare_command),
     ("report", "Make a page again from saved results.", report_command),
     ("train", "Train small LLaMA-style models on text.", train_command),

@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import xarray as xr
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.functional import pad
 
-from ropelens.errors import BadArgument, Number, public
+from ropelens.errors import BadArgument, Number, explained, public
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import (
@@ -31,11 +33,15 @@ from ropelens.rotation.variant_config import frequencies
 
 
 class PlaneChange(NamedTuple):
-    """New frequencies of planes, and factors on queries and keys; see `TargetRotation`."""
+    """New frequencies of planes, the gain of queries and keys in them, and factors on scores.
+
+    A gain replaces the gain of an earlier edit, and factors multiply. `factor` has a value for
+    each term of a score, or for each term and each head of the model.
+    """
 
     inv_freq: Float[Tensor, " frequency"] | None = None
-    query_gain: float | None = None
-    key_gain: float | None = None
+    gain: float | None = None
+    factor: Float[Tensor, "*head term"] | None = None
 
 
 @dataclass(frozen=True)
@@ -84,8 +90,40 @@ def drop(select: Selection, *, heads: str = ALL_HEADS, layers: str = "*") -> Edi
 
     A head without any plane (and without coordinates that never rotate) attends evenly.
     """
-    heads = heads_of_layers(layers, heads)
-    return Edit(select, lambda *_: PlaneChange(query_gain=0.0), heads)
+    return scale(select, by=0, heads=heads, layers=layers)
+
+
+@public
+def scale(
+    select: Selection,
+    *,
+    by: Number,
+    keep_length: xr.Dataset | None = None,
+    heads: str = ALL_HEADS,
+    layers: str = "*",
+) -> Edit:
+    """Multiply the terms that the planes add to the scores by `by` (arXiv 2609.39929).
+
+    0 is `drop`, and 1 changes nothing. If a plane is scaled twice, its factors multiply.
+
+    With a profile of the model as `keep_length`, all terms of a head get one more factor. It
+    keeps the length sqrt(sum_f |c_f|^2) of the coefficients of a score, for |c_f| = `q_norm` *
+    `k_norm` of the profile, which are means over its text.
+    """
+
+    def act(planes: Planes, layer: int, _: int) -> PlaneChange:
+        chosen = torch.arange(planes.terms) < 0
+        chosen[: len(planes.inv_freq)] = select(planes)
+        factor = torch.where(chosen, float(by), 1.0)
+        if keep_length is None:
+            return PlaneChange(factor=factor)
+        norms = keep_length.isel(layer=layer, frequency=slice(planes.terms))
+        query, key = (norms[name].values for name in ("q_norm", "k_norm"))
+        length = torch.tensor(query * key.repeat(len(query) // len(key), axis=0))
+        change = length.norm(dim=1) / (length * factor).norm(dim=1)
+        return PlaneChange(factor=factor * change.nan_to_num(1, 1)[:, None])
+
+    return Edit(select, act, heads_of_layers(layers, heads))
 
 
 @public
@@ -113,7 +151,7 @@ def _rotate_at(planes: Planes, layer: int, inv_freq: Tensor, gain: float) -> Pla
         seen = f"{len(inv_freq)} frequencies; layer {layer} has {count} planes"
         raise BadArgument("A new rotation needs a frequency for every plane.", seen=seen)
     backward = planes.inv_freq.sum() < 0
-    return PlaneChange(-inv_freq if backward else inv_freq, gain, gain)
+    return PlaneChange(-inv_freq if backward else inv_freq, gain)
 
 
 @public
@@ -160,7 +198,9 @@ def place_edit(rotation: RotationProbe, edit: Edit | str) -> PlacedEdit:
         raise BadArgument(what, seen=f"planes 0 to {most - 1}")
     for layer, planes in enumerate(layers):
         if edit.select(planes).any():
-            edit.action(planes, layer, 1)
+            with explained("The edit was made for another model.", error=BadArgument):
+                able = rotation.live.attending_heads[layer]
+                target_rotations([(edit, heads)], planes, able, (layer, 1))
     return edit, heads
 
 
@@ -196,11 +236,9 @@ class ModelEdit:
         length = int(positions[:, : tokens.shape[1]].max()) + 1
         planes = self.rotation.planes_now(layer, continued=continued)
         heads = self.rotation.live.attending_heads[layer]
-        of_query, of_key = _targets(self.edits, planes, heads, (layer, length))
+        of_query, of_key = target_rotations(self.edits, planes, heads, (layer, length))
         if name == "query":
-            scales = [edit.scale for edit, _ in self.edits if edit.scale != 1]
-            x = rotate_to(x, positions, planes, of_query)
-            return x * scales[-1] if scales else x
+            return rotate_to(x, positions, planes, of_query)
         shared = of_key.shared(groups=x.shape[1])
         if shared is None:  # heads of one group differ, and each gets its own key
             x = x.repeat_interleave(len(of_key.gain) // x.shape[1], dim=1)
@@ -209,14 +247,14 @@ class ModelEdit:
     def planes(self, layer: int, unedited: Planes, *, length: int) -> Planes:
         """Planes under the edits, with one row per head if heads differ."""
         heads = self.rotation.live.attending_heads[layer]
-        inv_freq = _targets(self.edits, unedited, heads, (layer, length))[0].inv_freq
+        inv_freq = target_rotations(self.edits, unedited, heads, (layer, length))[0].inv_freq
         if not len(inv_freq):  # a layer without attention
             return unedited
         alike = (inv_freq == inv_freq[:1]).all()
         return replace(unedited, inv_freq=inv_freq[0] if alike else inv_freq)
 
 
-def _targets(
+def target_rotations(
     edits: Sequence[PlacedEdit],
     planes: Planes,
     heads: Bool[Tensor, " head"],
@@ -224,12 +262,20 @@ def _targets(
 ) -> list[TargetRotation]:
     """The rotations of the queries and the keys of a layer at a `place` (layer, length)."""
     layer, length = place
-    rates = planes.inv_freq.float().expand(int(heads.sum()), -1)
-    query = key = TargetRotation(rates, torch.ones(rates.shape))
-    for edit, chosen_heads in edits:
-        chosen = chosen_heads[layer][heads, None] & edit.select(planes)
+    rates, scale = planes.inv_freq.float().expand(int(heads.sum()), -1), 1.0
+    gain = factor = torch.ones(len(rates), planes.terms)
+    for edit, heads_of_edit in edits:
+        in_heads = heads_of_edit[layer][heads, None]
+        chosen = in_heads & edit.select(planes)
+        scale = edit.scale if edit.scale != 1 else scale
         if chosen.any():
-            inv_freq, query_gain, key_gain = edit.action(planes, layer, length)
-            query = query.with_changes(chosen, inv_freq, query_gain)
-            key = key.with_changes(chosen, inv_freq, key_gain)
-    return [query, key]
+            change = edit.action(planes, layer, length)
+            if change.inv_freq is not None:
+                rates = torch.where(chosen, change.inv_freq.float(), rates)
+            if change.gain is not None:
+                chosen = pad(chosen, (0, planes.terms - rates.shape[1]))
+                gain = torch.where(chosen, change.gain, gain)
+            if change.factor is not None:
+                by_head = change.factor.float().expand(len(heads), -1)[heads]
+                factor = torch.where(in_heads, factor * by_head, factor)
+    return [TargetRotation(rates, gain * factor * scale), TargetRotation(rates, gain)]

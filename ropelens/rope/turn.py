@@ -4,10 +4,10 @@ A rotated vector has exp(i w p) x~ in every plane (Su et al. 2021, arXiv 2104.09
 Multiply it by exp(i (v - w) p) to give it the frequency v; with v = 0 the plane stops.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ropelens.rope.planes import Planes
@@ -19,24 +19,13 @@ Angles = Float[Tensor, "_ _ position frequency"]
 
 @dataclass(frozen=True)
 class TargetRotation:
-    """The rotation (rad/token, signed) and gain that a layer's queries or keys should get."""
+    """The rotation (rad/token, signed) and gain that a layer's queries or keys should get.
+
+    The last gain is also the gain of the coordinates that never rotate.
+    """
 
     inv_freq: Float[Tensor, "head frequency"]
-    gain: Float[Tensor, "head frequency"]
-
-    def with_changes(
-        self,
-        chosen: Bool[Tensor, "head frequency"],
-        inv_freq: Tensor | None,
-        gain: float | None,
-    ) -> "TargetRotation":
-        """Change `inv_freq` or the gain of the chosen planes. A gain of 0 stays 0."""
-        new = self
-        if inv_freq is not None:
-            new = replace(new, inv_freq=torch.where(chosen, inv_freq.float(), self.inv_freq))
-        if gain is not None:
-            new = replace(new, gain=torch.where(chosen & (self.gain != 0), gain, self.gain))
-        return new
+    gain: Float[Tensor, "head term"]
 
     def shared(self, *, groups: int) -> "TargetRotation | None":
         """One row for each of `groups` groups of heads; None if heads of a group differ."""
@@ -55,15 +44,14 @@ def rotate_to(
     position = positions_by_plane(positions, planes).to(x.device, torch.float32)[:, None]
     old = (position * planes.inv_freq.to(x.device, torch.float32)).double()
     new = (position * target.inv_freq.to(x.device)[:, None]).double()
-    return rotate_by(x, new - old, planes, gain=target.gain[:, None].to(x.device))
+    gain = planes.by_coordinate(target.gain)[:, None].to(x.device)
+    return (rotate_by(x, new - old, planes) * gain).to(x.dtype)
 
 
-def rotate_by(
-    x: HeadVectors, angle: Angles, planes: Planes, *, gain: Tensor | float = 1.0
-) -> HeadVectors:
-    """Multiply every plane by gain exp(i angle); a factor of 1 changes no bit."""
+def rotate_by(x: HeadVectors, angle: Angles, planes: Planes) -> HeadVectors:
+    """Multiply every plane by exp(i angle); an angle of 0 changes no bit."""
     exact = torch.promote_types(x.dtype, torch.float32)
-    cos, sin = (z.to(exact) * gain for z in (angle.double().cos(), angle.double().sin()))
+    cos, sin = (z.to(exact) for z in (angle.double().cos(), angle.double().sin()))
     real, imaginary = (x[..., part].to(exact) for part in (planes.first, planes.second))
     result = x.clone()
     result[..., planes.first] = (real * cos - imaginary * sin).to(x.dtype)

@@ -6,7 +6,9 @@ import pickle
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from measured import observed_calls
@@ -146,15 +148,57 @@ def test_one_plane_of_some_heads_stops_or_adds_nothing(name: str, heads: list[in
         query[heads, :, 1] = 0
         return query * turned, key * turned
 
+    def tripled(query, key, turned):
+        query[heads, :, 1] *= 3
+        return query * turned, key * turned
+
     model = tiny(name)
     plain, named = observed(model), ",".join(f"0.{head}" for head in heads)
     others = [other for other in range(4) if other not in heads]
-    for change, edit in ((stopped, rl.stop), (dropped, rl.drop)):
+    triple = partial(rl.scale, by=3)
+    for change, edit in ((stopped, rl.stop), (dropped, rl.drop), (tripled, triple)):
         with rl.edit_rope(model, edit(rl.PlaneNumbers([1]), heads=named)):
             edited = observed(model)
         torch.testing.assert_close(edited, first_layer_scores(name, change), rtol=0, atol=1e-5)
         torch.testing.assert_close(edited[others], plain[others], rtol=0, atol=1e-6)
         assert (edited[heads] - plain[heads]).abs().max() > 1e-3
+
+
+def test_factors_multiply(llama):
+    half, planes = rl.scale(rl.Slowest(0.5), by=0.5), rl.PlaneNumbers([4, 5, 6, 7])
+    for edits in ([rl.scale(planes, by=1)], [half, rl.scale(planes, by=2)]):
+        plain = logits(llama)
+        with rl.edit_rope(llama, *edits):
+            assert torch.equal(logits(llama), plain)
+    with rl.edit_rope(llama, "yarn:16", half):
+        expected = logits(llama)
+    for edits in ([half, "yarn:16"], ["yarn:16", rl.scale(planes, by=0.5)]):
+        with rl.edit_rope(llama, *edits):
+            assert torch.equal(logits(llama), expected)
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "gpt_neox"])
+def test_a_scaled_head_keeps_the_length_of_its_coefficients(name: str):
+    """The lengths are of the first layer, whose input no edit changes."""
+    model, tokens = tiny(name), random_tokens()
+    plain = rl.profile(model, tokens, surrogates=0)
+    edit = rl.scale(rl.PlaneNumbers([0]), by=0.25, keep_length=plain, heads="0.1,0.2")
+    with rl.edit_rope(model, edit):
+        edited = rl.profile(model, tokens, surrogates=0)
+    groups = plain.sizes["head"] // plain.sizes["kv_head"]
+    before, after = (
+        x["q_norm"].values[0] * x["k_norm"].values[0].repeat(groups, axis=0)
+        for x in (plain, edited)
+    )
+    length = [np.sqrt((coefficients**2).sum(1)) for coefficients in (before, after)]
+    np.testing.assert_allclose(*length, rtol=1e-5)
+    ratio = after / before
+    np.testing.assert_allclose(ratio[[0, 3]], 1, rtol=1e-5)
+    np.testing.assert_allclose(ratio[1:3, 0] / ratio[1:3, 1], 0.25, rtol=1e-5)
+    assert (ratio[1:3, 1] > 1.005).all()
+    other = rl.scale(rl.PlaneNumbers([0]), by=0.25, keep_length=plain.isel(layer=[0]))
+    with pytest.raises(BadArgument, match="The edit was made for another model"):
+        rl.edit_rope(model, other).__enter__()
 
 
 def test_a_rotation_that_depends_on_the_length():

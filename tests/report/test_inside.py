@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import re
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,12 +56,17 @@ def captured(measured: Measured, excerpt: int, edit: Edit | None = None, **more)
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("mode", "excerpt"), [("stop", 1), ("drop", 0)])
-def test_attention_agrees_with_the_edited_model(opened, measured, mode, excerpt):
-    part = f"{LAYER}.{HEAD}"
-    planes = list(range(9, 16))
-    edit = {"stop": rl.stop, "drop": rl.drop}[mode](rl.PlaneNumbers(planes), heads=part)
-    page = opened.at(f"#L{LAYER}H{HEAD}&tab=attention&text={excerpt + 1}&{mode}=9-15")
+@pytest.mark.parametrize(
+    ("address", "change", "excerpt"),
+    [
+        ("stop=9-15", rl.stop, 1),
+        ("drop=9-15", rl.drop, 0),
+        ("scale=9-15x1.7", partial(rl.scale, by=1.7), 0),
+    ],
+)
+def test_attention_agrees_with_the_edited_model(opened, measured, address, change, excerpt):
+    edit = change(rl.PlaneNumbers(range(9, 16)), heads=f"{LAYER}.{HEAD}")
+    page = opened.at(f"#L{LAYER}H{HEAD}&tab=attention&text={excerpt + 1}&{address}")
     expected = captured(measured, excerpt, edit)["attention"]
     weights = np.nan_to_num(values(page, "plot-attention", "z"))
     np.testing.assert_allclose(weights, expected, atol=1e-3)
@@ -133,9 +139,20 @@ def test_the_slider_and_the_lists_stop_planes(opened, measured: Measured):
     by_distance = [np.diagonal(weights, -d).mean() for d in range(len(weights))]
     shown = values(page, "plot-kernel", "y", trace=3)
     np.testing.assert_allclose(shown, by_distance, atol=1e-3)
+    page.select_option("#live-mode", "scale")
+    page.locator("#live-by").fill("0.25")
+    view(page, "pair")
+    assert page.url.endswith("&scale=3-5x0.25")
+    assert "are scaled by 0.25" in page.inner_text("#live-words")
+    edit = rl.scale(rl.PlaneNumbers((3, 4, 5)), by=0.25, heads=f"{LAYER}.{HEAD}")
+    query, key = (int(page.input_value(f"#pair-{name}")) for name in ("query", "key"))
+    pushes = values(page, "plot-pair", "y")
+    expected = captured(measured, 0, edit)["contrast"].values[:, query, key]
+    np.testing.assert_allclose(pushes, expected, atol=2e-3)
+    view(page, "kernel")
     page.click("#live-reset")
     idle(page)
-    assert "drop" not in page.url
+    assert "scale" not in page.url
     assert page.evaluate("document.getElementById('plot-kernel').data.length") == 2
 
 

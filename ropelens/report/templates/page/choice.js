@@ -3,7 +3,7 @@
 // model, or "same" for the head with the layer and the index of the chosen head.
 const FIRST = { layer: page.selected[0], head: page.selected[1], view: $("all").querySelector("[role=tab]").dataset.tab,
   tab: page.prompt ? "attention" : $("one-tab-selectivity").dataset.tab, excerpt: 0, query: page.excerpts[0].tokens.length - 1, key: null, auto: true,
-  against: null, distance: null, band: null, mode: "stop", by: "", pin: null, beside: page.beside ? "same" : null };
+  against: null, distance: null, band: null, mode: "stop", factor: 0.5, by: "", pin: null, beside: page.beside ? "same" : null };
 const state = { ...FIRST };
 
 // ---- the address
@@ -14,7 +14,7 @@ function address() {
   const end = page.excerpts[excerpt].tokens.length - 1;
   const parts = [`L${layer}H${head}`, view !== FIRST.view && `view=${view}`, by && `by=${by}`, tab !== FIRST.tab && `tab=${tab}`,
     excerpt > 0 && `text=${excerpt + 1}`, key !== null ? `pair=${query}-${key}` : !auto && query !== end && `query=${query}`,
-    band && `${band.mode}=${band.from}-${band.to}`, pin && `pin=${named(pin)}`, beside && `beside=${named(beside)}`];
+    band && `${band.mode}=${band.from}-${band.to}${band.mode === "scale" ? `x${state.factor}` : ""}`, pin && `pin=${named(pin)}`, beside && `beside=${named(beside)}`];
   return `#${parts.filter(Boolean).join("&")}`;
 }
 
@@ -38,10 +38,11 @@ function recall() {
   const excerpt = page.excerpts[Number(given.text) - 1] ? Number(given.text) - 1 : 0;
   const length = page.excerpts[excerpt].tokens.length;
   const [query, key] = pair(given.pair) ?? [/^\d+$/.test(given.query ?? "") ? Number(given.query) : length - 1, null];
-  const mode = given.stop === undefined && given.drop !== undefined ? "drop" : "stop", band = pair(given[mode]);
+  const mode = ["stop", "drop", "scale"].find((name) => given[name] !== undefined) ?? "stop";
+  const [planes, factor] = (given[mode] ?? "").split("x"), band = pair(planes);
   const pin = exists(headOf(given.pin)) ? headOf(given.pin) : null;
   const beside = given.beside === "same" && page.beside ? "same" : headOf(given.beside);
-  Object.assign(state, { layer: place[0], head: place[1], excerpt, against: null, distance: null, mode,
+  Object.assign(state, { layer: place[0], head: place[1], excerpt, against: null, distance: null, mode, factor: factor >= 0 ? Number(factor) : FIRST.factor,
     view: $(`all-tab-${given.view}`) ? given.view : complete ? FIRST.view : state.view,
     by: [...$("map-by").options].some(({ value }) => value === given.by) ? given.by : "",
     tab: $(`one-tab-${given.tab}`) ? given.tab : complete ? FIRST.tab : state.tab,

@@ -1,6 +1,6 @@
 // Computes the scores of each plane and the attention of a head on an excerpt from its queries and
-// keys, also if some planes stop rotating or are removed. A band {from, to, mode} is a range of planes,
-// counted from the fastest plane; null is the unmodified head.
+// keys, also if some planes stop rotating, are removed or are scaled. A band {from, to, mode} is a range
+// of planes, counted from the fastest plane; null is the unmodified head.
 
 /** Indices of the heads whose weights are stored, because they do not follow from queries and keys. */
 const given = new Map([page, page.beside].filter(Boolean).map((model) => {
@@ -32,32 +32,38 @@ function vectors(side, layer, head) {
   }) };
 }
 
-/** Frequency of each plane in rad/token: 0 if it stops rotating, null if it is removed. */
+const inBand = (band, plane) => band && band.from <= plane && plane <= band.to;
+
+/** Frequency of each plane in rad/token: 0 if it stops rotating. */
 function turning(layer, band, model = page) {
   return model.frequencies[layer].slice(0, model.planes[layer]).map((frequency, plane) =>
-    band && band.from <= plane && plane <= band.to ? (band.mode === "drop" ? null : 0) : frequency);
+    band?.mode === "stop" && inBand(band, plane) ? 0 : frequency);
 }
+
+/** Factor on what a plane adds to the scores: 0 if it is removed. */
+const gain = (band, plane) => inBand(band, plane) ? { stop: 1, drop: 0, scale: state.factor }[band.mode] : 1;
 
 /** Product of a query and a key in each plane, and a list with the term of unrotated coordinates. */
 function products(excerpt, layer, head, query, key, model) {
   const one = model.excerpts[excerpt];
   const q = vectors(one.query, layer, head), k = vectors(one.key, layer, model.kvHeads[layer][head]);
   const [a, b] = [q.at(query), k.at(key)], count = model.planes[layer];
-  const scale = model.scale[layer];
+  const scale = model.scale[layer], band = bandOf(layer, model);
   let rest = 0;
   for (let i = 2 * count; i < q.size; i++) rest += a[i] * b[i];
   const real = [], imaginary = [];
   for (let plane = 0; plane < count; plane++) {
-    real.push(scale * (a[plane] * b[plane] + a[count + plane] * b[count + plane]));
-    imaginary.push(scale * (a[count + plane] * b[plane] - a[plane] * b[count + plane]));
+    const size = scale * gain(band, plane);
+    real.push(size * (a[plane] * b[plane] + a[count + plane] * b[count + plane]));
+    imaginary.push(size * (a[count + plane] * b[plane] - a[plane] * b[count + plane]));
   }
   return { real, imaginary, rest: q.size > 2 * count ? [scale * rest] : [] };
 }
 
 /** What each plane adds to the score at this distance, in nats. The last term is for unrotated coordinates, if any. */
 function terms({ real, imaginary, rest }, frequencies, distance) {
-  const rotated = frequencies.map((frequency, plane) => frequency === null ? 0
-    : real[plane] * Math.cos(frequency * distance) - imaginary[plane] * Math.sin(frequency * distance));
+  const rotated = frequencies.map((frequency, plane) =>
+    real[plane] * Math.cos(frequency * distance) - imaginary[plane] * Math.sin(frequency * distance));
   return [...rotated, ...rest];
 }
 
@@ -67,20 +73,18 @@ function attend(excerpt, layer, head, band, model = page) {
   const q = vectors(one.query, layer, head), k = vectors(one.key, layer, model.kvHeads[layer][head]);
   const scale = model.scale[layer];
   const turned = turning(layer, band, model);
-  const kept = turned.map((frequency) => frequency !== null);
   /** Every vector, rotated to its position, so that a score is one product. */
-  const placed = (side) => Array.from({ length }, (_, position) => {
+  const placed = (side, factor) => Array.from({ length }, (_, position) => {
     const still = side.at(position), made = new Float64Array(side.size);
     for (let i = 2 * count; i < side.size; i++) made[i] = still[i];
     for (let plane = 0; plane < count; plane++) {
-      if (!kept[plane]) continue;
-      const [cos, sin] = [Math.cos(turned[plane] * position), Math.sin(turned[plane] * position)];
+      const angle = turned[plane] * position, [cos, sin] = [Math.cos(angle), Math.sin(angle)].map((x) => factor(plane) * x);
       made[plane] = still[plane] * cos - still[count + plane] * sin;
       made[count + plane] = still[plane] * sin + still[count + plane] * cos;
     }
     return made;
   });
-  const queries = placed(q), keys = placed(k);
+  const queries = placed(q, (plane) => gain(band, plane)), keys = placed(k, () => 1);
   return queries.map((from, query) => {
     const row = new Float32Array(length).fill(NaN);
     let highest = -Infinity, sum = 0;

@@ -4,7 +4,7 @@
 let last = {};
 function shownWeights(layer, head, model = page) {
   const band = model.live[layer][head] ? bandOf(layer, model) : null, excerpt = excerptOf(model);
-  const asked = JSON.stringify([model === page, excerpt, layer, head, band]);
+  const asked = JSON.stringify([model === page, excerpt, layer, head, band, state.factor]);
   if (last[asked] === undefined) {
     if (Object.keys(last).length > 3) last = {};
     last[asked] = band ? attend(excerpt, layer, head, band, model) : unmodifiedWeights(excerpt, layer, head, model);
@@ -25,7 +25,7 @@ function bandOf(layer, model) {
   const stopped = wavelengths(state.layer, page).slice(band.from, band.to + 1);
   const shortest = Math.min(...stopped) * (1 - 1e-6);
   const longest = keptOf(band) !== null ? Infinity : Math.max(...stopped) * (1 + 1e-6);
-  const moves = (wave) => wave < Infinity || band.mode === "drop";
+  const moves = (wave) => wave < Infinity || band.mode !== "stop";
   const planes = wavelengths(layer, model).flatMap((wave, plane) =>
     shortest <= wave && wave <= longest && moves(wave) ? [plane] : []);
   return planes.length ? { ...band, from: planes[0], to: planes.at(-1) } : null;
@@ -67,6 +67,8 @@ function showBand() {
   $("live-share").textContent = rotating ? (kept / rotating).toFixed(2) : "–";
   $("live-p").setAttribute("aria-valuetext", $("live-share").textContent);
   $("live-mode").value = band?.mode ?? state.mode;
+  $("live-by").value = state.factor;
+  $("live-by").hidden = $("live-mode").value !== "scale";
   for (const control of $("live").querySelectorAll("input, select, button")) {
     control.disabled = !(live && count && (rotating || control.id !== "live-p")) && control.id !== "pick-excerpt";
   }
@@ -77,14 +79,15 @@ function showBand() {
 function bandWords(band, layer, model = page) {
   const count = model.planes[layer], rotating = turns(layer, model).length, frequencies = model.frequencies[layer];
   if (!count) return "This layer does not rotate, so it has no planes to stop.";
-  if (!rotating && band?.mode !== "drop") return "No plane of this layer rotates, so no plane can stop. Choose planes that are removed.";
+  if (!rotating && (band?.mode ?? "stop") === "stop") return "No plane of this layer rotates, so no plane can stop. Choose planes that are removed or scaled.";
   if (!band) return "All planes rotate. Lower p or choose planes to see the head without them.";
   const many = band.to - band.from + 1;
   const kept = model === page && band.mode === "stop" ? keptOf(band, layer) : null;
   const p = kept === null ? "" : `p = ${(kept / rotating).toFixed(2)}: `;
   const ends = [span(frequencies[band.from]), span(frequencies[band.to])];
   const planes = many === 1 ? `the plane of ${ends[0]} tokens` : `${many} planes (${ends.join(" to ")} tokens)`;
-  const [verb, verbs] = band.mode === "stop" ? ["stop rotating", "stops rotating"] : ["are removed", "is removed"];
+  const [verb, verbs] = { stop: ["stop rotating", "stops rotating"], drop: ["are removed", "is removed"],
+    scale: [`are scaled by ${state.factor}`, `is scaled by ${state.factor}`] }[band.mode];
   return `${p}${planes} ${many === 1 ? verbs : verb} in this head.`;
 }
 
@@ -153,6 +156,11 @@ $("live-p").addEventListener("input", ({ target: { value } }) => {
 $("live-mode").addEventListener("change", ({ target: { value } }) => {
   state.mode = value;
   stopBand(state.band && { ...state.band, mode: value });
+});
+$("live-by").addEventListener("input", ({ target: { value } }) => {
+  if (value === "" || !(value >= 0)) return;
+  state.factor = Number(value);
+  stopBand(state.band);
 });
 $("live-reset").addEventListener("click", () => stopBand(null));
 $("pick-excerpt").replaceChildren(...page.excerpts.map(({ tokens }, i) =>

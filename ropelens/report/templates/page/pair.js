@@ -238,13 +238,12 @@ function drawDials({ product, frequencies }, distance) {
   const lengths = frequencies.map((_, plane) => Math.hypot(product.real[plane], product.imaginary[plane]));
   const longest = Math.max(...lengths, 1e-9);
   $("dials").replaceChildren(...frequencies.map((frequency, plane) => {
-    const angle = Math.atan2(product.imaginary[plane], product.real[plane]) + (frequency ?? 0) * distance;
-    const reach = frequency === null ? 0 : 16 * Math.sqrt(lengths[plane] / longest);
-    const [x, y] = [reach * Math.cos(angle), -reach * Math.sin(angle)];
+    const angle = Math.atan2(product.imaginary[plane], product.real[plane]) + frequency * distance;
+    const reach = 16 * Math.sqrt(lengths[plane] / longest), [x, y] = [reach * Math.cos(angle), -reach * Math.sin(angle)];
     const hand = drawing("line", { x1: 0, y1: 0, x2: x, y2: y, class: x >= 0 ? "toward" : "away" });
     const face = drawing("svg", { viewBox: "-19 -19 38 38", width: 36, height: 36 },
       drawing("circle", { r: 17 }), drawing("line", { x1: 0, y1: -17, x2: 0, y2: 17, class: "zero" }), hand);
-    const words = Object.assign(document.createElement("span"), { textContent: span(frequency ?? page.frequencies[state.layer][plane]) });
+    const words = Object.assign(document.createElement("span"), { textContent: span(frequency) });
     const dial = document.createElement("div");
     dial.append(face, words);
     return dial;

@@ -1,0 +1,213 @@
+"""Export of an edited model as a checkpoint that transformers loads without ropelens.
+
+New frequencies go into the configuration, and factors on scores into weights of the queries.
+"""
+
+import copy
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import normalize
+
+from ropelens.attention.call import AttentionCall
+from ropelens.checkpoints.files import quiet_transformers
+from ropelens.config_facts import rope_parameters
+from ropelens.errors import BadArgument, UnsupportedModel, explained, public
+from ropelens.interventions.edit import Edit, ModelEdit, stack_edits, target_rotations
+from ropelens.model.as_live_model import Model, as_live_model
+from ropelens.model.live_model import LiveModel
+from ropelens.noise import logit_change, noise_tokens
+from ropelens.rope.variants import OWN, parse_variant
+from ropelens.rotation.probe import RotationProbe
+from ropelens.rotation.variant_config import stated_shape, variant_config
+from ropelens.runtime.folder import output_folder
+
+STOPPED = 1e39  # factor on the wavelength of a stopped plane: infinite in float32
+PROBE_TOKENS = 16
+SAME_DIRECTION = 1 - 1e-4  # cosine of a query coordinate and the output that it copies
+SAME_LOGITS = 1e-4  # change relative to the spread of the logits over the vocabulary
+
+Gains = Float[Tensor, "head coordinate"]
+
+
+@public
+def export(model: Model, *edits: Edit | str, out: str | Path, tokenizer: Any = None) -> Path:
+    """Write `model`, changed by `edits`, as a checkpoint; return its folder `out`.
+
+    The checkpoint has a configuration, weights in float32 (safetensors) and the `tokenizer`.
+    transformers loads it without ropelens and gives the logits of the model under `edit_rope`.
+    They are compared first: in float32 they may differ by 1e-4 of their spread.
+
+    A variant of transformers becomes its `rope_type`. Other frequencies become the `rope_type`
+    "longrope", whose factor for a stopped plane is 1e39. The factors of `drop`, `scale` and
+    `attention_factor` multiply the weights that make the queries, or weights of their norm.
+
+    Raises `UnsupportedModel`, with the reason, for edits that neither can carry: frequencies of
+    only some heads, or in a model whose RoPE depends on the length, and factors that a norm
+    undoes. Raises `BadArgument` if `out` is not empty, and the errors of `edit_rope`.
+    """
+    live = as_live_model(model)
+    if Path(out).exists() and not (Path(out).is_dir() and not any(Path(out).iterdir())):
+        raise BadArgument(f"{out} is not an empty folder.", hint="a new folder")
+    state, own = live.model.state_dict(), live.model.config
+    adapted = type(live) is not LiveModel or any(".base_layer." in name for name in state)
+    if (
+        adapted
+        or own.to_dict().get("quantization_config")
+        or any(x.is_meta for x in state.values())
+    ):
+        _refuse(live, "an adapter, a bridge, or weights in few bits or on a disk")
+    edit = stack_edits(RotationProbe(live), edits)
+    config, gains = _native_config(live, edit, edits) or _written_config(live, edit)
+    state |= scaled_queries(live, gains)
+    once = {(x.data_ptr(), x.shape): x.float() for x in state.values()}  # ties stay ties
+    state = {name: once[x.data_ptr(), x.shape] for name, x in state.items()}
+    config.architectures, config.dtype = [live.class_name], torch.float32
+    how: Any = {"dtype": "float32", "attn_implementation": own._attn_implementation}
+    what = f"transformers cannot store {live.class_name} with this edit."
+    with output_folder(out) as folder, explained(what, error=UnsupportedModel):
+        with quiet_transformers():
+            live.model.save_pretrained(folder, state_dict=state)
+            config.save_pretrained(folder)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(folder)
+            loaded: Any = type(live.model).from_pretrained(folder, **how)
+        for file in folder.iterdir():  # only the owner could read the weights
+            file.chmod((folder / "config.json").stat().st_mode)
+        _check_logits(live, edit, as_live_model(loaded.to(live.device).eval()))
+    return Path(out)
+
+
+def _refuse(live: LiveModel, seen: str) -> NoReturn:
+    what, hint = f"{live.class_name} cannot be exported with this edit.", "ropelens.edit_rope"
+    raise UnsupportedModel(what, seen=seen, hint=hint)
+
+
+def _native_config(
+    live: LiveModel, edit: ModelEdit, edits: tuple[Edit | str, ...]
+) -> tuple[Any, dict[int, Gains]] | None:
+    """The configuration of a single variant, if the family and plain transformers have it."""
+    if len(edit.edits) != 1 or not isinstance(edits[0], str):
+        return None
+    variant = parse_variant(edits[0])
+    scaled = any(part.get("rope_type") != "default" for part in rope_parameters(live.config))
+    if variant.rope_type.startswith(OWN) or (variant.stops is not None and scaled):
+        return None
+    with suppress(ValueError, KeyError, StrictDataclassError):  # the family refuses the type
+        config = variant_config(live.model.config, edits[0])
+        return type(config).from_dict(config.to_dict()), {}
+    return None
+
+
+def _written_config(live: LiveModel, edit: ModelEdit) -> tuple[Any, dict[int, Gains]]:
+    """The configuration with the frequencies of the edit, and the gains of queries by layer."""
+    config, layers = copy.deepcopy(live.model.config), edit.rotation.layers()
+    text, gains, inv_freq = config.get_text_config(), dict[int, Gains](), dict[str, Tensor]()
+    whole = text.to_dict().get("rope_parameters") or {}
+    nested = any(isinstance(part, dict) for part in whole.values())
+    parts = dict(whole) if nested else {"": whole}  # by type of layers
+    for number, heads in enumerate(live.attending_heads):
+        planes, kind = layers[number].planes, live.layer_types[number] if nested else ""
+        query, key = target_rotations(edit.edits, planes, heads, (number, live.context))
+        gain = planes.by_coordinate(query.gain * key.gain)
+        gains |= {number: gain} if (gain != 1).any() else {}
+        if not planes.rotary_dim or not heads.any():
+            continue
+        new = inv_freq.setdefault(kind, query.inv_freq[0])
+        if (query.inv_freq != new).any():
+            _refuse(live, "new frequencies of planes of only some heads or layers")
+        if not torch.equal(new, planes.inv_freq.float()):
+            if live.depends_on_length:
+                _refuse(
+                    live, "new frequencies of planes, and a RoPE that depends on the length"
+                )
+            parts[kind] = _longrope(text, whole.get(kind, whole), new, layers[number].factor)
+    text.rope_parameters = parts if nested else parts[""]
+    return config, gains
+
+
+def _longrope(
+    config: Any, part: dict[str, Any], inv_freq: Tensor, factor: float | None
+) -> dict[str, Any]:
+    """`rope_parameters` of planes that rotate at `inv_freq`, with the attention factor."""
+    shape, size = stated_shape(config, part), 2 * len(inv_freq)
+    wavelength = shape.base ** (torch.arange(0, size, 2).float() / size)
+    slower = 1 / (wavelength.double() * inv_freq.double().abs())
+    factors = torch.where((slower - 1).abs() < 1e-7, 1.0, slower).clamp(max=STOPPED).tolist()
+    kept = {name: value for name, value in part.items() if name.startswith("mrope_")}
+    if "partial_rotary_factor" in part:
+        kept["partial_rotary_factor"] = size / shape.head_dim
+    return kept | {
+        **{"rope_type": "longrope", "rope_theta": part["rope_theta"], "factor": 1.0},
+        **{"short_factor": factors, "long_factor": factors, "attention_factor": factor or 1.0},
+        "original_max_position_embeddings": shape.context,
+    }
+
+
+def scaled_queries(live: LiveModel, gains: Mapping[int, Gains]) -> dict[str, Tensor]:
+    """New weights, by name, that multiply the queries of each layer by its gains.
+
+    Position 0 is not rotated. The weights of a coordinate are therefore the row of the last
+    module whose output is proportional to this coordinate, for sequences of one token.
+    """
+    outputs: list[tuple[str, Any, Any, Tensor]] = []  # since the last attention
+    scaled: dict[str, Tensor] = {}
+
+    def keep(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and len(output) == PROBE_TOKENS:
+            outputs.append((name, module, inputs, output))
+
+    def scale(call: AttentionCall) -> None:
+        query = normalize(call.query.flatten(1).double(), dim=0)
+        missing = query.any(0).nonzero()[:, 0] if call.layer in gains else query.new_zeros(0)
+        for name, module, inputs, output in reversed(outputs[:]):  # `functional_call` adds
+            if not len(missing):
+                break
+            likeness = query[:, missing].T @ normalize(output.flatten(1).double(), dim=0)
+            copied = likeness.amax(1) > SAME_DIRECTION
+            gain = gains[call.layer].flatten().to(query.device)[missing[copied]]
+            linear = isinstance(module, nn.Linear)
+            size = len(module.weight) if linear else module.weight.numel()
+            rows = likeness.argmax(1)[copied] % size
+            factor = torch.ones(size).to(gain).index_put((rows,), gain)
+            if (factor[rows] != gain).any():
+                _refuse(live, f"{name}, whose weights multiply several heads at once")
+            weights = dict(module.named_parameters(recurse=False)) if len(rows) else {}
+            zeros = {key: torch.zeros_like(weight) for key, weight in weights.items()}
+            one = bool(weights) and functional_call(module, zeros, inputs).any()  # Gemma: 1 + w
+            for key, weight in weights.items():
+                by = factor.view((-1, *[1] * (weight.ndim - 1)) if linear else weight.shape)
+                added = float(one and key == "weight")
+                scaled[f"{name}.{key}"] = (weight.detach().float() + added) * by - added
+            missing = missing[~copied]
+        outputs.clear()
+        if len(missing):
+            _refuse(live, f"queries of layer {call.layer} that no weight multiplies by itself")
+
+    tokens = torch.arange(PROBE_TOKENS)[:, None] * live.vocabulary // PROBE_TOKENS
+    with ExitStack() as hooks, live.without_hooks():
+        for name, module in live.model.named_modules() if gains else ():
+            if isinstance(module._parameters.get("weight"), Tensor):
+                handle = module.register_forward_hook(partial(keep, name))
+                hooks.callback(handle.remove)
+        live.record_calls(tokens, scale)
+    return scaled
+
+
+@torch.no_grad()
+def _check_logits(live: LiveModel, edit: ModelEdit, loaded: LiveModel) -> None:
+    """Refuse a checkpoint whose logits differ from the logits of the edited model."""
+    tokens = noise_tokens(live.vocabulary, live.context)
+    with live.edit(edit):
+        expected = live.forward(tokens)
+    change = float(logit_change(expected, loaded.forward(tokens)).max())
+    if not change <= max(SAME_LOGITS, 30 * live.eps):
+        _refuse(live, f"logits of the checkpoint that differ by {change:.2g} of their spread")
