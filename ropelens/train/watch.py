@@ -40,7 +40,7 @@ SHARDED = {  # attributes of parameters or modules if processes hold parts of th
 
 
 def plane_lengths(profile: xr.Dataset) -> xr.DataArray:
-    """|q||k| of each plane [layer, frequency]: the mean length of queries times that of keys."""
+    """|q||k| of each plane [layer, frequency]: mean length of queries times that of keys."""
     return profile["q_norm"].mean("head") * profile["k_norm"].mean("kv_head")
 
 
@@ -77,8 +77,8 @@ class RopeCallback(TrainerCallback):
     Parameters
     ----------
     text
-        A `Text`, token ids [sequence, position], a BatchEncoding, or a string, which the processing
-        class of the Trainer tokenizes.
+        A `Text`, token ids [sequence, position], a BatchEncoding, or a string, which the
+        processing class of the Trainer tokenizes.
     every
         Steps between two measurements; None measures at each evaluation. With `every=100`, the
         default measures take at most 3 % of the time if the text has no more tokens than a

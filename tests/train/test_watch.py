@@ -129,7 +129,7 @@ def test_a_loop_has_a_page(tmp_path: Path, monkeypatch: Any):
 def test_refusals(tmp_path: Path):
     with pytest.raises(BadArgument, match=r"There is no statistic 'x'"):
         rl.RopeCallback(TEXT, measures=["x"])
-    trainer = trainer_of("peft", tmp_path)
+    trainer = trainer_of("bf16", tmp_path)
     rl.RopeCallback(TEXT).attach(trainer)
     with pytest.raises(BadArgument, match="this Trainer has none"):
         trainer.train()
@@ -143,7 +143,7 @@ def test_refusals(tmp_path: Path):
 
 
 def test_without_attach(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    trainer = trainer_of("checkpointing", tmp_path)
+    trainer = trainer_of("bf16", tmp_path)
     trainer.add_callback(rl.RopeCallback(TEXT, every=4))
     trainer.train()
     steps = [row["step"] for row in trainer.state.log_history if "rope/induction" in row]
