@@ -30,6 +30,8 @@ from .interventions.reach import reach as reach
 from .interventions.evaluate import evaluate as evaluate
 from .interventions.truncate import truncate as truncate
 from .interventions.truncation_table import position_losses as position_losses
+from .train.watch import RopeCallback as RopeCallback
+from .train.watch import watch as watch
 
 # edit
 from .interventions.edit import edit_rope as edit_rope

@@ -21,7 +21,10 @@ OPTIONS = {"size": "nano", "context": 32, "vocabulary": 300, "steps": 60, "preci
 
 
 def train(text=(), *, out: Path, **options: Any) -> Path:
-    files = {name: options.pop(name, other) for name, other in (("valid", ()), ("data", None))}
+    files = {
+        name: options.pop(name, other)
+        for name, other in (("valid", ()), ("data", None), ("watch", False))
+    }
     return runs.train(Settings(**options), text=text, out=out, **files)
 
 

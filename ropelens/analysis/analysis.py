@@ -23,13 +23,20 @@ from ropelens.interventions.truncation_table import summarize_truncation
 from ropelens.profiles.measurement import versions
 from ropelens.profiles.measures import complete_profile, open_profile
 from ropelens.report import words
-from ropelens.report.page import QUESTION, render_comparison, render_figures, render_page
+from ropelens.report.page import (
+    QUESTION,
+    render_comparison,
+    render_figures,
+    render_page,
+    render_steps,
+)
 from ropelens.report.tables import about
 from ropelens.runtime.folder import file_name, locked, write_whole
 from ropelens.runtime.results import open_results, read_record, write_folder, write_page
 from ropelens.runtime.savepoint import UNFINISHED
 from ropelens.text.text import Text
 from ropelens.train.data import differences
+from ropelens.train.watch import open_steps
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -135,10 +142,14 @@ class Analysis:
 def open(path: str | Path) -> Analysis | xr.Dataset:
     """Read the `Analysis` or comparison in a folder, or the dataset in a .nc file.
 
+    The folder of `ropelens.watch` gives a dataset over `step`, with `numbers` (step, number).
+
     Raises `BadArgument` for files that are missing, damaged or of another kind.
     """
     if read_record(path).get("kind") == "comparison":
         return open_results(Path(path) / "comparison.nc", "comparison")
+    if read_record(path).get("kind") == "watch":
+        return open_steps(Path(path))
     if Path(path).is_dir():
         return open_analysis(path)
     results = open_results(path)
@@ -284,6 +295,8 @@ def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Pat
         comparison = open_results(folder / "comparison.nc", "comparison")
         table = summarize_comparison(comparison)
         return write_page(folder, lambda: render_comparison(comparison, table))
+    if record.get("kind") == "watch":
+        return write_page(folder, lambda: render_steps(open_steps(folder)))
     other = None if beside is None else open_analysis(beside)
     with locked(folder):
         analysis = open_analysis(folder)

@@ -142,7 +142,7 @@ def compare_command(
 def report_command(
     folder: Annotated[
         Path,
-        typer.Argument(metavar="DIR", help="Folder that analyze, truncate or compare wrote."),
+        typer.Argument(metavar="DIR", help="Folder of analyze, truncate, compare or a watch."),
     ],
     *,
     beside: Annotated[
@@ -183,6 +183,10 @@ def train_command(
         Path | None,
         option("FILE.toml", "Train a study; only with --text, --valid, --tokens and --out."),
     ] = None,
+    watch: Annotated[
+        bool,
+        option(None, "Also measure heads at each validation, in RUN/watch.", name="--watch"),
+    ] = False,
     options: Settings,
 ) -> None:
     """Train small LLaMA-style models on text. The same command continues a stopped run.
@@ -206,7 +210,7 @@ def train_command(
     if study is not None:
         print_path(run_study(study, tokens=tokens, **texts))
     else:
-        print_path(train(options, data=tokens, **texts))
+        print_path(train(options, data=tokens, watch=watch, **texts))
 
 
 for name, short_help, command in (

@@ -17,6 +17,7 @@ from ropelens.errors import BadArgument, public
 from ropelens.figures.formats import plural
 from ropelens.figures.heads import claim_title
 from ropelens.figures.inputs import head_table, idle_layers
+from ropelens.figures.steps import plot_maps, plot_numbers
 from ropelens.figures.style import COLORS, SIGNS
 from ropelens.interventions.truncation_table import summarize_truncation, sweeps_by_kind
 from ropelens.report import catalog, tables, words
@@ -177,6 +178,20 @@ def render_comparison(comparison: xr.Dataset, table: pd.DataFrame) -> str:
         label_rules=write_sentence("profile", "label_rules", thresholds=asdict(Thresholds())),
         **about_comparison(comparison, table),
     )
+
+
+def render_steps(steps: xr.Dataset) -> str:
+    """Text of the page of a training, from the folder of `ropelens.watch`."""
+    ends, explained = steps.isel(step=[0, -1]), page_words()["steps"]
+    numbers, (first, last) = ends["numbers"].values.T, ends["step"].values.tolist()
+    findings = [
+        f"{str(name).replace('_', ' ')}: {a:.3g} at step {first:,}, {b:.3g} at step {last:,}"
+        for name, (a, b) in zip(ends["number"].values, numbers, strict=True)
+    ]
+    figures = {explained["numbers"]: plot_numbers(steps), explained["maps"]: plot_maps(steps)}
+    question = "How do heads and planes change during training?"
+    shown = {"question": question, "findings": findings} | about(steps, pd.DataFrame())
+    return render_figures("answer.html", figures, **shown)
 
 
 def render_figures(template: str, figures: Mapping[str, go.Figure], **values: object) -> str:

@@ -22,6 +22,7 @@ KINDS = {  # of result folders, by the `kind` in run.json
     "answer": "the answer of an analysis",
     "claims": "a ledger of claims",
     "prompt": "the page of a prompt",
+    "watch": "the measurements of a training",
 }
 # Files of a folder with several models, whose results are in folders named after them.
 NAMES: tuple[str, ...] = (PAGE, RECORD, "heads.csv", "claims.csv", "claims.json")

@@ -23,8 +23,15 @@ from ropelens.errors import BadArgument, RopelensError, explained
 from ropelens.runtime.devices import device_named
 from ropelens.runtime.folder import write_whole
 from ropelens.runtime.progress import Stage, show_progress
-from ropelens.train.data import copy_tokenizer, held_out_sequences, log_line, training_stages
+from ropelens.train.data import (
+    copy_tokenizer,
+    held_out_sequences,
+    log_line,
+    spread,
+    training_stages,
+)
 from ropelens.train.settings import Settings
+from ropelens.train.watch import RopeCallback
 
 CHECKPOINT = "checkpoint.pt"  # the file from which a run is resumed
 CHECKPOINT_SECONDS = 60.0  # between two checkpoints
@@ -33,6 +40,7 @@ CHECKPOINT_SECONDS = 60.0  # between two checkpoints
 TrainingState = tuple[int, list[dict[str, float]], Float[Tensor, ""]]
 METRICS = ("step", "tokens", "train_loss", "valid_loss", "learning_rate", "tokens_per_second")
 LOG_EVERY, EVAL_EVERY = 10, 250  # steps between rows of metrics.csv, and between validations
+WATCHED_SEQUENCES = 8  # of which heads and planes are measured
 VALID_SEQUENCES = 128  # sequences in a validation: 65,000 tokens at context 512
 
 
@@ -47,11 +55,14 @@ def require_finite(tensors: Iterable[Tensor], what: str, *, step: int) -> None:
         raise TrainingFailed(fault, hint="a lower learning rate, in a new run folder")
 
 
-def fit_model(model: PreTrainedModel, settings: Settings, *, out: Path, data: Path) -> None:
+def fit_model(
+    model: PreTrainedModel, settings: Settings, *, out: Path, data: Path, watch: bool = False
+) -> None:
     """Train `model` on the tokens in `data`, from the checkpoint in `out` if there is one.
 
     Writes metrics.csv, history/ with models of earlier steps, and a checkpoint every minute and
-    at the end, but no weights that are NaN or infinite: raises `TrainingFailed`.
+    at the end, but no weights that are NaN or infinite: raises `TrainingFailed`. With `watch`,
+    measures some validation sequences at each validation, and adds the numbers to metrics.csv.
     """
     if settings.compile:
         model.compile(dynamic=False)  # few shapes occur
@@ -63,6 +74,10 @@ def fit_model(model: PreTrainedModel, settings: Settings, *, out: Path, data: Pa
     if (out / CHECKPOINT).exists():
         step, rows, loss = load_checkpoint(out / CHECKPOINT, model, optimizer)
         log_line(f"resuming from step {step}")
+    sample = torch.from_numpy(spread(held_out, WATCHED_SEQUENCES).astype(np.int64))
+    watching, columns = RopeCallback(sample, out=out / "watch"), [*METRICS]
+    if watch:
+        columns += watching.begin(model, step)
     saved_at, timed_at, timed_from = time.monotonic(), time.perf_counter(), step
     note: dict[str, str] = {}
     per_step = settings.tokens_per_step
@@ -85,11 +100,12 @@ def fit_model(model: PreTrainedModel, settings: Settings, *, out: Path, data: Pa
             last = step == settings.steps
             if last or step % EVAL_EVERY == 0:
                 row["valid_loss"] = validation_loss(model, held_out, settings)
+                row |= watching.measure(step) if watch else {}
                 note["valid"] = f"validation loss {row['valid_loss']:.4f}"
             if row:
                 rows.append({"step": step, "tokens": step * per_step} | row)
                 # Write all rows: a resumed run must not keep rows after its checkpoint.
-                table = pd.DataFrame(rows, columns=METRICS)
+                table = pd.DataFrame(rows, columns=columns)
                 write_whole(out / "metrics.csv", table.to_csv(index=False))
             advance(per_step, note=", ".join(note.values()))
             if settings.in_history(step):

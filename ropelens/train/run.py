@@ -48,6 +48,7 @@ def train(
     text: Sequence[Path] = (),
     valid: Sequence[Path] = (),
     data: Path | None = None,
+    watch: bool = False,
 ) -> Path:
     """Train a LLaMA-style model in the folder `out`, and return that folder.
 
@@ -55,7 +56,7 @@ def train(
     on the same machine with the same number of threads. A finished run contains config.json,
     model.safetensors (float32), the tokenizer, metrics.csv, run.json and history/. `data` is
     the folder of the tokenizer and the tokens, `out`/data by default. Without `text`, it must
-    exist.
+    exist. With `watch`, `out`/watch gets a profile at each validation (see `RopeCallback`).
 
     Raises `BadText` if the text is missing, not UTF-8 or too short, `BadArgument` for an
     unknown variant or size or if `out` contains something else, `Busy` if another process
@@ -87,7 +88,7 @@ def train(
         tokenizer = PreTrainedTokenizerFast.from_pretrained(out, local_files_only=True)
         torch.manual_seed(settings.seed)
         model = LlamaForCausalLM(model_config(settings, tokenizer))
-        fit_model(model, settings, out=out, data=data)
+        fit_model(model, settings, out=out, data=data, watch=watch)
         write_model(model, out)
         tokens = settings.steps * settings.tokens_per_step
         finished = datetime.now(UTC).isoformat(timespec="seconds")

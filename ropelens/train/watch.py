@@ -1,0 +1,252 @@
+"""Measurements of a model while it trains, which do not change the training."""
+
+import random
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import distributed
+from transformers import Trainer, TrainerCallback
+
+from ropelens.budget.labels import LABELS
+from ropelens.errors import BadArgument, Positive, RopelensError, UnsupportedModel, public
+from ropelens.model.as_live_model import Model, unwrapped
+from ropelens.profiles.heads import head_values
+from ropelens.profiles.measurement import versions
+from ropelens.profiles.measures import REQUESTED, find_statistics, open_profile
+from ropelens.profiles.profile import profile
+from ropelens.runtime.devices import devices_of, explain_full_memory
+from ropelens.runtime.folder import RECORD
+from ropelens.runtime.results import check_out, save
+from ropelens.text.tokenize import TextInput
+from ropelens.train.data import log_line, write_json
+
+MAXIMA = ("previous_token", "induction", "duplicate_token", "max_score")  # of all heads
+MEANS = ("sink_mass", "self_mass", "entropy_bits", *REQUESTED)  # over all heads
+MAPS = ("previous_token", "induction", "q_norm", "k_norm")  # over steps
+DEFAULT = ("reversal", "position_sensitivity")
+SHARDED = {  # attributes of parameters or modules if processes hold parts of the weights
+    "placements": "FSDP or tensor parallelism",
+    "_fsdp_wrapped_module": "FSDP",
+    "ds_id": "DeepSpeed ZeRO-3",
+}
+
+
+def plane_lengths(profile: xr.Dataset) -> xr.DataArray:
+    """|q||k| of each plane [layer, frequency]: mean length of queries times that of keys."""
+    return profile["q_norm"].mean("head") * profile["k_norm"].mean("kv_head")
+
+
+def watched_numbers(profile: xr.Dataset) -> dict[str, float]:
+    """About twelve numbers of a profile; docs/training.md defines them."""
+    planes = plane_lengths(profile)
+    slow = planes["frequency"] >= planes.notnull().sum("frequency") / 2
+    longest = planes.fillna(-1).argmax("frequency").where(planes.notnull().any("frequency"))
+    numbers = {"text_loss": profile.attrs["loss"]}
+    numbers |= {name: profile[name].max() for name in MAXIMA}
+    numbers |= {name: profile[name].mean() for name in MEANS if name in profile}
+    numbers |= {"slow_share": planes.where(slow).sum() / planes.sum()}
+    numbers |= {"band_plane": longest.median()}
+    if "total_bits" in profile:
+        labels = head_values(profile)["label"]
+        numbers |= {f"{label}_heads": (labels == label).sum() for label in LABELS}
+    return {name: float(number) for name, number in numbers.items()}
+
+
+class RopeCallback(TrainerCallback):
+    """Measure a model while transformers' `Trainer` trains it, and log about twelve numbers.
+
+        rl.RopeCallback(text).attach(trainer)
+        trainer.train()
+
+    `attach` sends the numbers ("rope/induction") through the log of the Trainer to tensorboard,
+    wandb and trackio. In `callbacks=[...]` the callback does not know the Trainer, and the
+    numbers are only in `trainer.state.log_history`. The first measurement is before training.
+    If a later measurement fails, a warning replaces it.
+
+    Training is bit-identical to training without the callback. Only the first process measures,
+    in eager mode and under the Trainer's mixed precision.
+
+    Parameters
+    ----------
+    text
+        A `Text`, token ids [sequence, position], a BatchEncoding, or a string, which the
+        processing class of the Trainer tokenizes.
+    every
+        Steps between two measurements; None measures at each evaluation. With `every=100`, the
+        default measures take at most 3 % of the time if the text has no more tokens than a
+        step of the training, and a step has 1,000 tokens or more.
+    measures
+        Statistics as in `ropelens.profile`, and "labels", which fits the attention budget and
+        takes much longer.
+    out
+        Folder for the profiles, out/step-000100/profile.nc; by default "rope" in the output
+        folder of the Trainer. `ropelens report out` draws the page over the steps, and
+        `ropelens.open(out)` returns the numbers over `step`.
+
+    Raises before the training: `UnsupportedModel` for a model without RoPE, or if processes
+    hold parts of the weights (FSDP, ZeRO-3), and `BadArgument` if the Trainer does not evaluate
+    and `every` is None, and for a folder `out` that holds something else.
+    """
+
+    @public
+    def __init__(
+        self,
+        text: TextInput,
+        *,
+        every: Positive | None = None,
+        measures: Sequence[str] = DEFAULT,
+        out: str | Path | None = None,
+    ) -> None:
+        statistics = find_statistics([name for name in measures if name != "labels"])
+        self._how: Any = {"statistics": statistics, "budget": "labels" in measures}
+        self.text, self.every, self.out, self.steps = text, every, out, 0
+        self._model: Any = None
+        self._trainer: Trainer | None = None
+
+    def attach(self, trainer: Trainer) -> "RopeCallback":
+        """Add the callback to `trainer`, whose log gets the numbers; return the callback."""
+        if self not in trainer.callback_handler.callbacks:
+            trainer.add_callback(self)
+        self._trainer = trainer
+        return self
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        if self.every is None and args.eval_strategy == "no":
+            what = "RopeCallback measures at each evaluation, but this Trainer has none."
+            raise BadArgument(what, hint="RopeCallback(text, every=100)")
+        if self._trainer is None and state.is_world_process_zero:
+            log_line("for tensorboard, wandb and trackio: RopeCallback(...).attach(trainer)")
+        self.out = self.out or Path(args.output_dir, "rope")
+        self._how["tokenizer"] = more["processing_class"]
+        self._log(self.begin(more["model"], state.global_step), state, control)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.every is not None and state.global_step % self.every == 0:
+            self._log(self.measure(state.global_step), state, control)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.every is None and self._model is not None:  # not before the training
+            self._log(self.measure(state.global_step), state, control)
+
+    def _log(self, numbers: dict[str, float], state: Any, control: Any) -> None:
+        if self._trainer is None:
+            state.log_history += [numbers | {"step": state.global_step}] * bool(numbers)
+        elif numbers:
+            due = control.should_log
+            self._trainer.log(numbers)
+            control.should_log = due  # `log` cancels the log of the training loss
+
+    def begin(self, model: Model, step: int = 0) -> dict[str, float]:
+        """Measure `model` before a training that starts, or resumes, after `step`."""
+        self._model, self.steps, out = model, step, Path(self.out or "watch")
+        require_whole_weights(model)
+        if is_first_process():
+            out.parent.mkdir(parents=True, exist_ok=True)
+            check_out(out, "watch")
+            for later, folder in step_folders(out).items():
+                if later > step:  # of an earlier run
+                    shutil.rmtree(folder)
+            record = {"kind": "watch", "command": sys.argv, "versions": versions()}
+            write_json(out / RECORD, record)
+        return self.measure(step, first=True)
+
+    def step(self) -> dict[str, float]:
+        """Count a step of a training loop; return its numbers, or {} if it is not measured."""
+        self.steps += 1
+        return {} if self.steps % (self.every or 1) else self.measure(self.steps)
+
+    def measure(self, step: int, *, first: bool = False) -> dict[str, float]:
+        """Measure the model after `step`, and save its profile; {} in other processes."""
+        if not is_first_process():
+            return {}
+        try:
+            with training_unchanged(self._model):
+                seen = profile(self._model, self.text, **self._how)
+        except RopelensError as error:
+            if first:
+                raise
+            warnings.warn(f"step {step} was not measured: {error.line}", stacklevel=2)
+            return {}
+        save(seen, Path(self.out or "watch") / f"step-{step:06d}" / "profile.nc")
+        return {f"rope/{name}": number for name, number in watched_numbers(seen).items()}
+
+
+@public
+@contextmanager
+def watch(
+    model: Model,
+    text: TextInput,
+    *,
+    every: Positive = 100,
+    measures: Sequence[str] = DEFAULT,
+    out: str | Path = "watch",
+) -> Iterator[RopeCallback]:
+    """Measure `model` in your own training loop, as `RopeCallback` does in a Trainer.
+
+        with rl.watch(model, text, every=100) as watching:
+            for batch in batches:
+                ...
+                numbers = watching.step()  # {} between the measured steps
+
+    `RopeCallback` describes the arguments and the errors. The first measurement is at the start
+    of the block.
+    """
+    watching = RopeCallback(text, every=every, measures=measures, out=out)
+    watching.begin(model)
+    yield watching
+
+
+def is_first_process() -> bool:
+    started = distributed.is_available() and distributed.is_initialized()
+    return not started or distributed.get_rank() == 0
+
+
+def require_whole_weights(model: Any) -> None:
+    """Raise `UnsupportedModel` if this process holds only a part of the weights."""
+    for mark, name in SHARDED.items():
+        if any(hasattr(part, mark) for part in (*model.parameters(), *model.modules())):
+            what = f"Each process holds only a part of the weights of {type(model).__name__}."
+            hint = "DDP or ZeRO-2, or ropelens analyze with saved checkpoints"
+            raise UnsupportedModel(what, seen=name, hint=hint)
+
+
+@contextmanager
+def training_unchanged(model: Any) -> Iterator[None]:
+    """Restore random states after the block, and run compiled models in eager mode in it."""
+    devices = [device for device in devices_of(unwrapped(model)) if device.type == "cuda"]
+    python, of_numpy = random.getstate(), np.random.get_state()
+    full = explain_full_memory("A measurement", seen="during training", hint="a shorter text")
+    try:
+        with torch.random.fork_rng(devices), torch.compiler.set_stance("force_eager"), full:
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(of_numpy)
+
+
+def step_folders(folder: Path) -> dict[int, Path]:
+    """Folders of the measured steps, by step in order."""
+    files = folder.glob("step-*/profile.nc")
+    steps = {int(file.parent.name.removeprefix("step-")): file.parent for file in files}
+    return dict(sorted(steps.items()))
+
+
+def open_steps(folder: Path) -> xr.Dataset:
+    """Numbers [step, number] and maps of the profiles in the folder of a watch, over `step`."""
+    steps, folders = [], step_folders(folder)
+    for path in folders.values():
+        seen = open_profile(path / "profile.nc")
+        numbers, maps = watched_numbers(seen), seen[[*MAPS]]
+        by_name = xr.DataArray([*numbers.values()], {"number": [*numbers]})
+        maps = maps.assign(numbers=by_name, plane_lengths=plane_lengths(seen))
+        steps.append(maps.reset_coords(drop=True))
+    over = xr.Variable("step", [*folders])
+    return xr.concat(steps, over, combine_attrs="drop").assign_attrs(seen.attrs)

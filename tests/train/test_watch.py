@@ -1,0 +1,185 @@
+"""A training that is measured is bit-identical to one that is not; its numbers and its page."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from forked import forked
+from oracles.tiny import random_tokens, tiny
+from safetensors.torch import load_file
+from torch import nn
+from trained import OPTIONS, metrics, train
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+import ropelens as rl
+from ropelens.analysis.analysis import rewrite_page
+from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.train import watch
+
+TEXT = random_tokens(sequences=3)
+MODES: dict[str, dict[str, Any]] = {
+    "plain": {"eval_strategy": "steps", "eval_steps": 2},
+    "checkpointing": {"gradient_checkpointing": True},
+    "bf16": {"bf16": True},
+    "compiled": {"torch_compile": True, "torch_compile_backend": "aot_eager"},
+    "peft": {},
+}
+
+
+class Logged(TrainerCallback):
+    """What loggers such as tensorboard receive."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, float]] = []
+
+    def on_log(self, args, state, control, logs, **_) -> None:
+        self.rows.append(dict(logs))
+
+
+def trainer_of(mode: str, out: Path) -> Trainer:
+    torch.manual_seed(0)
+    model: Any = tiny("llama_gqa", attention_dropout=0.1)
+    if mode == "peft":
+        peft = pytest.importorskip("peft", reason="peft is not installed")
+        model = peft.get_peft_model(model, peft.LoraConfig(lora_dropout=0.1))
+    rows = [{"input_ids": ids, "labels": ids} for ids in random_tokens(1, sequences=8)]
+    fixed = {"max_steps": 4, "logging_steps": 1, "per_device_train_batch_size": 2}
+    fixed |= {"use_cpu": True, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    args = TrainingArguments(str(out), **fixed | MODES[mode])
+    logged: Any = Logged()
+    return Trainer(model, args, train_dataset=rows, eval_dataset=rows[:2], callbacks=[logged])
+
+
+def outcome(trainer: Trainer) -> dict[str, Any]:
+    """Everything that must be equal to the last bit after the training."""
+    trainer.train()
+    known = ("loss", "grad_norm", "eval_loss")
+    rows = [{k: row[k] for k in known if k in row} for row in trainer.state.log_history]
+    states: Any = {"weights": trainer.model.state_dict(), "rows": [r for r in rows if r]}
+    states |= {"optimizer": trainer.optimizer.state_dict(), "python": random.getstate()}
+    states |= {"numpy": np.random.get_state()[1:3], "torch": torch.get_rng_state()}
+    return states | {"flags": [m.training for m in trainer.model.modules()]}
+
+
+def draw(real, *args: Any, **options: Any) -> Any:
+    """A measurement that draws from every generator."""
+    random.random(), np.random.rand(), torch.rand(3)
+    return real(*args, **options)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.compile and transformers
+@pytest.mark.parametrize("mode", MODES)
+def test_training_is_bit_identical(mode: str, tmp_path: Path, monkeypatch: Any):
+    plain = outcome(trainer_of(mode, tmp_path))
+    real = watch.profile
+    monkeypatch.setattr(watch, "profile", lambda *a, **o: draw(real, *a, **o))
+    trainer = trainer_of(mode, tmp_path)
+    every = None if mode == "plain" else 2
+    rl.RopeCallback(TEXT, every=every).attach(trainer)
+    measured = outcome(trainer)
+    assert len(plain["rows"]) == 4 + 2 * (mode == "plain")
+    torch.testing.assert_close(measured, plain, rtol=0, atol=0)
+    logs = next(c for c in trainer.callback_handler.callbacks if isinstance(c, Logged)).rows
+    sent = [row for row in logs if "rope/induction" in row]
+    assert len(sent) == 3
+    assert len(sent[0]) - ("epoch" in sent[0]) == 12
+    steps: Any = rl.open(tmp_path / "rope")
+    assert steps["step"].values.tolist() == [0, 2, 4]
+    last = rl.profile(trainer.model, TEXT, budget=False, statistics=["reversal"])
+    rtol = 1e-2 if mode == "bf16" else 1e-6
+    np.testing.assert_allclose(sent[-1]["rope/max_score"], last["max_score"].max(), rtol=rtol)
+    assert sent[-1]["rope/reversal"] == pytest.approx(float(last["reversal"].mean()), rel=0.2)
+
+
+def test_numbers_of_a_profile():
+    seen = rl.profile(tiny("llama_gqa"), TEXT, budget=True, surrogates=0)
+    numbers = watch.watched_numbers(seen)
+    lengths = seen["q_norm"].values.mean(1) * seen["k_norm"].values.mean(1)
+    half = lengths.shape[1] // 2
+    assert numbers["slow_share"] == pytest.approx(lengths[:, half:].sum() / lengths.sum())
+    assert numbers["band_plane"] == np.median(lengths.argmax(1))
+    counts = rl.classify_heads(seen)["label"].value_counts()
+    assert {k: n for k in counts.index if (n := numbers[f"{k}_heads"])} == dict(counts)
+    assert numbers["previous_token"] == seen["previous_token"].values.max()
+    assert numbers["sink_mass"] == pytest.approx(seen["sink_mass"].values.mean())
+
+
+def test_a_loop_has_a_page(tmp_path: Path, monkeypatch: Any):
+    model, out = tiny("llama_gqa").train(), tmp_path / "watch"
+    compiled = torch.compile(model, backend="eager")
+    with rl.watch(compiled, TEXT, every=2, measures=["labels"], out=out) as watching:
+        measured = [watching.step() for _ in range(4)]
+        assert [bool(numbers) for numbers in measured] == [False, True, False, True]
+        assert "rope/mixed_heads" in measured[1]
+        assert "rope/reversal" not in measured[1]
+        nn.init.constant_(model.model.norm.weight, torch.nan)
+        with pytest.warns(UserWarning, match="step 6 was not measured: "):
+            assert watching.measure(6) == {}
+    page = rewrite_page(out).read_text()
+    assert "mixed heads: " in page
+    assert "at step 4" in page
+    assert "<h1>" in rewrite_page(out / "step-000004").read_text()
+    with rl.watch(tiny("llama_gqa"), TEXT, out=out):
+        assert [*watch.step_folders(out)] == [0], "later steps are of an earlier run"
+
+
+def test_refusals(tmp_path: Path):
+    with pytest.raises(BadArgument, match=r"There is no statistic 'x'"):
+        rl.RopeCallback(TEXT, measures=["x"])
+    trainer = trainer_of("bf16", tmp_path)
+    rl.RopeCallback(TEXT).attach(trainer)
+    with pytest.raises(BadArgument, match="this Trainer has none"):
+        trainer.train()
+    model = tiny("llama_gqa")
+    wrapped = nn.Module()
+    wrapped._fsdp_wrapped_module = tiny("llama_gqa")
+    model.lm_head.weight.ds_id = 1
+    for whole, name in ((wrapped, "FSDP"), (model, "DeepSpeed ZeRO-3")):
+        with pytest.raises(UnsupportedModel, match=name), rl.watch(whole, TEXT, out=tmp_path):
+            pass
+
+
+def test_without_attach(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    trainer = trainer_of("bf16", tmp_path)
+    trainer.add_callback(rl.RopeCallback(TEXT, every=4))
+    trainer.train()
+    steps = [row["step"] for row in trainer.state.log_history if "rope/induction" in row]
+    assert steps == [0, 4]
+    assert capsys.readouterr().err.count("RopeCallback(...).attach(trainer)") == 1
+
+
+def test_a_run_that_is_watched(run: Path, prose: Path, tmp_path: Path):
+    watched = train([prose], out=tmp_path / "run", watch=True, **OPTIONS)
+    one, other = (load_file(path / "model.safetensors") for path in (run, watched))
+    torch.testing.assert_close(other, one, rtol=0, atol=0)
+    rows = metrics(watched)
+    assert [{k: row[k] for k in metrics(run)[0]} for row in rows] == metrics(run)
+    assert float(rows[-1]["rope/induction"]) > 0
+    assert [*watch.step_folders(watched / "watch")] == [0, 60]
+
+
+TWO = """
+import sys, torch, pathlib
+from test_watch import TEXT, outcome, trainer_of
+import ropelens as rl
+out = pathlib.Path(sys.argv[1])
+plain = outcome(trainer_of("plain", out))
+trainer = trainer_of("plain", out)
+rl.RopeCallback(TEXT).attach(trainer)
+measured = outcome(trainer)
+assert trainer.accelerator.num_processes == 2
+torch.testing.assert_close(measured, plain, rtol=0, atol=0)
+logged = sum("rope/induction" in row for row in trainer.state.log_history)
+print(f"process {trainer.args.process_index} logs {logged}", flush=True)
+"""
+
+
+def test_one_of_two_processes_measures(tmp_path: Path, monkeypatch: Any):
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    done = forked(2, TWO, tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("process ")]
+    assert sorted(lines) == ["process 0 logs 3", "process 1 logs 0"]
