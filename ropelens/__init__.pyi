@@ -63,6 +63,7 @@ from .figures.edits import plot_truncation as plot_truncation
 
 # write and read
 from .report import write_report as write_report
+from .report.notebook import show as show
 from .runtime.results import save as save
 from .analysis.analysis import open as open
 
