@@ -21,7 +21,7 @@ PICTURE = ("tour-0", "tour-1", "tour-4", "tour-5")  # cells: the map, and the cl
 
 
 def run(folder: Path) -> nbformat.NotebookNode:
-    """The notebook with the outputs of a run in `folder`; its kernel opens no network port."""
+    """Run the notebook in `folder`. Its kernel listens on files instead of network ports."""
     notebook = nbformat.read(DOCS / "tour.ipynb", as_version=4)
     sockets = {"transport": "ipc", "ip": str(folder / "kernel")}
     manager = AsyncKernelManager(kernel_name="python3", **sockets)

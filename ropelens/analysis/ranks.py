@@ -74,8 +74,8 @@ def center_queries(profile: xr.Dataset, q: np.ndarray, length: np.ndarray) -> di
 def score_heads(profile: xr.Dataset, induction: np.ndarray) -> dict[str, str]:
     """Scores [layer, kv_head] from 0 (streaming) to 1 (retrieval): the largest induction score.
 
-    The project has trained gates instead. Its default numbers of sinks and recent tokens are
-    in config.json. Source: duo_attn/utils.py of github.com/mit-han-lab/duo-attention.
+    The project trains gates instead. config.json has the project's default numbers of sinks
+    and recent tokens. Source: duo_attn/utils.py of github.com/mit-han-lab/duo-attention.
     """
     scores = induction.reshape(len(induction), profile.sizes["kv_head"], -1).max(-1)
     np.savetxt(table := io.StringIO(), scores, delimiter="\t")

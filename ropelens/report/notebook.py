@@ -73,7 +73,7 @@ def display(
 
 
 def head_map(heads: pd.DataFrame) -> dict[str, Any]:
-    """Sizes in pixels, cells by colour, signs, and texts for the pointer, for the template."""
+    """Values of the template: sizes in pixels, cells by colour, signs, and hover texts."""
     places = heads[["layer", "head"]].astype(int)
     layers, count = (places.max() + 1).tolist()
     across, down = int(np.clip(WIDTH // count, 4, 44)), int(np.clip(HEIGHT // layers, 4, 24))
