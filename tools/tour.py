@@ -40,7 +40,7 @@ def html(notebook: nbformat.NotebookNode, theme: str = "light") -> str:
 
 
 def picture(page: str) -> bytes:
-    """PNG of a page, in 128 colours."""
+    """PNG of a page, in 256 colours."""
     from PIL import Image
 
     with sync_playwright() as driver:
@@ -50,7 +50,9 @@ def picture(page: str) -> bytes:
         )
         view.set_content(page)
         drawn = Image.open(io.BytesIO(view.screenshot(full_page=True)))
-    drawn.convert("RGB").quantize(128).save(small := io.BytesIO(), "png", optimize=True)
+    drawn.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(
+        small := io.BytesIO(), "png", optimize=True
+    )
     return small.getvalue()
 
 
