@@ -18,7 +18,6 @@ from .interventions.attribute import attribute_planes as attribute_planes
 from .interventions.truncation_table import top_planes as top_planes
 from .interventions.patch_each import patch_each as patch_each
 from .rotation.measure import observe as observe
-from .attention.call import AttentionCall as AttentionCall
 from .rope.planes import Planes as Planes
 from .profiles.profile import profile as profile
 from .analysis.prompt import explain_prompt as explain_prompt
@@ -67,6 +66,7 @@ from .figures.edits import plot_truncation as plot_truncation
 
 # write and read
 from .report import write_report as write_report
+from .report.notebook import show as show
 from .runtime.results import save as save
 from .analysis.analysis import open as open
 

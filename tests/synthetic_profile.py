@@ -76,7 +76,7 @@ def synthetic_profile(
         },
     ).set_coords("excerpt_token")
     for row in missing_measures(profile):  # measures that no function below describes
-        shape = [profile.sizes[dim] for dim in row.saved_dims]
+        shape = [profile.sizes.get(dim, 2) for dim in row.saved_dims]  # "part" has 2
         profile[row.name] = (row.saved_dims, np.full(shape, 0.5))
     for name, variable in profile.variables.items():
         bits = str(name).endswith(("_bits", "_gain"))

@@ -60,7 +60,7 @@ def source(row: Variable) -> str:
             f"{'maximum' if row.pool == 'max' else 'mean'} over {over} of {name_of(function)}"
         )
     if isinstance(row, Derived):
-        return name_of(row.value)
+        return name_of(getattr(row.value, "func", row.value))
     found = [name_of(f) for name, f in FITTED.items() if re.fullmatch(name, row.name)]
     return found[0] if found else "fitted models"
 

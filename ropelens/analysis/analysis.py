@@ -23,6 +23,7 @@ from ropelens.interventions.truncation_table import summarize_truncation
 from ropelens.profiles.measurement import versions
 from ropelens.profiles.measures import complete_profile, open_profile
 from ropelens.report import words
+from ropelens.report.notebook import display
 from ropelens.report.page import (
     QUESTION,
     render_comparison,
@@ -32,7 +33,7 @@ from ropelens.report.page import (
 )
 from ropelens.report.tables import about
 from ropelens.runtime.folder import file_name, locked, write_whole
-from ropelens.runtime.results import open_results, read_record, write_folder, write_page
+from ropelens.runtime.results import PAGE, open_results, read_record, write_folder, write_page
 from ropelens.runtime.savepoint import UNFINISHED
 from ropelens.text.text import Text
 from ropelens.train.data import differences
@@ -45,7 +46,9 @@ class Analysis:
 
     `heads` is the result of `classify_heads`; `profile`, `truncation` and `reach` come from the
     functions of these names. `provenance` is run.json without `kind` and `findings`. An
-    analysis from a folder has no `model`, `tokenizer` and `text`.
+    analysis from a folder has no `model`, `tokenizer` and `text`. `pages` are the paths of the
+    pages that were written. A notebook shows the findings, a map of the heads, and the path of
+    the last page.
     """
 
     profile: xr.Dataset
@@ -56,6 +59,7 @@ class Analysis:
     text: Text | None = None
     reach: xr.Dataset | None = None
     tokenizer: Any = None
+    pages: list[Path] = field(default_factory=list)
 
     @cached_property
     def truncation_table(self) -> pd.DataFrame | None:
@@ -100,7 +104,8 @@ class Analysis:
         With `beside`, the page also shows the heads of that analysis, with the same planes
         stopped, and on the excerpts that both models read.
         """
-        return write_whole(path, self.page(beside=beside))
+        self.pages.append(write_whole(path, self.page(beside=beside)))
+        return self.pages[-1]
 
     def save(self, folder: str | Path, *, again: str = "") -> Path:
         """Write the page, `results` and run.json to `folder`; return the page.
@@ -128,11 +133,17 @@ class Analysis:
                 return joined.page()
 
             try:
-                return write_folder(folder, record=record, results=joined.results, page=page)
+                written = write_folder(folder, record=record, results=joined.results, page=page)
             except OSError as error:
                 hint = f"the same command continues from {unfinished}" * unfinished.exists()
                 what = f"Not all results could be written to {folder}."
                 raise BadArgument(what, seen=words_of(error), hint=hint) from error
+        self.pages.append(written)
+        return written
+
+    def _repr_html_(self) -> str:
+        page = self.pages[-1] if self.pages else None
+        return display(self.findings, self.heads, self.profile, page=page).html
 
     def __repr__(self) -> str:
         return f"<Analysis of {self.profile.attrs['model']}: {self.findings[0]}>"
@@ -181,7 +192,8 @@ def open_analysis(folder: str | Path, numbers: Mapping[str, Any] | None = None) 
     what = f"{file} lacks numbers that labels are computed from."
     with explained(what, "measure again", error=BadArgument):
         heads = classify_heads(numbers["profile"], seed=numbers["profile"].attrs["seed"])
-    return Analysis(heads=heads, **numbers)
+    pages = [page for page in [Path(folder) / PAGE] if page.exists()]
+    return Analysis(heads=heads, pages=pages, **numbers)
 
 
 def earlier_results(folder: Path, fingerprint: str | None) -> dict[str, Any] | None:

@@ -70,6 +70,15 @@ def k_coherence(layer: LayerMeans) -> Float[Tensor, "kv_head term"]:
     return layer.planes.norms(layer["k_still"]) / layer["k_norm"]
 
 
+def mean_parts(layer: LayerMeans, name: str) -> Float[Tensor, "head term 2"]:
+    """Real and imaginary parts of the mean of q~_f or k~_f; NaN for unrotated coordinates."""
+    still, planes = layer[name], layer.planes
+    parts = still.new_full((len(still), planes.terms, 2), math.nan)
+    parts[:, : planes.rotary_dim // 2, 0] = still[:, planes.first]
+    parts[:, : planes.rotary_dim // 2, 1] = still[:, planes.second]
+    return parts
+
+
 def selectivity(block: Block) -> Float[Tensor, "batch kv_head group row coordinate"]:
     """sum_j (A_ij - U_ij) q_i k_j by coordinate: q_i ((A K)_i - (U K)_i)."""
     return block.q * (block.attended_key - block.sum_of_keys / block.count[..., None])

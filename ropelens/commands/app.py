@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -163,6 +163,34 @@ def report_command(
     print_path(rewrite_page(folder, beside=beside))
 
 
+def ranks_command(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder that analyze or truncate wrote.")
+    ],
+    *,
+    project: Annotated[
+        Literal["mha2mla", "triattention", "duoattention"],
+        option(None, "The project that reads the files.", name="--for"),
+    ],
+    out: Annotated[
+        Path | None, option("DIR", "Folder for the files. [default: DIR]", parser=path_of)
+    ] = None,
+) -> None:
+    """Write plane ranks (mha2mla), mean queries (triattention) or head scores (duoattention).
+
+    Each project reads the files without changes.
+
+    \b
+    Example:
+      ropelens ranks out --for mha2mla
+    """
+    from ropelens.analysis.ranks import write_ranks
+    from ropelens.profiles.measures import open_profile
+
+    for path in write_ranks(open_profile(folder / "profile.nc"), project, out or folder):
+        print_path(path)
+
+
 @with_options(Settings, only=Settings.__dataclass_fields__.keys() - ONLY_IN_STUDIES)
 def train_command(
     run: typer.Context,
@@ -223,6 +251,7 @@ for name, short_help, command in (
     ("export", "Write an edited model as a checkpoint.", export_command),
     ("compare", "Compare trained runs, or analyzed models.", compare_command),
     ("report", "Make a page again from saved results.", report_command),
+    ("ranks", "Write planes and heads in formats of other projects.", ranks_command),
     ("train", "Train small LLaMA-style models on text.", train_command),
 ):
     app.command(name, short_help=short_help)(command)

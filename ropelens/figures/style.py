@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import plotly.graph_objects as go
+import plotly.io as pio
 from plotly.colors import get_colorscale
 from plotly.subplots import make_subplots
 
@@ -83,9 +84,10 @@ def template(theme: Theme) -> go.layout.Template:
 
 
 def new_figure(title: str, *, height: int, **panels: Any) -> go.Figure:
-    """Empty figure; `panels` are keywords of `plotly.subplots.make_subplots`."""
+    """Empty figure, dark if plotly's default template is; `panels` are for `make_subplots`."""
     figure = make_subplots(**panels) if panels else go.Figure()
-    return figure.update_layout(template=template("light"), title_text=title, height=height)
+    look = template("dark" if "dark" in str(pio.templates.default) else "light")
+    return figure.update_layout(template=look, title_text=title, height=height)
 
 
 def stacked(title: str, rows: int, *, spacing: float = 0.06, **panels: Any) -> go.Figure:

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,12 @@ MEASURES: tuple[Variable, ...] = (
         "length of the mean unrotated query, divided by q_norm", value=formulas.q_coherence),
     Derived("k_coherence", BY_KEY_PLANE, "1",
         "length of the mean unrotated key, divided by k_norm", value=formulas.k_coherence),
+    Derived("q_mean", (*BY_PLANE, "part"), "model units",
+        "mean query without rotation: real and imaginary part",
+        value=partial(formulas.mean_parts, name="q_still")),
+    Derived("k_mean", (*BY_KEY_PLANE, "part"), "model units",
+        "mean key without rotation: real and imaginary part",
+        value=partial(formulas.mean_parts, name="k_still")),
     Statistic("selectivity", BY_COORDINATE, "nat",
         "push of the plane toward the keys that the head attends to",
         values=formulas.selectivity),

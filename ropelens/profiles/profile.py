@@ -142,4 +142,5 @@ def profile(
     variables = labelled(scores, MEASURES) | excerpt_variables(read, sharp)
     dataset = dataset.assign(variables).set_coords("excerpt_token")
     dataset = dataset.assign_coords(kind_coordinates(measurement.rotation.kinds))
-    return dataset.assign_attrs({"kind": "profile"} | measurement.facts)
+    pairing = " ".join(sorted({layer.pairing for layer in planes}))
+    return dataset.assign_attrs({"kind": "profile", "pairing": pairing} | measurement.facts)

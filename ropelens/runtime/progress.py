@@ -1,9 +1,10 @@
-"""Progress of long work on stderr: a bar on a terminal, one line per minute elsewhere."""
+"""Progress of long work: a bar on a terminal or in a notebook, a line per minute elsewhere."""
 
 import math
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -81,13 +82,15 @@ def show_progress(*stages: Stage) -> Iterator[Advance]:
     """Show the progress of `stages` on stderr. Gives an `Advance` to call after each part.
 
     A terminal shows one bar for all stages with the time left, and removes it at the end. A
-    log gets one line per minute. If a unit is "tokens", one more line comes as soon as the time
+    notebook shows the same bar for stages of several steps, and keeps it as one line. A log
+    gets one line per minute. If a unit is "tokens", one more line comes as soon as the time
     left is known and a second has passed. Until then the bar pulses.
     """
     # rich would take a log for a terminal if a CI service sets FORCE_COLOR.
     watched = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     last = time.monotonic()
-    with _bar(stages) if watched else nullcontext(_log_lines(stages, last)) as show:
+    bar = _bar if watched else _notebook_bar if Console(stderr=True).is_jupyter else None
+    with nullcontext(_log_lines(stages, last)) if bar is None else bar(stages) as show:
 
         def advance(amount: int, stage: int = 0, note: str = "") -> None:
             nonlocal last
@@ -109,11 +112,33 @@ def _bar(stages: tuple[Stage, ...]) -> Iterator[Callable[[Stage, str, float], No
             left = seconds_left(stages)
             bar.update(task, description=current.what, words=f"{_clock(left)} {note}")
             if not math.isnan(left):
-                spent = sum(x.done * x.pace for x in stages if x.measured)
-                share = spent / max(spent + left, 1e-9)
-                bar.update(task, total=1.0, completed=max(bar.tasks[0].completed, share))
+                share = max(bar.tasks[0].completed, _share_done(stages, left))
+                bar.update(task, total=1.0, completed=share)
 
         yield show
+
+
+@contextmanager
+def _notebook_bar(stages: tuple[Stage, ...]) -> Iterator[Callable[[Stage, str, float], None]]:
+    with warnings.catch_warnings(action="ignore"):  # tqdm draws text if there are no widgets
+        from tqdm.auto import tqdm  # slow
+    look: Any = {"bar_format": "{desc}: {percentage:3.0f}% {bar} {elapsed}{postfix}"}
+    look |= {"ncols": 80, "file": sys.stdout, "disable": stages[0].unit == "step"}
+    with tqdm(total=1.0, desc=stages[0].what, **look) as bar:
+
+        def show(current: Stage, note: str, _: float) -> None:
+            if not math.isnan(left := seconds_left(stages)):
+                bar.n = max(bar.n, _share_done(stages, left))
+            bar.set_description_str(current.what, refresh=False)
+            bar.set_postfix_str(f"{_clock(left)} left {note}".strip() if left else note)
+
+        yield show
+
+
+def _share_done(stages: Sequence[Stage], left: float) -> float:
+    """Share of the work that is done, from the seconds that are `left`."""
+    spent = sum(x.done * x.pace for x in stages if x.measured)
+    return spent / max(spent + left, 1e-9)
 
 
 def _log_lines(stages: tuple[Stage, ...], begin: float) -> Callable[[Stage, str, float], None]:

@@ -148,6 +148,10 @@ def layer_statistics(
         coherence = np.divide(length, norm, out=np.zeros_like(norm), where=norm > 0)
         result[f"{name}_norm"] = by_frequency(norm)
         result[f"{name}_coherence"] = by_frequency(coherence)
+        turning = vector[:, rotation.pairs].swapaxes(1, 2)  # [head, part, plane]
+        unrotated = np.full((*turning.shape[:2], 1), np.nan)
+        parts = by_frequency(np.append(turning, unrotated, axis=-1))
+        result[f"{name}_mean"] = parts.swapaxes(1, 2)
     result["v_norm"] = by_frequency(mean["v_norm"])
     for offset, name in enumerate(["self_mass", "previous_token"]):  # over rows that see it
         result[name] = mean["offset_mass"][:, offset] / mean["offset_share"][:, offset]

@@ -62,7 +62,7 @@ def test_a_saved_profile_opens_without_a_warning(folder: Path):
     assert isinstance(analysis, Analysis)
     assert analysis.profile.identical(rl.open(folder / "profile.nc"))
     assert "</html>" in analysis.page()
-    assert sum(row.saved for row in measures.MEASURES) == 53
+    assert sum(row.saved for row in measures.MEASURES) == 55
 
 
 @pytest.mark.parametrize("path", [".", "profile.nc"])

@@ -58,6 +58,23 @@ def test_a_bar_with_the_time_left_on_a_terminal(monkeypatch: pytest.MonkeyPatch,
     assert shown.endswith("\x1b[2K")  # the bar is removed
 
 
+def test_a_notebook_keeps_one_line(capsys, monkeypatch):
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    with progress.opening(show_progress, "loading") as advance:
+        advance(1)
+    with show_progress(Stage("measuring", 1_000), Stage("fitting", 2, "layers")) as advance:
+        for _ in range(4):
+            advance(250, note="loss 2")
+        advance(1, stage=1)
+        advance(1, stage=1)
+    out, err = capsys.readouterr()
+    *_, last, end = re.split("[\r\n]", out)  # the bar draws over itself until the line ends
+    assert (out.count("\n"), end, err) == (1, "", "")
+    assert re.fullmatch("fitting: 100% [█#]+ [0-9:]+", last)
+    assert "-:--:-- left loss 2" in out
+    assert "loading" not in out
+
+
 def test_no_estimate_before_each_stage_has_a_pace(capsys, monkeypatch):
     """Fits and text alternate. The first step of a stage includes its start."""
     probe, fits = Stage("probing", 1_000), Stage("fitting", 4, "layers")
