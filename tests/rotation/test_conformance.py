@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import ropelens as rl
+from ropelens.attention.call import AttentionCall
 from ropelens.config_facts import attending_layers
 from ropelens.errors import BadArgument
 from ropelens.model.as_live_model import as_live_model
@@ -221,7 +222,7 @@ def of_model(model: transformers.PreTrainedModel) -> dict[str, Tensor]:
     """Queries and keys of one token of a model of transformers, at positions 0, 1, 2, 4, ..."""
     arrays, live = {"positions": STEPS}, as_live_model(model)
 
-    def record(call: rl.AttentionCall) -> None:
+    def record(call: AttentionCall) -> None:
         arrays[f"q.{call.layer}"] = call.query[:, :, 0]
         arrays[f"k.{call.layer}"] = call.key[:, :, 0]
 
