@@ -81,8 +81,8 @@ class RopeCallback(TrainerCallback):
         processing class of the Trainer tokenizes.
     every
         Steps between two measurements; None measures at each evaluation. With `every=100`, the
-        default measures take at most 3 % of the time if the text has no more tokens than a
-        step of the training, and a step has 1,000 tokens or more.
+        default measures take at most 3 % of the time if a step of the training has 2,000 tokens
+        or more, and the text at most half as many as a step.
     measures
         Statistics as in `ropelens.profile`, and "labels", which fits the attention budget and
         takes much longer.
