@@ -81,7 +81,7 @@ def drawn_keys(block: Block, *, evenly: bool = False) -> Iterator[tuple[Tensor, 
 def mean_by_bin(block: Block, values: Tensor, counts: Tensor, size: int = PER_BIN) -> Tensor:
     """Means of `values` over the distances of bins of this `size`; other rows have 0."""
     visible, (_, far, start) = block.device_visibility, distances_of(block)
-    weight = start * (far <= (visible.position - visible.first)[:, None, :, None])
+    weight = (start * (far <= (visible.position - visible.first)[:, None, :, None])).float()
     part, whole = (x.unflatten(-1, (-1, size)).sum(-1) for x in (values * weight, weight))
     sees = counts[..., None] & (whole > 0)
     result = block.q.new_zeros(*sees.shape, 2)
@@ -99,7 +99,9 @@ def leads(block: Block, *, evenly: bool = False) -> tuple[Tensor, Tensor]:
 
 def reverses(lead: Tensor, moved: Tensor) -> Tensor:
     """Whether D(t) D(0) < 0 with D(t) = Re sum_f (c_f - d_f) exp(i w_f t)."""
-    return (lead @ moved.to(lead)).real * lead.real.sum(-1, keepdim=True) < 0
+    moved = moved.to(lead)
+    scores = lead.real @ moved.real - lead.imag @ moved.imag
+    return scores * lead.real.sum(-1, keepdim=True) < 0
 
 
 def reversal(block: Block, *, evenly: bool = False) -> Tensor:

@@ -215,8 +215,8 @@ class _LayersOfKind:
                 ("induction_lost", "retrieval_lost"), unknown
             )
             arrays |= {"more_found": unknown[0, :RUNS], "once": np.ones(1)}
-            names = ("slow_induction", "retrieval_planes", "slow_reach")
-            return arrays | {f"why {name}": why for name in names}
+            tested = ("slow_induction", "retrieval_planes", "slow_reach")
+            return arrays | {f"why {claim}": why for claim in tested}
         names = [f"{layers[layer]}.{head}" for layer, head in induction]
         slow, _, *random = self.quarters
         wavelength = self.profile["wavelength"].values
