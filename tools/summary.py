@@ -15,6 +15,7 @@ from plotly.subplots import make_subplots
 REPORTS = Path(__file__).parents[1] / "reports"
 MODELS = {
     "smollm2-135m": "SmolLM2<br>135M",
+    "gemma3-270m": "Gemma 3<br>270M",
     "bundled-rope": "bundled<br>2.1M",
     "babyllama105": "babyllama<br>105",
     "stories260k": "stories<br>260k",
@@ -27,7 +28,7 @@ VERDICTS = {  # colours of Okabe and Ito; the symbols also differ in shape
     "not testable": ("#bbbbbb", "line-ew-open"),
 }
 TITLES = (
-    "Verdicts on 20 published claims",
+    "Verdicts on 24 published claims",
     "Positional heads use short<br>wavelengths: rank correlation ρ",
 )
 
@@ -35,6 +36,9 @@ TITLES = (
 def summary(claims: pd.DataFrame) -> go.Figure:
     """Verdicts by claim and model; ρ of each model next to the 95 % range of its surrogates."""
     claims = claims[claims["model"].isin(MODELS)].replace({"model": MODELS})
+    held = claims["verdict"] == "holds"  # a claim holds if it holds in layers of all kinds
+    claims = claims.loc[held.sort_values(kind="stable").index]
+    claims = claims.drop_duplicates(["model", "claim"])
     holding = (claims["verdict"] == "holds").groupby(claims["statement"]).sum()
     figure = make_subplots(
         cols=2, column_widths=[0.6, 0.4], horizontal_spacing=0.11, subplot_titles=TITLES
@@ -63,10 +67,11 @@ def summary(claims: pd.DataFrame) -> go.Figure:
     figure.add_scatter(
         x=rows["number"], **place, mode="markers", marker=marker, name="ρ of the model"
     )
-    figure.update_yaxes(categoryorder="array", categoryarray=holding.sort_values().index, col=1)
-    figure.update_yaxes(categoryorder="array", categoryarray=[*MODELS.values()][3::-1], col=2)
+    order = {"categoryorder": "array", "categoryarray": holding.sort_values().index}
+    figure.update_yaxes(**order, dtick=1, col=1)
+    figure.update_yaxes(categoryorder="array", categoryarray=[*MODELS.values()][4::-1], col=2)
     figure.update_xaxes(
-        categoryorder="array", categoryarray=[*MODELS.values()], side="top", col=1
+        categoryorder="array", categoryarray=[*MODELS.values()], side="top", tickangle=0, col=1
     )
     figure.update_xaxes(range=[-1, 1], zeroline=True, zerolinecolor="#777777", col=2)
     figure.update_annotations(yshift=46)
@@ -81,7 +86,7 @@ def summary(claims: pd.DataFrame) -> go.Figure:
 
 def main() -> None:
     figure = summary(pd.read_csv(REPORTS / "claims/models/claims.csv"))
-    figure.write_image(REPORTS / "summary.png", width=1200, height=600)
+    figure.write_image(REPORTS / "summary.png", width=1400, height=720)
 
 
 if __name__ == "__main__":
