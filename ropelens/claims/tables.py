@@ -1,4 +1,4 @@
-"""Tables of heads and of claims: labels, confidences, numbers and verdicts."""
+"""Tables of heads and claims: labels, confidences, numbers and verdicts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -52,8 +52,8 @@ def classify_heads(
       of the kernel. `offset_low` to `offset_high` holds the middle half of the kernel.
     - `top_wavelength` (tokens; infinite without rotation) belongs to the plane with the most
       selectivity on keys other than sinks, and `top_share` is its share. `planes_to_half`
-      planes hold half of it. `mean_wavelength` (tokens) is the geometric mean over the planes
-      that rotate, with the same weights.
+      planes have half of the selectivity. `mean_wavelength` (tokens) is the geometric mean
+      over the planes that rotate, with the same weights.
 
     `attrs["thresholds"]` holds the thresholds. `attrs["claim"]` holds the verdict on a claim:
     do positional and semantic heads differ in wavelength more than in surrogates, whose
@@ -127,7 +127,7 @@ def ledger(
     runs: Mapping[str, Mapping[str, Any]] | None = None,
     claims: Sequence[Claim] = CLAIMS,
 ) -> pd.DataFrame:
-    """`test_claims` for the arrays of a profile, and of further `runs`, by kind of layers."""
+    """`test_claims` for the arrays of a profile and further `runs`, by kind of layers."""
     parts, rows = parts_by_kind(profile), list[dict[str, object]]()
     arrays = {kind: claim_arrays(part) for kind, part in {"all": profile, **parts}.items()}
     arrays = {kind: x | dict((runs or {}).get(kind, {})) for kind, x in arrays.items()}

@@ -1,4 +1,4 @@
-"""A training that is measured is bit-identical to one that is not; its numbers and its page."""
+"""A training that is measured is bit-identical to one that is not; the numbers and the page."""
 
 import random
 from pathlib import Path
