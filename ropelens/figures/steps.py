@@ -47,5 +47,6 @@ def plot_maps(steps: xr.Dataset) -> go.Figure:
     ]
     slider = {"steps": choices, "active": count - 1, "currentvalue": {"prefix": "step "}}
     figure.update_layout(sliders=[slider | {"pad": {"t": 50}}])
-    figure.update_yaxes(autorange="reversed").update_yaxes(title_text="layer", col=1)
+    whole = {"autorange": "reversed", "dtick": max(1, steps.sizes["layer"] // 8)}
+    figure.update_yaxes(**whole).update_yaxes(title_text="layer", col=1)
     return figure
