@@ -37,12 +37,14 @@ def test_uses_the_public_api_only(script: Path):
     code = script.read_text()
     for_scripts = {
         "analysis.analysis import Answer",
+        "claims.arrays import parts_by_kind",
         "commands.terminal import run_analysis",
         "commands.terminal import run_script",
         "figures.edits import plot_silenced",
         "figures.head import plot_reach",
         "figures.planes import plot_head_wavelengths",
         "intervals import paired_interval",
+        "profiles.kinds import window_of",
         "report import describe",
         "report import write_index",
         "train.run import run_study",

@@ -5,7 +5,7 @@ with the same number of planes, in the same heads.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -111,8 +111,9 @@ def claim_runs(
     few = measurement.text[:: -(-len(measurement.text) // MAX_SEQUENCES)]  # evenly spread
     part = replace(measurement, text=few, rows=rows_for("auto", few.context))
     parts = parts_by_kind(profile).items()
-    kinds = {x: _LayersOfKind(layers, part, x == "all", progress) for x, layers in parts}
-    runs = {kind: layers.losses() | layers.inductions() for kind, layers in kinds.items()}
+    kinds = {x: _LayersOfKind(layers, x == "all", measurement.seed) for x, layers in parts}
+    how = (part, progress)
+    runs = {x: _losses(kind, *how) | _inductions(kind, *how) for x, kind in kinds.items()}
     reversals, token_lead = _read_attention(measurement, tokenizer, display_of(progress))
     for kind, layers in parts:
         rotating = layers["layer"].values[(layers["wavelength"] < np.inf).any("frequency")]
@@ -141,16 +142,11 @@ def why_no_effect(wavelength: Float[np.ndarray, "layer _"], length: int) -> str:
 
 @dataclass(frozen=True)
 class _LayersOfKind:
-    """The layers of one kind (`every` layer if there is one kind), in which planes stop.
-
-    The methods return arrays [document, set of planes]; set 0 is the set of the claim. The
-    entry "why NAME" states why a claim is not testable, or is "".
-    """
+    """The layers of one kind in a profile (`every` layer if there is one kind), and planes."""
 
     profile: xr.Dataset
-    measurement: Measurement
     every: bool
-    progress: ProgressOption
+    seed: int
 
     @cached_property
     def rotating(self) -> Int[np.ndarray, " plane"]:
@@ -161,7 +157,7 @@ class _LayersOfKind:
         """The slowest, the fastest and 40 random quarters of the planes."""
         planes, quarter = self.rotating, len(self.rotating) // 4
         ends = [planes[len(planes) - quarter :], planes[:quarter]]
-        return [*ends, *planes_at_random(planes, ends, self.measurement.seed)]
+        return [*ends, *planes_at_random(planes, ends, self.seed)]
 
     @cached_property
     def inside(self) -> str:
@@ -174,89 +170,99 @@ class _LayersOfKind:
         reach = length if self.every else int(self.profile.attrs["trained_context"])
         return why_no_effect(wavelength, min(length, reach))
 
-    def evaluate(self, edits: Mapping[str, Any], measure: str) -> xr.Dataset:
-        how: dict[str, Any] = {"measures": [measure], "progress": self.progress}
-        return evaluate(self.measurement, self.measurement.text, edits=edits, **how)
 
-    def losses(self) -> dict[str, Any]:
-        """Changes of loss if quarters of the planes stop, or eighths drop out."""
-        wavelength, seed = self.profile["wavelength"].values, self.measurement.seed
-        norms = self.profile["q_norm"].mean("head") * self.profile["k_norm"].mean("kv_head")
-        by_length = np.argsort(-norms.mean("layer").values[self.rotating], kind="stable")
-        longest = np.sort(self.rotating[by_length][: len(self.rotating) // 8])
-        stops = _edits(stop, self.quarters, self.inside)
-        eighths = [longest, *planes_at_random(self.rotating, [longest], seed)]
-        losses = self.evaluate(stops | _edits(drop, eighths, self.inside), "loss")
-        weight = losses["predicted_tokens"].values[None].astype(float)
-        change = (losses["loss"].values[1:] - losses["loss"].values[0]) * weight
-        sums = pd.DataFrame(np.vstack([weight, change]).T).groupby(losses["group"].values).sum()
-        tokens, stopped, dropped = np.split(sums.values, [1, 1 + len(stops)], axis=1)
-        turns = np.isfinite(wavelength)
-        in_all = np.flatnonzero(turns[turns.any(1)].all(0))  # the planes of `claim_arrays`
-        sets = np.array([np.isin(in_all, planes) for planes in self.quarters])
-        arrays: dict[str, Any] = {"tokens": tokens[:, 0], "long_loss": dropped}
-        arrays |= {"slow_loss": np.delete(stopped, 1, axis=1), "fast_loss": stopped[:, 1:]}
-        arrays |= {"stopped_sets": sets.astype(float), "stop_loss": stopped}
-        for name, planes in zip(("slow_stop", "fast_stop"), self.quarters[:2], strict=True):
-            context = self.measurement.text.context
-            arrays[f"why {name}"] = self.why_still(wavelength[:, planes], context)
-        return arrays
+def _losses(
+    kind: _LayersOfKind, measurement: Measurement, progress: ProgressOption
+) -> dict[str, Any]:
+    """Arrays [document, set of planes] of the change of loss; set 0 is the set of the claim.
 
-    def inductions(self) -> dict[str, Any]:
-        """Losses of induction, and copies that are found, if planes of induction heads stop."""
-        context, scores = self.measurement.live.context, self.profile["induction"].values
-        induction, layers = np.argwhere(scores >= INDUCTION), self.profile["layer"].values
-        unknown = np.full((1, 1 + SETS), np.nan)
-        if not len(induction):
-            known = scores[np.isfinite(scores)]
-            why = f"no head has an induction score of {INDUCTION}"
-            why += f"; the largest is {known.max():.2f}" if len(known) else ""
-            arrays: dict[str, Any] = dict.fromkeys(
-                ("induction_lost", "retrieval_lost"), unknown
-            )
-            arrays |= {"more_found": unknown[0, :RUNS], "once": np.ones(1)}
-            tested = ("slow_induction", "retrieval_planes", "slow_reach")
-            return arrays | {f"why {claim}": why for claim in tested}
-        names = [f"{layers[layer]}.{head}" for layer, head in induction]
-        slow, _, *random = self.quarters
-        wavelength = self.profile["wavelength"].values
-        push = self.profile["selectivity_keys"].transpose("layer", "head", "frequency").values
-        by_push = np.argsort(-push[*induction.T][:, self.rotating], kind="stable")
-        own = np.sort(self.rotating[by_push[:, : len(slow)]])  # [head, plane]
-        sets = [
-            [planes, *planes_at_random(self.rotating, [planes], self.measurement.seed + n)]
-            for n, planes in enumerate(own)
-        ]
-        by_head = [_edits(stop, x, name) for x, name in zip(sets, names, strict=True)]
-        stops: dict[str, Any] = _edits(stop, [slow, *random], ",".join(names))
-        stops |= {f"own {n}": [head[n] for head in by_head] for n in by_head[0]}
-        found = self.evaluate(stops, "induction")["induction"].values
-        score = found[:, layers[induction[:, 0]], induction[:, 1]].mean(-1)
-        lost = np.split(score[:1] - score[None, 1:], [1 + len(random)], axis=1)
-        repeated = 2 * max(2, min(REPEATED_TOKENS, (context - 1) // 2)) + 1
-        turned = np.take_along_axis(wavelength[induction[:, 0]], own, 1)
-        far, more = self._more_copies(",".join(names))
-        return {
-            **{"induction_lost": lost[0], "retrieval_lost": lost[1], "once": np.ones(1)},
-            "more_found": more,
-            "why slow_induction": self.why_still(wavelength[:, slow], repeated),
-            "why retrieval_planes": self.why_still(turned, repeated),
-            "why slow_reach": self.why_still(wavelength[:, slow], far),
-        }
+    Quarters of the planes stop, or eighths drop out. The entry "why NAME" states why a claim is
+    not testable, or is "".
+    """
+    wavelength, seed = kind.profile["wavelength"].values, kind.seed
+    norms = kind.profile["q_norm"].mean("head") * kind.profile["k_norm"].mean("kv_head")
+    by_length = np.argsort(-norms.mean("layer").values[kind.rotating], kind="stable")
+    longest = np.sort(kind.rotating[by_length][: len(kind.rotating) // 8])
+    stops = _edits(stop, kind.quarters, kind.inside)
+    eighths = [longest, *planes_at_random(kind.rotating, [longest], seed)]
+    edits = stops | _edits(drop, eighths, kind.inside)
+    how: dict[str, Any] = {"measures": ["loss"], "progress": progress}
+    losses = evaluate(measurement, measurement.text, edits=edits, **how)
+    weight = losses["predicted_tokens"].values[None].astype(float)
+    change = (losses["loss"].values[1:] - losses["loss"].values[0]) * weight
+    sums = pd.DataFrame(np.vstack([weight, change]).T).groupby(losses["group"].values).sum()
+    tokens, stopped, dropped = np.split(sums.values, [1, 1 + len(stops)], axis=1)
+    turns = np.isfinite(wavelength)
+    in_all = np.flatnonzero(turns[turns.any(1)].all(0))  # the planes of `claim_arrays`
+    sets = np.array([np.isin(in_all, planes) for planes in kind.quarters])
+    arrays: dict[str, Any] = {"tokens": tokens[:, 0], "long_loss": dropped}
+    arrays |= {"slow_loss": np.delete(stopped, 1, axis=1), "fast_loss": stopped[:, 1:]}
+    arrays |= {"stopped_sets": sets.astype(float), "stop_loss": stopped}
+    for name, planes in zip(("slow_stop", "fast_stop"), kind.quarters[:2], strict=True):
+        context = measurement.text.context
+        arrays[f"why {name}"] = kind.why_still(wavelength[:, planes], context)
+    return arrays
 
-    def _more_copies(self, heads: str) -> tuple[int, Float[np.ndarray, " draw"]]:
-        """Distance of copies, and the change of the share found if the slow quarter stops."""
-        live, text = self.measurement.live, self.measurement.text
-        trained = live.context if self.every else self.profile.attrs["trained_context"]
-        far = min(FAR, 2 * int(min(live.context, trained)) // 3)
-        options: dict[str, Any] = {"copies": [far], "draws": RUNS, "progress": self.progress}
-        options |= {"copied": min(COPIED, far), "distances": (), "heads": heads}
-        copies = partial(reach, self.measurement, text, **options)
-        unedited = copies()["found_by_draw"]
-        slowest = _edits(stop, self.quarters[:1], self.inside)
-        with live.edit(stack_edits(self.measurement.rotation, [*slowest.values()])):
-            more = (copies()["found_by_draw"] - unedited).mean(unedited.dims[:-1]).values
-        return far, more
+
+def _inductions(
+    kind: _LayersOfKind, measurement: Measurement, progress: ProgressOption
+) -> dict[str, Any]:
+    """Losses of induction, and copies that are found, if planes of induction heads stop."""
+    context, scores = measurement.live.context, kind.profile["induction"].values
+    induction, layers = np.argwhere(scores >= INDUCTION), kind.profile["layer"].values
+    unknown = np.full((1, 1 + SETS), np.nan)
+    if not len(induction):
+        known = scores[np.isfinite(scores)]
+        why = f"no head has an induction score of {INDUCTION}"
+        why += f"; the largest is {known.max():.2f}" if len(known) else ""
+        arrays: dict[str, Any] = dict.fromkeys(("induction_lost", "retrieval_lost"), unknown)
+        arrays |= {"more_found": unknown[0, :RUNS], "once": np.ones(1)}
+        tested = ("slow_induction", "retrieval_planes", "slow_reach")
+        return arrays | {f"why {claim}": why for claim in tested}
+    names = [f"{layers[layer]}.{head}" for layer, head in induction]
+    slow, _, *random = kind.quarters
+    wavelength = kind.profile["wavelength"].values
+    push = kind.profile["selectivity_keys"].transpose("layer", "head", "frequency").values
+    by_push = np.argsort(-push[*induction.T][:, kind.rotating], kind="stable")
+    own = np.sort(kind.rotating[by_push[:, : len(slow)]])  # [head, plane]
+    sets = [
+        [planes, *planes_at_random(kind.rotating, [planes], kind.seed + n)]
+        for n, planes in enumerate(own)
+    ]
+    by_head = [_edits(stop, x, name) for x, name in zip(sets, names, strict=True)]
+    stops: dict[str, Any] = _edits(stop, [slow, *random], ",".join(names))
+    stops |= {f"own {n}": [head[n] for head in by_head] for n in by_head[0]}
+    how: dict[str, Any] = {"measures": ["induction"], "progress": progress}
+    found = evaluate(measurement, measurement.text, edits=stops, **how)["induction"].values
+    score = found[:, layers[induction[:, 0]], induction[:, 1]].mean(-1)
+    lost = np.split(score[:1] - score[None, 1:], [1 + len(random)], axis=1)
+    repeated = 2 * max(2, min(REPEATED_TOKENS, (context - 1) // 2)) + 1
+    turned = np.take_along_axis(wavelength[induction[:, 0]], own, 1)
+    far, more = _more_copies(kind, measurement, ",".join(names), progress)
+    return {
+        **{"induction_lost": lost[0], "retrieval_lost": lost[1], "once": np.ones(1)},
+        "more_found": more,
+        "why slow_induction": kind.why_still(wavelength[:, slow], repeated),
+        "why retrieval_planes": kind.why_still(turned, repeated),
+        "why slow_reach": kind.why_still(wavelength[:, slow], far),
+    }
+
+
+def _more_copies(
+    kind: _LayersOfKind, measurement: Measurement, heads: str, progress: ProgressOption
+) -> tuple[int, Float[np.ndarray, " draw"]]:
+    """Distance of copies, and the change of the share found if the slow quarter stops."""
+    live, text = measurement.live, measurement.text
+    trained = live.context if kind.every else kind.profile.attrs["trained_context"]
+    far = min(FAR, 2 * int(min(live.context, trained)) // 3)
+    options: dict[str, Any] = {"copies": [far], "draws": RUNS, "progress": progress}
+    options |= {"copied": min(COPIED, far), "distances": (), "heads": heads}
+    copies = partial(reach, measurement, text, **options)
+    unedited = copies()["found_by_draw"]
+    slowest = _edits(stop, kind.quarters[:1], kind.inside)
+    with live.edit(stack_edits(measurement.rotation, [*slowest.values()])):
+        more = (copies()["found_by_draw"] - unedited).mean(unedited.dims[:-1]).values
+    return far, more
 
 
 def planes_at_random(
@@ -283,8 +289,8 @@ def _read_attention(
     measurement: Measurement, tokenizer: TokenNames | None, progress: ShowProgress
 ) -> tuple[dict[int, Float[np.ndarray, "head order"]], dict[str, Any]]:
     """Reversals by order of the planes in each layer, and the lead of apostrophes."""
-    chosen, why = _token_sets(measurement, tokenizer)
     ids, seed = measurement.text.ids, measurement.seed
+    chosen, why = _token_sets(measurement.text, seed, tokenizer)
     pairs = [shares_of(ids, tokens, str(n), "") for n, tokens in enumerate(chosen)]
     dims, by_order = ("layer", "head", "order"), partial(_reversal_by_order, seed=seed)
     reversal = Statistic("reversals", dims, "1", "", pool="ratio", values=by_order)
@@ -322,14 +328,14 @@ def _reversal_by_order(block: Block, *, seed: int) -> Tensor:
 
 
 def _token_sets(
-    measurement: Measurement, tokenizer: TokenNames | None
+    text: Text, seed: int, tokenizer: TokenNames | None
 ) -> tuple[list[Int[Tensor, " token"]], str]:
     """The tokens with an apostrophe (set 0), and random sets of words that are as frequent.
 
     Each set of words has, for each apostrophe token, a word of half to twice its frequency.
     Without sets, the second result is the reason.
     """
-    text, random = measurement.text, np.random.default_rng(measurement.seed)
+    random = np.random.default_rng(seed)
     ids, counts = text.ids[text.real].unique(return_counts=True)
     names = token_names(ids, tokenizer)
     apostrophes = torch.tensor([APOSTROPHE in name for name in names])

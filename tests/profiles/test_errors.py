@@ -181,7 +181,7 @@ MEASURED = {
     "reach": lambda model, text: rl.reach(model, text, copies=[48], draws=1),
     "claims": lambda model, text: rl.test_claims(profile(), model=model, text=text, draws=10),
 }
-RUNS = {"analyze": 8, "sweep": 24, "truncate": 19, "evaluate": 13, "reach": 4, "claims": 40}
+RUNS = {"analyze": 8, "sweep": 24, "truncate": 19, "evaluate": 13, "reach": 4, "claims": 41}
 """Number of times that the model runs. It runs once more for packed rows."""
 DOCUMENTS = torch.arange(4).repeat_interleave(40).reshape(2, 80)
 TEXTS = {
