@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -37,7 +37,6 @@ from ropelens.runtime.results import PAGE, open_results, read_record, write_fold
 from ropelens.runtime.savepoint import UNFINISHED
 from ropelens.text.text import Text
 from ropelens.train.data import differences
-from ropelens.train.watch import open_steps
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -142,8 +141,7 @@ class Analysis:
         return written
 
     def _repr_html_(self) -> str:
-        page = self.pages[-1] if self.pages else None
-        return display(self.findings, self.heads, self.profile, page=page).html
+        return display(self.findings, self.heads, self.profile, [None, *self.pages][-1]).html
 
     def __repr__(self) -> str:
         return f"<Analysis of {self.profile.attrs['model']}: {self.findings[0]}>"
@@ -157,9 +155,11 @@ def open(path: str | Path) -> Analysis | xr.Dataset:
 
     Raises `BadArgument` for files that are missing, damaged or of another kind.
     """
-    if read_record(path).get("kind") == "comparison":
+    if (kind := read_record(path).get("kind")) == "comparison":
         return open_results(Path(path) / "comparison.nc", "comparison")
-    if read_record(path).get("kind") == "watch":
+    if kind == "watch":
+        from ropelens.train.watch import open_steps  # slow: imports transformers' Trainer
+
         return open_steps(Path(path))
     if Path(path).is_dir():
         return open_analysis(path)
@@ -192,8 +192,7 @@ def open_analysis(folder: str | Path, numbers: Mapping[str, Any] | None = None) 
     what = f"{file} lacks numbers that labels are computed from."
     with explained(what, "measure again", error=BadArgument):
         heads = classify_heads(numbers["profile"], seed=numbers["profile"].attrs["seed"])
-    pages = [page for page in [Path(folder) / PAGE] if page.exists()]
-    return Analysis(heads=heads, pages=pages, **numbers)
+    return Analysis(heads=heads, pages=[*Path(folder).glob(PAGE)], **numbers)
 
 
 def earlier_results(folder: Path, fingerprint: str | None) -> dict[str, Any] | None:
@@ -308,7 +307,7 @@ def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Pat
         table = summarize_comparison(comparison)
         return write_page(folder, lambda: render_comparison(comparison, table))
     if record.get("kind") == "watch":
-        return write_page(folder, lambda: render_steps(open_steps(folder)))
+        return write_page(folder, lambda: render_steps(cast(xr.Dataset, open(folder))))
     other = None if beside is None else open_analysis(beside)
     with locked(folder):
         analysis = open_analysis(folder)

@@ -23,7 +23,7 @@ def parts_by_kind(profile: xr.Dataset) -> dict[str, xr.Dataset]:
 
     The contexts of a part are at most the reach of its layers.
     """
-    rotating = profile.isel(layer=(profile["wavelength"] < np.inf).any("frequency").values)
+    rotating = profile.isel(layer=rotating_in(profile)[0])
     kinds = layers_by_kind(rotating)
     if len(kinds) < 2:
         return {"all": profile}
@@ -41,16 +41,13 @@ def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "..."]]:
     The first axis is the layers that rotate, and in most arrays the last axis is the planes
     that rotate in all of them. Numbers that the profile does not have are NaN.
     """
-    wavelength = profile["wavelength"].transpose("layer", "frequency").values
-    rotates = np.isfinite(wavelength)
-    layers = np.flatnonzero(rotates.any(1))
-    planes = np.flatnonzero(rotates[layers].all(0))
-    wavelength = wavelength[np.ix_(layers, planes)]
+    layers, planes = rotating_in(profile)
     part = profile.isel(layer=layers)
 
     def by_plane(name: str) -> np.ndarray:
         return part[name].isel(frequency=planes).values
 
+    wavelength = by_plane("wavelength")
     context, trained = (int(profile.attrs[n]) for n in ("context", "trained_context"))
     band = np.log(2 * np.pi * trained / BAND_RATIO)
     q, k, values, coherence = map(by_plane, ("q_norm", "k_norm", "v_norm", "q_coherence"))
@@ -88,6 +85,13 @@ def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "..."]]:
         "sink_mass": part["sink_mass"].where(sinks).values,
     }
     return wavelength_arrays(profile) | evenness | arrays
+
+
+def rotating_in(profile: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """The layers in which planes rotate, and the planes that rotate in all these layers."""
+    rotates = np.isfinite(profile["wavelength"].transpose("layer", "frequency").values)
+    layers = np.flatnonzero(rotates.any(1))
+    return layers, np.flatnonzero(rotates[layers].all(0))
 
 
 def claim_numbers(profile: xr.Dataset) -> tuple[HeadDraws, HeadDraws]:

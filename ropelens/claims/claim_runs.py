@@ -23,7 +23,7 @@ from ropelens.attention.block import Block
 from ropelens.attention.distances import distances_of, leads, mean_by_bin, reverses, waves
 from ropelens.attention.sums import LayerMeans
 from ropelens.attention.variables import Statistic
-from ropelens.claims.arrays import parts_by_kind
+from ropelens.claims.arrays import parts_by_kind, rotating_in
 from ropelens.claims.tables import ledger
 from ropelens.config_facts import layer_types, stated_context
 from ropelens.errors import BadArgument, Positive, Whole, public
@@ -116,8 +116,8 @@ def claim_runs(
     runs = {x: _losses(kind, *how) | _inductions(kind, *how) for x, kind in kinds.items()}
     reversals, token_lead = _read_attention(measurement, tokenizer, display_of(progress))
     for kind, layers in parts:
-        rotating = layers["layer"].values[(layers["wavelength"] < np.inf).any("frequency")]
-        runs[kind]["reversal"] = np.array([reversals[layer] for layer in rotating])
+        numbers = layers["layer"].values[rotating_in(layers)[0]]
+        runs[kind]["reversal"] = np.array([reversals[layer] for layer in numbers])
     return runs | {"all": runs.get("all", {}) | token_lead}
 
 
@@ -179,28 +179,26 @@ def _losses(
     Quarters of the planes stop, or eighths drop out. The entry "why NAME" states why a claim is
     not testable, or is "".
     """
-    wavelength, seed = kind.profile["wavelength"].values, kind.seed
     norms = kind.profile["q_norm"].mean("head") * kind.profile["k_norm"].mean("kv_head")
     by_length = np.argsort(-norms.mean("layer").values[kind.rotating], kind="stable")
     longest = np.sort(kind.rotating[by_length][: len(kind.rotating) // 8])
     stops = _edits(stop, kind.quarters, kind.inside)
-    eighths = [longest, *planes_at_random(kind.rotating, [longest], seed)]
+    eighths = [longest, *planes_at_random(kind.rotating, [longest], kind.seed)]
     edits = stops | _edits(drop, eighths, kind.inside)
-    how: dict[str, Any] = {"measures": ["loss"], "progress": progress}
-    losses = evaluate(measurement, measurement.text, edits=edits, **how)
+    measure = partial(evaluate, measurement, measurement.text, progress=progress)
+    losses = measure(edits=edits, measures=["loss"])
     weight = losses["predicted_tokens"].values[None].astype(float)
     change = (losses["loss"].values[1:] - losses["loss"].values[0]) * weight
     sums = pd.DataFrame(np.vstack([weight, change]).T).groupby(losses["group"].values).sum()
     tokens, stopped, dropped = np.split(sums.values, [1, 1 + len(stops)], axis=1)
-    turns = np.isfinite(wavelength)
-    in_all = np.flatnonzero(turns[turns.any(1)].all(0))  # the planes of `claim_arrays`
+    _, in_all = rotating_in(kind.profile)
     sets = np.array([np.isin(in_all, planes) for planes in kind.quarters])
     arrays: dict[str, Any] = {"tokens": tokens[:, 0], "long_loss": dropped}
     arrays |= {"slow_loss": np.delete(stopped, 1, axis=1), "fast_loss": stopped[:, 1:]}
     arrays |= {"stopped_sets": sets.astype(float), "stop_loss": stopped}
     for name, planes in zip(("slow_stop", "fast_stop"), kind.quarters[:2], strict=True):
-        context = measurement.text.context
-        arrays[f"why {name}"] = kind.why_still(wavelength[:, planes], context)
+        wavelength = kind.profile["wavelength"].values[:, planes]
+        arrays[f"why {name}"] = kind.why_still(wavelength, measurement.text.context)
     return arrays
 
 
@@ -232,8 +230,8 @@ def _inductions(
     by_head = [_edits(stop, x, name) for x, name in zip(sets, names, strict=True)]
     stops: dict[str, Any] = _edits(stop, [slow, *random], ",".join(names))
     stops |= {f"own {n}": [head[n] for head in by_head] for n in by_head[0]}
-    how: dict[str, Any] = {"measures": ["induction"], "progress": progress}
-    found = evaluate(measurement, measurement.text, edits=stops, **how)["induction"].values
+    measure = partial(evaluate, measurement, measurement.text, progress=progress)
+    found = measure(edits=stops, measures=["induction"])["induction"].values
     score = found[:, layers[induction[:, 0]], induction[:, 1]].mean(-1)
     lost = np.split(score[:1] - score[None, 1:], [1 + len(random)], axis=1)
     repeated = 2 * max(2, min(REPEATED_TOKENS, (context - 1) // 2)) + 1
@@ -301,9 +299,7 @@ def _read_attention(
     means = {n: LayerMeans(x, sums, planes[n], statistics) for n, x in sums.layers.items()}
     lead = np.full((1, 1, 1 + SETS), np.nan)
     if pairs:
-        leads = [
-            [on.value(x) - control.value(x) for on, control in pairs] for x in means.values()
-        ]
+        leads = [[x.value(m) - y.value(m) for x, y in pairs] for m in means.values()]
         lead = np.moveaxis(np.array(leads), 1, -1)
     reversals = {n: reversal.value(x).numpy() for n, x in means.items()}
     return reversals, {"token_lead": lead, "why apostrophes": why}
@@ -322,8 +318,7 @@ def _reversal_by_order(block: Block, *, seed: int) -> Tensor:
     for n in range(1 + SETS):
         order = torch.arange(len(moved))
         order[turning] = turning[random.permutation(len(turning)) if n else slice(None)]
-        reversed_at = reverses(lead, moved[order])
-        means.append(mean_by_bin(block, reversed_at, counts, len(far)))
+        means.append(mean_by_bin(block, reverses(lead, moved[order]), counts, len(far)))
     return torch.cat(means, dim=-1)
 
 

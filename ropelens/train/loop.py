@@ -31,7 +31,6 @@ from ropelens.train.data import (
     training_stages,
 )
 from ropelens.train.settings import Settings
-from ropelens.train.watch import RopeCallback
 
 CHECKPOINT = "checkpoint.pt"  # the file from which a run is resumed
 CHECKPOINT_SECONDS = 60.0  # between two checkpoints
@@ -74,9 +73,12 @@ def fit_model(
     if (out / CHECKPOINT).exists():
         step, rows, loss = load_checkpoint(out / CHECKPOINT, model, optimizer)
         log_line(f"resuming from step {step}")
-    sample = torch.from_numpy(spread(held_out, WATCHED_SEQUENCES).astype(np.int64))
-    watching, columns = RopeCallback(sample, out=out / "watch"), [*METRICS]
+    watching, columns = None, [*METRICS]
     if watch:
+        from ropelens.train.watch import RopeCallback  # slow: imports transformers' Trainer
+
+        sample = torch.from_numpy(spread(held_out, WATCHED_SEQUENCES).astype(np.int64))
+        watching = RopeCallback(sample, out=out / "watch")
         columns += watching.begin(model, step)
     saved_at, timed_at, timed_from = time.monotonic(), time.perf_counter(), step
     note: dict[str, str] = {}
@@ -100,7 +102,7 @@ def fit_model(
             last = step == settings.steps
             if last or step % EVAL_EVERY == 0:
                 row["valid_loss"] = validation_loss(model, held_out, settings)
-                row |= watching.measure(step) if watch else {}
+                row |= watching.measure(step) if watching else {}
                 note["valid"] = f"validation loss {row['valid_loss']:.4f}"
             if row:
                 rows.append({"step": step, "tokens": step * per_step} | row)

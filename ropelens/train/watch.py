@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
-from torch import distributed
+from torch import distributed as dist
 from transformers import Trainer, TrainerCallback
 
 from ropelens.budget.labels import LABELS
@@ -151,9 +151,8 @@ class RopeCallback(TrainerCallback):
         if is_first_process():
             out.parent.mkdir(parents=True, exist_ok=True)
             check_out(out, "watch")
-            for later, folder in step_folders(out).items():
-                if later > step:  # of an earlier run
-                    shutil.rmtree(folder)
+            for later in (path for n, path in step_folders(out).items() if n > step):
+                shutil.rmtree(later)  # of an earlier run
             record = {"kind": "watch", "command": sys.argv, "versions": versions()}
             write_json(out / RECORD, record)
         return self.measure(step, first=True)
@@ -205,8 +204,7 @@ def watch(
 
 
 def is_first_process() -> bool:
-    started = distributed.is_available() and distributed.is_initialized()
-    return not started or distributed.get_rank() == 0
+    return not (dist.is_available() and dist.is_initialized() and dist.get_rank() > 0)
 
 
 def require_whole_weights(model: Any) -> None:
