@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from datetime import timedelta
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -52,17 +51,6 @@ def finish(folder: Path) -> None:
     print_path(folder / PAGE)
 
 
-def open_streams() -> None:
-    """Open the streams that the caller closed, so that no result file takes their numbers."""
-    for number, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "r+" if number else "r", closefd=False))  # noqa: SIM115
-
-
 def quiet_libraries() -> None:
     """Print warnings of ropelens in one line, and hide warnings and logs of libraries."""
     warnings.showwarning = lambda message, *_: print_message(f"warning: {message}")
@@ -80,24 +68,6 @@ def quiet_libraries() -> None:
         sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
 
 
-def let_first_process_print() -> None:
-    """If torchrun started several processes, only the first one that ends prints its error."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return
-    for number in (signal.SIGINT, signal.SIGTERM):  # torchrun sends them if a process ends
-        signal.signal(number, signal.SIG_IGN)
-    from torch.distributed import TCPStore
-
-    try:
-        place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = TCPStore(*place, is_master=False, timeout=timedelta(seconds=10))
-        begun = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        first = store.add(f"ropelens ended {begun}", 1) == 1
-    except (KeyError, ValueError, RuntimeError):  # torchrun is gone
-        first = int(os.environ.get("RANK", "0")) == 0
-    sys.stderr = sys.__stderr__ if first else Path(os.devnull).open("w")  # noqa: SIM115
-
-
 def catch_signals() -> list[int]:
     """Let SIGTERM and SIGHUP stop a run as Ctrl-C does. The list collects received signals."""
     received: list[int] = []  # some libraries convert Ctrl-C to their own errors
@@ -106,15 +76,6 @@ def catch_signals() -> list[int]:
         received.append(number)
         raise KeyboardInterrupt
 
-    # Python ignores errors while it removes an object, so the signal is sent again.
-    def repeat(ignored: Any, report: Callable[[Any], object] = sys.unraisablehook) -> None:
-        if issubclass(ignored.exc_type, KeyboardInterrupt):
-            signal.setitimer(signal.ITIMER_REAL, 0.01)
-        else:
-            report(ignored)
-
-    sys.unraisablehook = repeat
-    signal.signal(signal.SIGALRM, stop)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and `&` ignore signals
             signal.signal(number, stop)
@@ -166,9 +127,9 @@ def run_app(app: typer.Typer, *, name: str = "ropelens") -> None:
     The status is 0 after success, 2 for wrong usage, 1 for other errors of a user, which print
     one line, and 128 + N after the signal N. Any other error is a bug and shows a traceback.
     """
-    open_streams()
+    errors = sys.stderr  # each process prints its error, but only the first one its progress
     quiet_libraries()
-    report, signals, code = sys.unraisablehook, catch_signals(), 1
+    signals, code = catch_signals(), 1
     try:
         with explained("The working directory is gone.", "cd to a folder", error=RopelensError):
             Path.cwd()  # torch would end the process
@@ -176,11 +137,9 @@ def run_app(app: typer.Typer, *, name: str = "ropelens") -> None:
         print(end="", flush=True)
     except (Exception, KeyboardInterrupt) as error:
         if not signals:
-            let_first_process_print()
+            sys.stderr = errors
             code = _explain(error, name)
-    sys.unraisablehook = report
     if signals:  # also if a library ignored it
-        let_first_process_print()
         with suppress(OSError):  # the terminal may be gone
             print_message("stopped; no file is incomplete, and the same command continues")
         os._exit(128 + signals[0])  # a normal exit of torch takes seconds

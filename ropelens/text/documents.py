@@ -3,16 +3,12 @@
 import hashlib
 import json
 import os
-import select
 from collections.abc import Iterable
 from pathlib import Path
-
-from psutil import virtual_memory
 
 from ropelens.errors import BadText, explained, public
 
 TEXT_SUFFIXES = (".txt", ".md", ".jsonl")
-WAIT = 10.0  # seconds in which another process must open a pipe
 
 
 @public
@@ -45,7 +41,7 @@ def _read(path: Path) -> list[str]:
         "iconv -f LATIN1 -t UTF-8 for an older text, or a folder of *.txt, *.md and *.jsonl",
         error=BadText,
     ):
-        text = _read_bytes(path).decode("utf-8-sig")
+        text = path.read_bytes().decode("utf-8-sig")
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     if path.suffix != ".jsonl":
         return [text.rstrip("\n")]
@@ -60,28 +56,6 @@ def _read(path: Path) -> list[str]:
                 documents.append(json.loads(line)["text"])
                 documents[-1].encode()
     return documents
-
-
-def _read_bytes(path: Path) -> bytes:
-    """The bytes of a file, or of a pipe or terminal that ends."""
-    is_pipe, hint = path.is_fifo(), "a text file, a pipe that ends, or standard input"
-    if not (is_pipe or path.is_char_device() or path.is_block_device()):
-        return path.read_bytes()
-    poll, most = select.poll(), virtual_memory().available // 8
-    # O_NONBLOCK: opening a pipe does not wait until another process opens it.
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as pipe:  # noqa: PTH123
-        fault = f"{path} is a device, which may never end."
-        if is_pipe or pipe.isatty():
-            poll.register(pipe, select.POLLIN)
-            opened, start = poll.poll(1000 * WAIT), pipe.read(1)
-            fault = f"Nothing writes to the pipe {path}."
-            if start != b"" or opened:
-                os.set_blocking(pipe.fileno(), True)
-                content = (start or b"") + pipe.read(most)
-                if len(content) <= most:
-                    return content
-                fault = f"The pipe {path} does not end, or does not fit into memory."
-    raise BadText(fault, hint=hint)
 
 
 def check_document(text: str) -> None:

@@ -8,7 +8,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 
 import pytest
@@ -193,19 +192,6 @@ def test_a_signal_stops_a_run_although_a_library_converts_it(ropelens, monkeypat
     assert ropelens("rope").code == 128 + number
 
 
-def test_a_signal_in_a_function_that_ignores_errors(ropelens, monkeypatch):
-    class Removed:
-        def __del__(self) -> None:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    def stop(*_: object) -> None:
-        Removed()
-        time.sleep(60)
-
-    monkeypatch.setattr("ropelens.checkpoints.load.open_checkpoint", stop)
-    assert ropelens("rope") == Ended(130, "", STOPPED)
-
-
 def test_a_signal_while_a_page_is_drawn(ropelens, model, text, out, monkeypatch):
     stop = lambda *_: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
     monkeypatch.setattr("ropelens.analysis.analysis.render_page", stop)
@@ -247,14 +233,7 @@ def test_a_reader_that_stops_early_is_not_an_error():
     os.close(write)
 
 
-def test_closed_streams_are_not_an_error(tmp_path, capsys: pytest.CaptureFixture[str]):
-    names = ("stdin", "stdout", "stderr")
-    run = f"import sys; sys.argv[1:] = ['list']; {MAIN}"
-    for number, name in enumerate(names):
-        closing = f"import os; os.close({number}); os.execv({sys.executable!r}, "
-        ended = apart(f"{closing}[{sys.executable!r}, '-c', {run!r}])")
-        assert (ended.code, ended.err) == (0, ""), name
-        assert ("bundled:rope" in ended.out) == (name != "stdout")
+def test_control_characters_are_escaped(capsys: pytest.CaptureFixture[str]):
     print_lines("a\x1b[31m\tb\n→")
     assert capsys.readouterr().out == "a\\x1b[31m\\tb\n→\n"
 
