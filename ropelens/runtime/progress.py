@@ -12,7 +12,6 @@ from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn
 
 SECONDS_BETWEEN_LINES = 60.0
 
@@ -84,13 +83,12 @@ def show_progress(*stages: Stage) -> Iterator[Advance]:
     A terminal shows one bar for all stages with the time left, and removes it at the end. A
     notebook shows the same bar for stages of several steps, and keeps it as one line. A log
     gets one line per minute. If a unit is "tokens", one more line comes as soon as the time
-    left is known and a second has passed. Until then the bar pulses.
+    left is known and a second has passed.
     """
-    # rich would take a log for a terminal if a CI service sets FORCE_COLOR.
     watched = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-    last = time.monotonic()
-    bar = _bar if watched else _notebook_bar if Console(stderr=True).is_jupyter else None
-    with nullcontext(_log_lines(stages, last)) if bar is None else bar(stages) as show:
+    last, in_notebook = time.monotonic(), Console(stderr=True).is_jupyter and not watched
+    bar = _bar(stages, in_notebook=in_notebook) if watched or in_notebook else None
+    with bar or nullcontext(_log_lines(stages, last)) as show:
 
         def advance(amount: int, stage: int = 0, note: str = "") -> None:
             nonlocal last
@@ -102,43 +100,24 @@ def show_progress(*stages: Stage) -> Iterator[Advance]:
 
 
 @contextmanager
-def _bar(stages: tuple[Stage, ...]) -> Iterator[Callable[[Stage, str, float], None]]:
-    columns = "{task.description}", BarColumn(), TaskProgressColumn(), "{task.fields[words]}"
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
-        task = bar.add_task(stages[0].what, total=None, words="-:--:--")  # the bar pulses
-
-        def show(current: Stage, note: str, _: float) -> None:
-            left = seconds_left(stages)
-            bar.update(task, description=current.what, words=f"{_clock(left)} {note}")
-            if not math.isnan(left):
-                share = max(bar.tasks[0].completed, _share_done(stages, left))
-                bar.update(task, total=1.0, completed=share)
-
-        yield show
-
-
-@contextmanager
-def _notebook_bar(stages: tuple[Stage, ...]) -> Iterator[Callable[[Stage, str, float], None]]:
+def _bar(
+    stages: tuple[Stage, ...], *, in_notebook: bool
+) -> Iterator[Callable[[Stage, str, float], None]]:
     with warnings.catch_warnings(action="ignore"):  # tqdm draws text if there are no widgets
         from tqdm.auto import tqdm  # slow
     look: Any = {"bar_format": "{desc}: {percentage:3.0f}% {bar} {elapsed}{postfix}"}
-    look |= {"ncols": 80, "file": sys.stdout, "disable": stages[0].unit == "step"}
+    look |= {"ncols": 80, "file": sys.stdout if in_notebook else sys.stderr}
+    look |= {"leave": in_notebook, "disable": in_notebook and stages[0].unit == "step"}
     with tqdm(total=1.0, desc=stages[0].what, **look) as bar:
 
         def show(current: Stage, note: str, _: float) -> None:
             if not math.isnan(left := seconds_left(stages)):
-                bar.n = max(bar.n, _share_done(stages, left))
+                spent = sum(x.done * x.pace for x in stages if x.measured)
+                bar.n = max(bar.n, spent / max(spent + left, 1e-9))
             bar.set_description_str(current.what, refresh=False)
             bar.set_postfix_str(f"{_clock(left)} left {note}".strip() if left else note)
 
         yield show
-
-
-def _share_done(stages: Sequence[Stage], left: float) -> float:
-    """Share of the work that is done, from the seconds that are `left`."""
-    spent = sum(x.done * x.pace for x in stages if x.measured)
-    return spent / max(spent + left, 1e-9)
 
 
 def _log_lines(stages: tuple[Stage, ...], begin: float) -> Callable[[Stage, str, float], None]:
