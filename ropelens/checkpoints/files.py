@@ -35,7 +35,7 @@ from ropelens.checkpoints.load_options import Loading
 from ropelens.checkpoints.weight_files import (
     INDEX,
     SINGLE,
-    check_stated,
+    refuse_mlx,
     refuse_pointers,
     weight_files,
 )
@@ -129,7 +129,8 @@ def read_config(path: Path, loading: Loading) -> tuple[PreTrainedConfig, int]:
     with explained(f"transformers cannot read the configuration in {path}.", hint):
         if config_file.is_file():
             refuse_pointers([config_file])
-            check_stated(path)
+            if path.is_dir():
+                refuse_mlx(path)
         config = AutoConfig.from_pretrained(**source_of(path, loading))
         vars(config).pop("transformers_weights", None)  # weight_files chooses the files
         inv_freq = add_rope(path, config) if path.is_file() else None

@@ -1,11 +1,8 @@
 """Weight files of a checkpoint, and an error for each kind of folder without such files."""
 
 import json
-import re
 from collections.abc import Iterable
 from pathlib import Path, PurePath
-
-import gguf
 
 from ropelens.errors import BadCheckpoint, explained
 
@@ -24,10 +21,6 @@ UNREAD = {
     ),
 }
 """Errors and remedies for folders without weights for transformers, by the first match."""
-
-COUNT = r"(n|num|encoder|decoder)_(\w+_)?(layers?|experts)|.*\.(block|expert)_count"
-LAYER_COUNTS, MOST_LAYERS = re.compile(COUNT), 4096  # a model of 10**9 layers is never built
-LEAST = {"num_hidden_layers": 1}
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -59,24 +52,11 @@ def refuse_pointers(files: Iterable[Path]) -> None:
                 raise BadCheckpoint(f"{file} is only a git-LFS pointer to the file.", hint=hint)
 
 
-def check_stated(path: Path) -> None:
-    """Raise BadCheckpoint for MLX's own quantization, or an impossible number of layers."""
-    if path.is_file():
-        fields = gguf.GGUFReader(str(path)).fields
-        stated = {key: fields[key].contents() for key in fields if LAYER_COUNTS.fullmatch(key)}
-    else:
-        stated = json.loads((path / "config.json").read_text("utf-8"))
+def refuse_mlx(folder: Path) -> None:
+    """Raise BadCheckpoint for MLX's own quantization."""
+    stated = json.loads((folder / "config.json").read_text("utf-8"))
     bits = stated.get("quantization") or stated.get("quantization_config")
-    parts = [stated, *(part for part in stated.values() if isinstance(part, dict))]
-    counts = [(key, x[key]) for x in parts for key in filter(LAYER_COUNTS.fullmatch, x)]
-    numbers = [(key, x) for key, x in counts if isinstance(x, int)]
-    odd = [f"{k} {x:,}" for k, x in numbers if not LEAST.get(k, x) <= x <= MOST_LAYERS]
-    what = seen = ""
     if isinstance(bits, dict) and "bits" in bits and "quant_method" not in bits:
-        what = f"{path} has weights in {bits['bits']} bits, in the format of MLX."
+        what = f"{folder} has weights in {bits['bits']} bits, in the format of MLX."
         hint = "the model before its conversion by MLX, or mlx_lm.convert --dequantize"
-    elif odd:
-        what, hint = f"The configuration of {path} is impossible.", "the one of its weights"
-        seen = f"{odd[0]}, not 1 to {MOST_LAYERS:,}"
-    if what:
-        raise BadCheckpoint(what, seen=seen, hint=hint)
+        raise BadCheckpoint(what, hint=hint)

@@ -29,7 +29,6 @@ HEADS = ("layer", "head")
 AVERAGED = {*HEADS, "kv_head", "trial", "retrieval_length", "depth"}
 Panels = Mapping[str, Callable[[str], xr.DataArray]]
 """For each axis title, the values of a group over `entry` and the dimension of x."""
-"""For each axis title, the values of a group over `entry` and the dimension of x."""
 
 
 class Look(NamedTuple):

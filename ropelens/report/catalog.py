@@ -71,12 +71,6 @@ REACH_FIGURE = PageFigure("reach", head.plot_reach,
     known=lambda reach: bool(reach["found_share"].notnull().any()))
 
 
-
-
-
-
-
-
 def _plot_other_measures(sweep: xr.Dataset, table: pd.DataFrame) -> go.Figure:
     names = [n for n in get_args(MeasureName)[1:] if table[summary_column(n)].notna().any()]
     return plot_truncation(sweep, measures=names, table=table)

@@ -24,9 +24,6 @@ KINDS = {  # of result folders, by the `kind` in run.json
     "prompt": "the page of a prompt",
     "watch": "the measurements of a training",
 }
-# Files of a folder with several models, whose results are in folders named after them.
-NAMES: tuple[str, ...] = (PAGE, RECORD, "heads.csv", "claims.csv", "claims.json")
-NAMES += ("comparison.csv", "comparison.nc")
 MOST_BYTES, MOST_RATIO = 2**30, 100  # a file that unpacks to more than both is not read
 CONTENTS = "contents"  # attribute of a file: the names of its variables, to notice damage
 
@@ -101,7 +98,6 @@ def check_out(folder: Path, kind: str, *, parts: Collection[str] = ()) -> None:
     They must not replace a training run, other results, or files that ropelens did not write.
     `parts` are the names of models, which must not be names of files or links in `folder`.
     """
-    taken = [name for name in parts if name.lower() in NAMES]
     check_writable(folder)
     record = read_record(folder).get("kind")
     lost = [name for name in parts if (folder / name).is_symlink() or (folder / name).is_file()]
@@ -113,13 +109,9 @@ def check_out(folder: Path, kind: str, *, parts: Collection[str] = ()) -> None:
         lost += [name for name in others if (folder / name).exists()]
     elif record != kind and {record, kind} != {"analysis", "truncation"}:
         lost.append(KINDS[record])
-    if lost or taken:
+    if lost:
         what = f"{folder} holds {', '.join(lost)}: results would replace it or mix with it."
-        named = (
-            f"A model has the name {', '.join(taken)}, which is the name of a file of results."
-        )
-        hint = "another name for the folder of the model" if taken else "another --out"
-        raise BadArgument(named if taken else what, hint=hint)
+        raise BadArgument(what, hint="another --out")
 
 
 @public

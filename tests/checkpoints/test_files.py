@@ -102,12 +102,6 @@ DAMAGES = {
     "unknown rope type": (
         lambda f: edit_config(f, rope_parameters={"rope_type": "yeti", "rope_theta": 1e4}),
         ["does not know 'yeti'; a rope_type is default, linear"]),
-    "layers without end": (lambda f: edit_config(f, num_hidden_layers=10**9),
-        ["is impossible", "num_hidden_layers 1,000,000,000, not 1 to 4,096"]),
-    "no layers": (lambda f: edit_config(f, num_hidden_layers=0),
-        ["is impossible", "num_hidden_layers 0, not 1"]),
-    "experts without end": (lambda f: edit_config(f, text_config={"num_experts": 10**9}),
-        ["is impossible", "num_experts 1,000,000,000"]),
     "truncated": (lambda f: truncate(f, 30_000),
         ["cannot load the model in", "SafetensorError"]),
     "missing tensor": (

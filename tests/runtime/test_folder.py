@@ -236,9 +236,5 @@ def test_a_part_that_is_a_link_is_refused(tmp_path: Path):
     with pytest.raises(RopelensError, match="holds A: results would"):
         check_out(tmp_path / "received", "comparison", parts=["B", "A"])
     (tmp_path / "received" / "B").touch()
-    for name, words in (
-        ("B", "holds B: results"),
-        ("index.html", "the name index.html, which"),
-    ):
-        with pytest.raises(RopelensError, match=words):
-            check_out(tmp_path / "received", "comparison", parts=[name])
+    with pytest.raises(RopelensError, match="holds B: results"):
+        check_out(tmp_path / "received", "comparison", parts=["B"])

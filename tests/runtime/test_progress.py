@@ -48,8 +48,8 @@ def test_a_bar_with_the_time_left_on_a_terminal(monkeypatch: pytest.MonkeyPatch,
             advance(400, note="loss 2")
             if fails:
                 raise KeyboardInterrupt
+        shown = os.read(terminal, 10_000).decode()
     monkeypatch.undo()
-    shown = os.read(terminal, 10_000).decode()
     os.close(terminal)
     assert re.search(r"measuring:  80% [█▏▎▍▌▋▊▉ ]+ [\d:]+, [-\d:]+ left loss 2", shown)
     assert not shown.split("\r")[-2].strip()  # the bar is removed
