@@ -18,7 +18,7 @@ from ropelens.analysis.plan import Plan, this_command
 from ropelens.claims.tables import classify_heads
 from ropelens.comparison.compare import compare
 from ropelens.comparison.table import summarize_comparison
-from ropelens.errors import BadArgument, explained, public, words_of
+from ropelens.errors import BadArgument, explained, public
 from ropelens.interventions.truncation_table import summarize_truncation
 from ropelens.profiles.measurement import versions
 from ropelens.profiles.measures import complete_profile, open_profile
@@ -68,13 +68,8 @@ class Analysis:
     @property
     def results(self) -> dict[str, xr.Dataset | pd.DataFrame]:
         """All datasets and tables, by the names of their files."""
-        results = {
-            "profile.nc": self.profile,
-            "heads.csv": self.heads,
-            "truncation.nc": self.truncation,
-            "truncation.csv": self.truncation_table,
-            "reach.nc": self.reach,
-        }
+        results = {"profile.nc": self.profile, "heads.csv": self.heads, "reach.nc": self.reach}
+        results |= {"truncation.nc": self.truncation, "truncation.csv": self.truncation_table}
         return {name: result for name, result in results.items() if result is not None}
 
     @property
@@ -84,12 +79,10 @@ class Analysis:
         if self.truncation is not None and table is not None:
             sweep = words.sweep_sentences(self.truncation, table)[:4]
         first, *more = words.heads_sentences(self.heads)
-        more = [
-            *words.attention_sentences(self.profile),
-            *more,
-            words.scope(self.profile.attrs),
+        searched = words.attention_sentences(self.profile)
+        return [
+            *filter(None, [*sweep, first, *searched, *more, words.scope(self.profile.attrs)])
         ]
-        return [*filter(None, [*sweep, first, *more])]
 
     def page(self, *, beside: "Analysis | None" = None) -> str:
         """The page as HTML; with `beside`, it also shows the heads of another analysis."""
@@ -131,12 +124,10 @@ class Analysis:
                     (folder / "reach.nc").unlink(missing_ok=True)
                 return joined.page()
 
-            try:
+            hint = f"the same command continues from {unfinished}" * unfinished.exists()
+            what = f"Not all results could be written to {folder}."
+            with explained(what, hint, error=BadArgument):
                 written = write_folder(folder, record=record, results=joined.results, page=page)
-            except OSError as error:
-                hint = f"the same command continues from {unfinished}" * unfinished.exists()
-                what = f"Not all results could be written to {folder}."
-                raise BadArgument(what, seen=words_of(error), hint=hint) from error
         self.pages.append(written)
         return written
 
@@ -174,15 +165,9 @@ def _read_numbers(folder: Path) -> dict[str, Any]:
         record = read_record(folder)
         profile = open_profile(folder / "profile.nc")
         profile.attrs |= {"command": str(record["command"])} if "command" in record else {}
-        reach = sweep = None
-        if (file := folder / "reach.nc").exists():
-            reach = open_results(file, "reach")
-        if record.get("kind") == "truncation":
-            sweep = open_results(folder / "truncation.nc", "truncation")
-    model = profile.attrs.get("model")
-    if reach is not None and (other := reach.attrs.get("model")) != model:
-        what = f"{file} was measured on {other}, but the profile next to it on {model}."
-        raise BadArgument(what, hint=f"move {file} away, or measure it again")
+        file, swept = folder / "reach.nc", record.get("kind") == "truncation"
+        reach = open_results(file, "reach") if file.exists() else None
+        sweep = open_results(folder / "truncation.nc", "truncation") if swept else None
     return {"profile": profile, "provenance": record, "truncation": sweep, "reach": reach}
 
 

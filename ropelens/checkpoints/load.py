@@ -85,7 +85,7 @@ class Opened:
         options["device_map"] = loading.device_map or {"": self.devices[0]}
         if path.is_dir():
             options["use_safetensors"] = True
-            # _add_adapter loads adapters, because transformers then reports only their weights.
+            # Adapters are added below, because transformers then reports only their weights.
             options["adapter_kwargs"] = {"subfolder": "none"}
         if loading.device_map is not None:
             options["max_memory"] = room_for_weights(self.devices)
@@ -104,17 +104,14 @@ class Opened:
         if path.is_dir():
             _check_scales(weight_files(path), weights["unexpected_keys"])
         _check_weights(type(model).__name__, weights)
-        if self.checkpoint.adapter is not None:
-            self._add_adapter(model, self.checkpoint.adapter)
+        if (adapter := self.checkpoint.adapter) is not None:
+            with explained(f"transformers cannot load the adapter in {adapter}."):
+                refuse_pointers([adapter / "adapter_model.safetensors"])  # no pickle
+                weights = model.load_adapter(str(adapter), dtype=self.torch_dtype)
+            _check_weights(f"the adapter in {adapter}", weights.to_dict())
         if path.is_file():  # the weights are floats now
             del model.config.quantization_config, model.hf_quantizer
         return model
-
-    def _add_adapter(self, model: PreTrainedModel, folder: Path) -> None:
-        with explained(f"transformers cannot load the adapter in {folder}."):
-            refuse_pointers([folder / "adapter_model.safetensors"])  # no pickle
-            weights = model.load_adapter(str(folder), dtype=self.torch_dtype)
-        _check_weights(f"the adapter in {folder}", weights.to_dict())
 
 
 def open_checkpoint(name: str | Path, loading: Loading, *, used: bool = True) -> Opened:

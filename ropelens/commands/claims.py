@@ -123,15 +123,18 @@ def _read_ledgers(
 
     kinds = {name: read_record(place).get("kind") for name, place in places.items()}
     models = {name: places[name] for name in places if kinds[name] in (None, "comparison")}
+    what, hint, again = "", "", "Saved results are not measured again."
     if options.model is not None and (len(places) > 1 or models or not text or options.robust):
         what = "--model is the model of one analyzed folder, and needs --text."
-        raise BadArgument(what, hint="ropelens claims DIR --model MODEL --text FILE")
-    if options.contexts and not options.robust:
-        raise BadArgument("--contexts belongs to --robust.", hint="--context, or --robust")
-    needless = "--robust" * (options.robust and len(models) < len(places))
-    needless = needless or "--text" * bool(text and not models and options.model is None)
-    if needless:
-        raise BadArgument("Saved results are not measured again.", hint=f"without {needless}")
+        hint = "ropelens claims DIR --model MODEL --text FILE"
+    elif options.contexts and not options.robust:
+        what, hint = "--contexts belongs to --robust.", "--context, or --robust"
+    elif options.robust and len(models) < len(places):
+        what, hint = again, "without --robust"
+    elif text and not models and options.model is None:
+        what, hint = again, "without --text"
+    if what:
+        raise BadArgument(what, hint=hint)
     for place in models.values():
         if not (text or place.startswith("bundled")):
             raise other_place(place, "an analyzed folder, or a model with --text FILE")

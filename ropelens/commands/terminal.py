@@ -72,9 +72,9 @@ def catch_signals() -> list[int]:
     """Let SIGTERM and SIGHUP stop a run as Ctrl-C does. The list collects received signals."""
     received: list[int] = []  # some libraries convert Ctrl-C to their own errors
 
-    def stop(number: int, _: object) -> None:
+    def stop(number: int, frame: Any) -> None:
         received.append(number)
-        raise KeyboardInterrupt
+        signal.default_int_handler(number, frame)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and `&` ignore signals

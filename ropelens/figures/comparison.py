@@ -130,7 +130,8 @@ def plot_position_loss(comparison: xr.Dataset) -> go.Figure:
     figure = _line_panels(title, comparison, panels, hover)
     figure.update_yaxes(exponentformat="none", zeroline=True, zerolinecolor=style.MUTED, row=2)
     style.set_counts(figure, comparison["position_stop"], style.POSITION_TITLE)
-    return _mark_trained_context(figure, comparison)
+    context = int(comparison.attrs["context"])
+    return style.mark(figure, context, "trained context ", xanchor="right")
 
 
 def plot_copying(comparison: xr.Dataset) -> go.Figure:
@@ -144,13 +145,8 @@ def plot_copying(comparison: xr.Dataset) -> go.Figure:
     figure.add_hline(y=1 / NEEDLES, line=style.DOTTED, row=2)
     lengths = [*comparison["copy_distance"], *comparison["prompt_length"]]
     style.set_counts(figure, lengths, "distance or prompt length (tokens, log scale)")
-    return _mark_trained_context(figure, comparison)
-
-
-def _mark_trained_context(figure: go.Figure, comparison: xr.Dataset) -> go.Figure:
     context = int(comparison.attrs["context"])
-    style.mark(figure, context, "trained context ", xanchor="right")
-    return figure
+    return style.mark(figure, context, "trained context ", xanchor="right")
 
 
 def plot_comparison_planes(comparison: xr.Dataset) -> go.Figure:

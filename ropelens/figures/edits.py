@@ -66,10 +66,7 @@ def plot_truncation(
     """
     table = summarize_truncation(truncation) if table is None else table
     sweeps = sweeps_by_kind(truncation)
-    layers = next(iter(sweeps)) if layers is None else layers
-    if layers not in sweeps:
-        raise BadArgument(f"The sweep has no layers {layers!r}.", hint=", ".join(sweeps))
-    truncation = sweeps[layers]
+    truncation = sweeps.get(layers or next(iter(sweeps)), truncation)
     table = table[table["edit"].isin(truncation["edit"].values)]
     what, wanted = ("bands", ["band"]) if by == "band" else ("planes from an end", END_LOOKS)
     kinds = [kind for kind in wanted if (table["kind"] == kind).any()]
@@ -81,6 +78,8 @@ def plot_truncation(
         faults = [f"did not measure {name}" for name in missing]
         faults += [] if measures else ["has no measures to draw"]
     faults += [] if kinds else [f"stopped no {what}"]
+    if layers not in (None, *sweeps):
+        faults = [f"has no layers {layers!r}, only {', '.join(sweeps)}"]
     if faults:
         hint = "truncate(model, text, ends=..., bands=..., measures=..., tokenizer=...)"
         raise BadArgument(f"The sweep {faults[0]}.", hint=hint)

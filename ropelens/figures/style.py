@@ -151,7 +151,7 @@ def layer_map(title: str, layers: int, count: int, across: str) -> go.Figure:
 
 def mark(
     figure: go.Figure, x: float, text: str, *, row: Any = "all", col: Any = "all", **look: Any
-) -> None:
+) -> go.Figure:
     """Draw a dotted line at x in the panels of `row` and `col`, and `text` above the first."""
     line = DOTTED | {"color": look.pop("color", MUTED)}
     figure.add_vline(x=x, line=line, name="context", row=row, col=col)
@@ -159,7 +159,7 @@ def mark(
     number = "" if row in (1, "all") else row
     place = {"x": drawn, "xref": f"x{number}", "y": 1, "yref": f"y{number} domain"}
     place |= {"yanchor": "top", "text": text, "name": "context"}
-    figure.add_annotation(place | look)
+    return figure.add_annotation(place | look)
 
 
 def note_missing(figure: go.Figure, why: str, values: Any = None) -> go.Figure:

@@ -44,13 +44,9 @@ def build_payload(
 ) -> dict[str, Any]:
     """Payload of a page, without the model that is compared with its model."""
     payload = model_payload(profile, heads, figures)
-    payload |= {
-        "name": model_name(profile),
-        "selected": selected,
-        "templates": page_templates(),
-    }
+    payload |= {"name": model_name(profile), "selected": selected}
+    payload |= {"templates": page_templates(), "labelOrder": style.LABEL_ORDER}
     payload |= {"colors": style.COLORS, "symbols": style.SYMBOLS}
-    payload["labelOrder"] = style.LABEL_ORDER
     payload["farthest"] = [farthest_distance(profile, n) for n in range(profile.sizes["layer"])]
     more: dict[str, np.ndarray] = {}
     if truncation is not None:

@@ -232,14 +232,13 @@ def _free(rows: Sequence[Record]) -> Record | None:
     """First step from the slow end, and the last one of the steps before the first cost."""
     slow = [r for r in rows if r["kind"] == "slow" and r["loss_change_high"] is not None]
     slow.sort(key=lambda row: -row["kept"])
-    free = [None, *itertools.takewhile(_is_free, slow)]
-    return {"last": free[-1], "least": slow[0], "limit": FREE} if slow else None
-
-
-def _is_free(row: Record) -> bool:
-    """Whether the loss hardly changes, also in the second half of the context."""
-    high, far = row["loss_change_high"], row["far_loss_change_high"]
-    return high < FREE and (row["far_loss"] is None or (far is not None and far < FREE))
+    last = None
+    for row in slow:  # the loss hardly changes, also in the second half of the context
+        high, far = row["loss_change_high"], row["far_loss_change_high"]
+        if high >= FREE or (row["far_loss"] is not None and (far is None or far >= FREE)):
+            break
+        last = row
+    return {"last": last, "least": slow[0], "limit": FREE} if slow else None
 
 
 def reach_sentences(reach: xr.Dataset) -> list[str]:

@@ -121,8 +121,6 @@ def save(results: xr.Dataset, path: str | Path) -> Path:
     The attribute `kind` names their contents. Numbers keep every bit. netCDF cannot store two
     kinds of characters: a NUL becomes "␀", and a lone surrogate a backslash escape.
     """
-    if Path(path).is_dir():
-        raise BadArgument(f"{path} is a folder.", hint="the path of a file")
     texts = {name: text for name, text in results.attrs.items() if isinstance(text, str)}
     written = results.assign_attrs({name: _printable(text) for name, text in texts.items()})
     for name, variable in results.variables.items():
@@ -164,8 +162,6 @@ def open_results(path: str | Path, kind: str | None = None) -> xr.Dataset:
 
 def _require_plain(path: Path) -> None:
     """Raise ValueError for links, groups, data in other files, and data too large to unpack."""
-    if not path.is_file():
-        raise ValueError("it is not a file")
     with h5py.File(path, "r") as file:
         linked = {n for n in file if type(file.get(n, getlink=True)) is not h5py.HardLink}
         arrays = {n: file[n] for n in file.keys() - linked if isinstance(file[n], h5py.Dataset)}

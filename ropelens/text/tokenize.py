@@ -91,7 +91,12 @@ def tokenize(
         check_document(documents)
         documents = [documents]
     texts = list(documents)
-    cut = [_cut(*encode(text, tokenizer, bos), context) for text in texts]
+    cut = []
+    for text in texts:
+        first, ids = encode(text, tokenizer, bos)
+        step = context - len(first)
+        parts = [[*first, *ids[start : start + step]] for start in range(0, len(ids), step)]
+        cut.append([row for row in parts if len(row) >= 2])
     total = sum(len(row) for rows in cut for row in rows)
     if total < context:
         what = f"The text is shorter than one context of {context:,} tokens."
@@ -111,12 +116,6 @@ def tokenize(
         source=f"{len(rows):,} of {sum(map(len, cut)):,} sequences of up to {context:,} tokens "
         f"(documents: {len(texts):,}, characters: {sum(map(len, texts)):,})",
     )
-
-
-def _cut(bos: list[int], ids: list[int], context: int) -> list[list[int]]:
-    step = context - len(bos)
-    rows = [[*bos, *ids[start : start + step]] for start in range(0, len(ids), step)]
-    return [row for row in rows if len(row) >= 2]
 
 
 def _sample(rows: list[NumberedRow], sequences: int, seed: int) -> list[NumberedRow]:

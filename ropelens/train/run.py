@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import AcquireReturnProxy, FileLock, Timeout
+from filelock import AcquireReturnProxy, FileLock
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ropelens.errors import BadArgument, explained, public
@@ -131,10 +131,8 @@ def read_settings(out: Path, name: str, *, key: str) -> dict[str, Any]:
 
 def lock_run(out: Path) -> AcquireReturnProxy:
     out.mkdir(parents=True, exist_ok=True)
-    try:
+    with explained(f"another process works on the run in {out}.", error=Busy):
         return FileLock(out / ".lock").acquire(blocking=False)
-    except Timeout as error:
-        raise Busy(f"another process works on the run in {out}.") from error
 
 
 def runs_of(study: Mapping[str, Any]) -> dict[Path, Settings]:
@@ -152,10 +150,7 @@ def read_study(path: Path) -> dict[str, Any]:
     """Read the TOML file `path`; raises `BadArgument` if a key or a value is wrong."""
     with explained(f"{path} is not a study.", error=BadArgument):
         study = tomllib.loads(path.read_text(encoding="utf-8"))
-        runs = runs_of(study)
-        if not runs:
-            raise ValueError("it has no run")
-        for settings in runs.values():
+        for settings in runs_of(study).values():
             model_config(settings)
     return study
 

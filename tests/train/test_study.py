@@ -109,7 +109,6 @@ def test_a_changed_study_is_refused(study: Path, tmp_path: Path, story: Path):
     [
         (None, r"none\.toml is not a study"),
         ("variants = [", "is not a study"),
-        ("variants = []", "it has no run"),
         ('variants = ["rope"]', "Text to train on is missing"),
         ('variants = ["rope"]\nlearning_rate = nan', r"rate must be .*\s+seen:  float nan"),
         ("seeds = [1]", "KeyError: 'variants'"),
