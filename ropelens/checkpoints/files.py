@@ -5,11 +5,11 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import gguf
@@ -31,16 +31,24 @@ from transformers.utils import logging as transformers_logging
 from ropelens.checkpoints.bundled import bundled_path
 from ropelens.checkpoints.gguf_rope import add_rope, check_rope
 from ropelens.checkpoints.load_options import Loading
-from ropelens.checkpoints.weight_files import (
-    INDEX,
-    SINGLE,
-    refuse_mlx,
-    refuse_pointers,
-    weight_files,
-)
-from ropelens.errors import BadArgument, explained
+from ropelens.errors import BadArgument, BadCheckpoint, explained
 from ropelens.text.tokenize import encode
 
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLES = "ropelens does not read pickles (.bin, .pt), because they can run any code"
+UNREAD = {
+    "*-of-*.safetensors": (f"has shards of weights, but no index {INDEX}", "download it"),
+    "*.safetensors": (
+        f"has weights, but neither {SINGLE} nor an index {INDEX}",
+        "the files for transformers, which most repositories also have",
+    ),
+    "*.gguf": (f"has no {SINGLE}", "one of its GGUF files instead of the folder"),
+    "*": (
+        f"has no {SINGLE}",
+        "if you trust it, CLASS.from_pretrained(OLD).save_pretrained(NEW_FOLDER)",
+    ),
+}
+"""Errors and remedies for folders without weights for transformers, by the first match."""
 FETCHED = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py", "*.safetensors"]
 # Folders in a repository (onnx/, original/, ...) contain conversions for other programs.
 NOT_FETCHED = ["*/*", "consolidated*.safetensors"]
@@ -183,6 +191,45 @@ def loaded_files(checkpoint: Checkpoint, loading: Loading) -> list[Path]:
     folders = [x for x in (checkpoint.path, checkpoint.adapter) if x is not None and x.is_dir()]
     found = {file for x in folders for pattern in patterns for file in x.glob(pattern)}
     return [*{*weight_files(checkpoint.path), *filter(Path.is_file, found)}]
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files from which transformers loads the weights in `folder`, which may be a file."""
+    single, index = folder / SINGLE, folder / INDEX
+    if folder.is_file() or single.is_file():
+        files = [folder if folder.is_file() else single]
+    elif index.is_file():
+        refuse_pointers([index])
+        with explained(f"{index} cannot be read."):
+            names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+            files = [folder / name for name in names]
+            if any(PurePath(n).name != n for n in names) or not all(f.is_file() for f in files):
+                raise ValueError("it names weights that are missing, or outside the folder")
+    else:
+        pattern = next((pattern for pattern in UNREAD if any(folder.glob(pattern))), "*")
+        what, hint = UNREAD[pattern]
+        raise BadCheckpoint(f"{folder} {what}.", means=PICKLES * (pattern == "*"), hint=hint)
+    refuse_pointers(files)
+    return files
+
+
+def refuse_pointers(files: Iterable[Path]) -> None:
+    """Raise BadCheckpoint if git-LFS has not downloaded one of the files."""
+    for file in files:
+        with file.open("rb") as stream:
+            if stream.read(40).startswith(b"version https://git-lfs"):
+                hint = "git lfs pull in its folder, or download the file"
+                raise BadCheckpoint(f"{file} is only a git-LFS pointer to the file.", hint=hint)
+
+
+def refuse_mlx(folder: Path) -> None:
+    """Raise BadCheckpoint for MLX's own quantization."""
+    stated = json.loads((folder / "config.json").read_text("utf-8"))
+    bits = stated.get("quantization") or stated.get("quantization_config")
+    if isinstance(bits, dict) and "bits" in bits and "quant_method" not in bits:
+        what = f"{folder} has weights in {bits['bits']} bits, in the format of MLX."
+        hint = "the model before its conversion by MLX, or mlx_lm.convert --dequantize"
+        raise BadCheckpoint(what, hint=hint)
 
 
 def sha256_of(file: Path) -> str:

@@ -4,19 +4,13 @@ import hashlib
 import json
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 from accelerate.utils import align_module_device
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from ropelens.checkpoints.files import loaded_files, sha256_of
 from ropelens.checkpoints.load import Opened
 
-ROW = 2**16  # numbers in a sum; equal on all devices
-AT_ONCE = {"cpu": 2**20, "cuda": 2**25}  # numbers whose products are in memory at once
-WORDS = {1: torch.uint8, 2: torch.int16}  # by size of a number in bytes; others are int32
-FACTORS = np.random.PCG64(0).random_raw(ROW).view(np.int64) | 1
 SETTINGS = ("_active_adapter", "_disable_adapters", "is_causal", "merged_adapters", "scaling")
 """Attributes of modules that change outputs, next to tensors and floats."""
 NOT_USED = ("_name_or_path", "_commit_hash", "transformers_version")  # in a configuration
@@ -57,11 +51,7 @@ def _live_facts(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def checksum(tensor: Tensor) -> str:
-    """Hash of the dtype, the shape and all bits of a tensor, which stays on its device.
-
-    A row of numbers x_i, read as integers, becomes the sum of a_i x_i modulo 2^64. The factors
-    a_i are random and odd, so the sum depends on the order. SHA-256 joins the sums of all rows.
-    """
+    """SHA-256 of the dtype, the shape and all bits of a tensor."""
     digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
     parts = dict(vars(tensor))  # bitsandbytes stores scales as attributes of a parameter
     if (state := parts.pop("quant_state", None)) is not None:
@@ -73,10 +63,6 @@ def checksum(tensor: Tensor) -> str:
             digest.update(f"{name} {checksum(part)}".encode())
     if hasattr(tensor, "__tensor_flatten__") or not tensor.numel():
         return digest.hexdigest()
-    numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor.detach()
-    words = numbers.reshape(-1).contiguous().view(WORDS.get(numbers.itemsize, torch.int32))
-    factors = torch.from_numpy(FACTORS).to(words.device)
-    for block in words.split(AT_ONCE[words.device.type]):
-        rows = pad(block.long(), (0, -len(block) % ROW)).view(-1, ROW)
-        digest.update(rows.mul_(factors).sum(1).cpu().numpy().tobytes())
+    numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    digest.update(numbers.numpy())
     return digest.hexdigest()

@@ -14,7 +14,6 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from ropelens.checkpoints import files
 from ropelens.checkpoints.load_options import Loading, Quantization
-from ropelens.checkpoints.weight_files import refuse_pointers, weight_files
 from ropelens.config_facts import stated_context
 from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel, explained
 from ropelens.noise import (
@@ -91,7 +90,7 @@ class Opened:
             options["max_memory"] = room_for_weights(self.devices)
         with explained(f"transformers cannot load the model in {path}."):
             if not (path.is_file() or _is_quantized(self.config)):
-                _require_floats(weight_files(path))
+                _require_floats(files.weight_files(path))
             if loading.quantize is not None:
                 options["quantization_config"] = _quantization_config(loading.quantize)
             model, weights = files.auto_class(self.config).from_pretrained(
@@ -102,11 +101,11 @@ class Opened:
                 **options,
             )
         if path.is_dir():
-            _check_scales(weight_files(path), weights["unexpected_keys"])
+            _check_scales(files.weight_files(path), weights["unexpected_keys"])
         _check_weights(type(model).__name__, weights)
         if (adapter := self.checkpoint.adapter) is not None:
             with explained(f"transformers cannot load the adapter in {adapter}."):
-                refuse_pointers([adapter / "adapter_model.safetensors"])  # no pickle
+                files.refuse_pointers([adapter / "adapter_model.safetensors"])  # no pickle
                 weights = model.load_adapter(str(adapter), dtype=self.torch_dtype)
             _check_weights(f"the adapter in {adapter}", weights.to_dict())
         if path.is_file():  # the weights are floats now
@@ -131,7 +130,7 @@ def open_checkpoint(name: str | Path, loading: Loading, *, used: bool = True) ->
             devices=devices,
             config=config,
             parameters=parameters,
-            file_bytes=sum(file.stat().st_size for file in weight_files(checkpoint.path)),
+            file_bytes=sum(file.stat().st_size for file in files.weight_files(checkpoint.path)),
             tokenizer=next((tokenizer for tokenizer in tokenizers if tokenizer), None),
         )
 

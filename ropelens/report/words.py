@@ -12,25 +12,27 @@ from ropelens.budget.labels import DOUBTS
 from ropelens.claims.tables import classify_heads
 from ropelens.comparison.table import group_entries, summarize_comparison
 from ropelens.errors import public
-from ropelens.figures.formats import change_and_interval, short_count
+from ropelens.figures.formats import change_and_interval, short_count, visible_token
 from ropelens.figures.heads import FOLLOWS
 from ropelens.figures.inputs import idle_layers
 from ropelens.figures.style import EXCLUDED_LABELS, LABEL_ORDER
 from ropelens.intervals import ENOUGH_DOCUMENTS
 from ropelens.interventions.truncation_table import (
     QUARTER,
+    changes_of_edits,
     class_changes,
     summarize_truncation,
     sweeps_by_kind,
+    top_planes,
 )
 from ropelens.interventions.variables import OWN_ROTATION
 from ropelens.profiles.heads import FRACTIONS
 from ropelens.profiles.kinds import layers_by_kind
 from ropelens.profiles.measures import NEEDLES
-from ropelens.report.effect_words import RECORDS
 from ropelens.report.render import write_sentence, write_sentences
 
 Record = dict[str, Any]  # the numbers of a sentence
+Records = dict[str, Record | None]  # by macro
 
 CHANCE = 1 / NEEDLES  # share of needles found by a guess among the values in the prompt
 DOUBT = 0.8  # other text may change a label with a lower confidence
@@ -166,7 +168,7 @@ def cautions(profile: xr.Dataset, heads: pd.DataFrame) -> list[str]:
     limit = heads.attrs.get("thresholds", {}).get("faint", np.nan)
     faint = int((named & (heads["total_bits"] < limit)).sum())
     doubtful, count = int((heads["confidence"] < DOUBT).sum()), len(heads)
-    weak: dict[str, Record | None] = {
+    weak: Records = {
         "no_confidence": {"heads": count} if heads["confidence"].isna().all() else None,
         "faint": {"count": faint, "heads": named.sum(), "limit": limit} if faint else None,
         "doubtful": {"count": doubtful, "heads": count, "doubt": DOUBT} if doubtful else None,
@@ -193,7 +195,7 @@ def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame) -> list[str]:
     most = max(bands, key=lambda row: row["loss_change"], default=None)
     share = rows[0]["retrieval"]
     by_edit = {edit: of_edit.to_dict("records") for edit, of_edit in classes.groupby("edit")}
-    records: dict[str, Record | None] = {
+    records: Records = {
         "short": {"free": free, "fast": fast} if free and fast else None,
         "ends": {"rows": ends},
         "far": {"rows": _quarters(rows, "far_loss_change")},
@@ -276,7 +278,7 @@ def comparison_sentences(comparison: xr.Dataset, table: pd.DataFrame) -> list[st
         sources = comparison["source"].values.astype(str)
         sampled = {text.rpartition(", sampled from ")[2] for text in sources}
         writers = sorted(models & sampled) if len(models) > 1 else []
-    records: dict[str, Record | None] = {"sampled": {"writers": writers} if writers else None}
+    records: Records = {"sampled": {"writers": writers} if writers else None}
     if known := [row for row in rows if not pd.isna(row["loss_change"])]:
         known.sort(key=lambda row: row["loss_change"])
         changes = [_change_record(row, ("loss_change", "low", "high")) for row in known]
@@ -329,3 +331,50 @@ def _changes_by_group(table: pd.DataFrame, name: str) -> Record:
         "units": "pairs" if (table["pairs"][paired] > 1).any() else "trials",
         "single": table["group"][paired & low.isna()].tolist(),
     }
+
+
+def _evaluation_records(results: xr.Dataset) -> Records:
+    """The changes of each edit, without its controls."""
+    rows = changes_of_edits(results).iloc[1:].to_dict("records")
+    changes = [row for row in rows if not row.get("control_of")]
+    return {"evaluated": {"edits": len(rows), "changes": changes}}
+
+
+def _attribution_records(results: xr.Dataset) -> Records:
+    """The planes with the largest attribution, and the check of their effects."""
+    names = {"wrong": "wrong_signs", "rank": "rank_correlation", "worst": "worst"}
+    checked = {name: results.attrs.get(attr, np.nan) for name, attr in names.items()}
+    rows = top_planes(results, 5).to_dict("records")
+    planes = {"answer": results.attrs["answer"], "rows": rows}
+    return {"planes": planes, "checked": checked if "dropped" in results else None}
+
+
+def _patch_records(results: xr.Dataset) -> Records:
+    """The head, layer or position whose patch changes the answer most."""
+    change, attrs = results["change"], results.attrs
+    largest = change[abs(change).fillna(-1).argmax(...)]
+    words = ", ".join(f"{dim} {largest[dim].item()}" for dim in change.dims)
+    numbers = {name: attrs[name] for name in ("over", "answer", "source_answer")}
+    return {"patched": numbers | {"place": words, "change": largest.item()}}
+
+
+def _capture_records(results: xr.Dataset) -> Records:
+    """The heads that attend most to one key, in the last row."""
+    results = results.isel(prompt=0, missing_dims="ignore")
+    last = results["attention"].isel(query=-1)
+    tokens = [visible_token(str(token)) for token in results["key_token"].values]
+    rows = []
+    for n in np.argsort(-last.max("key").values)[:4]:
+        head, key = str(last["head"].values[n]), int(np.nanargmax(last.values[n]))
+        rows.append({"head": head, "key": tokens[key], "share": float(last.values[n, key])})
+    sizes = {"heads": results.sizes["head"], "tokens": len(tokens)}
+    return {"captured": sizes | {"query": tokens[-1], "rows": rows}}
+
+
+RECORDS = {
+    "evaluation": _evaluation_records,
+    "attribution": _attribution_records,
+    "patches": _patch_records,
+    "capture": _capture_records,
+}
+"""Functions that return the records of sentences in templates/sentences/results.txt."""
