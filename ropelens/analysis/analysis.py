@@ -279,10 +279,7 @@ def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path
 
 
 def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Path:
-    """Draw the page of a result folder again, also with the heads of the folder `beside`.
-
-    Raises `BadArgument`, and keeps the page, for damaged numbers and for an answer.
-    """
+    """Draw the page of a result folder again, also with the heads of the folder `beside`."""
     folder, record = Path(folder), read_record(folder)
     if record.get("kind") == "answer":
         what = f"Only the script that wrote {folder} can draw its page."

@@ -75,10 +75,7 @@ class Checkpoint(NamedTuple):
 
 
 def locate(name: str, loading: Loading) -> Checkpoint:
-    """Find the checkpoint `name`: a folder, which may contain one GGUF file, or a Hub id.
-
-    If a folder has an adapter and no model, the adapter names its model.
-    """
+    """Find the checkpoint `name`; an adapter without a model names its model."""
     checkpoint = _find(name, loading)
     folder, stated = checkpoint.path, checkpoint.path / "adapter_config.json"
     if not stated.is_file():

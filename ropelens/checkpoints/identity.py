@@ -64,5 +64,5 @@ def checksum(tensor: Tensor) -> str:
     if hasattr(tensor, "__tensor_flatten__") or not tensor.numel():
         return digest.hexdigest()
     numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    digest.update(numbers.numpy())
+    digest.update(numbers.numpy().tobytes())
     return digest.hexdigest()

@@ -12,18 +12,11 @@ import torch
 from safetensors import safe_open
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from ropelens import noise
 from ropelens.checkpoints import files
 from ropelens.checkpoints.load_options import Loading, Quantization
 from ropelens.config_facts import stated_context
 from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel, explained
-from ropelens.noise import (
-    NOISE_TOKENS,
-    allowed_residual,
-    common_tokens,
-    logit_change,
-    noise_tokens,
-    run_noise,
-)
 from ropelens.runtime.devices import device_named, device_of, free_bytes, room_for_weights
 
 WEIGHT_SCALE = re.compile(r"\.(weight[._]scale\w*|q?scale_weight|scales?(_inv)?)$")
@@ -195,7 +188,7 @@ def _first_names(names: Iterable[str]) -> str:
 def check_causal(model: PreTrainedModel) -> None:
     """Raise UnsupportedModel if other last tokens change the logits of earlier positions."""
     name, vocabulary = type(model).__name__, model.config.get_text_config().vocab_size
-    ids = noise_tokens(vocabulary, stated_context(model.config) or NOISE_TOKENS)
+    ids = noise.noise_tokens(vocabulary, stated_context(model.config) or noise.NOISE_TOKENS)
     run = lambda ids: model(input_ids=ids.to(device_of(model)), use_cache=False).logits  # noqa: E731
     with explained(
         f"{name} does not run in {model.dtype} on token ids.",
@@ -204,16 +197,16 @@ def check_causal(model: PreTrainedModel) -> None:
         logits = run(ids)
         if not torch.isfinite(logits).all():
             raise ValueError("some logits are NaN or infinite")
-    common = logits[:, : common_tokens(ids.shape[1])].split(1)
-    pairs = [logit_change(one, other) for one, other in combinations(common, 2)]
+    common = logits[:, : noise.common_tokens(ids.shape[1])].split(1)
+    pairs = [noise.logit_change(one, other) for one, other in combinations(common, 2)]
     # The median, because rounding may send a token of one sequence to another expert.
     change = torch.cat(pairs).median(0).values.max()
     once = lambda part: logits if part is ids else run(part)  # noqa: E731
-    eps, noise = torch.finfo(model.dtype).eps, run_noise(once, ids)
-    if change > allowed_residual(noise, eps):
+    eps, of_runs = torch.finfo(model.dtype).eps, noise.run_noise(once, ids)
+    if change > noise.allowed_residual(of_runs, eps):
         seen = (
             f"other last tokens change earlier logits by {float(change):.2g} of their spread "
         )
-        seen += f"over the vocabulary; equal runs differ by {noise:.2g}"
+        seen += f"over the vocabulary; equal runs differ by {of_runs:.2g}"
         hint = "a decoder-only model, such as a Llama"
         raise UnsupportedModel(f"{name} is not a causal language model.", seen=seen, hint=hint)

@@ -54,11 +54,7 @@ class ComparisonEntry:
 
 
 def find_entries(paths: Sequence[str | Path]) -> tuple[list[ComparisonEntry], list[str]]:
-    """Find the runs, finished runs of studies, or analyses in `paths`, in order.
-
-    Also returns the names of unfinished runs of studies and warns about them. Raises
-    `BadArgument` for fewer than two entries, and for folders that cannot be compared.
-    """
+    """The runs or analyses in `paths` in order, and the names of unfinished runs of studies."""
     records: dict[Path, dict[str, Any]] = {}
     unfinished: list[str] = []
     for path in map(Path, paths):

@@ -30,10 +30,7 @@ Head = Count | str  # a head as "2.3", or the head=3 of layer=2
 def head_of(
     profile: xr.Dataset, layer: Layer, head: Head
 ) -> tuple[xr.Dataset, int, int, tuple[int, int]]:
-    """A profile, the indices of a head in it, and the layer and index of the head.
-
-    A capture becomes a profile of one head, whose selectivity includes sinks.
-    """
+    """A profile (of one head if it is a capture), the head's indices in it, and its place."""
     place = place_of(layer, head)
     if profile.attrs.get("kind") != "capture":
         return profile, *place, place
@@ -89,10 +86,7 @@ def frame_of(selected: Selected) -> dict[str, Any]:
 
 
 def head_table(profile: xr.Dataset, heads: pd.DataFrame | None) -> pd.DataFrame:
-    """`heads`, or the default classification of `profile` if `heads` is None.
-
-    Raises `BadArgument` for a table with other heads, or with unknown labels.
-    """
+    """`heads`, or the default classification of `profile` if `heads` is None."""
     if heads is None:
         from ropelens.claims.tables import classify_heads  # slow: imports scipy
 

@@ -50,10 +50,7 @@ def read_ledger(folder: str, out: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 
 def claims_sentences(table: pd.DataFrame, places: Mapping[str, str] | None = None) -> list[str]:
-    """Sentences that count the verdicts of all models, and list contradicted claims.
-
-    With the `places` of models, they also name claims that were left out, and their command.
-    """
+    """Sentences that count verdicts; with the `places` of models, also about missing claims."""
     sentences: list[str] = []
     holds: list[tuple[Hashable, int, int]] = []
     several = table["model"].nunique() > 1

@@ -37,8 +37,6 @@ OF_RUN = {
     "rows": "{} of each sequence",
     "seed": "{}",
 }
-
-
 SEQUENCES = (
     "{sequences:,} for the loss, {head_sequences:,} for heads and planes, "
     "{growth_sequences:,} for heads and planes at each step"
@@ -64,10 +62,10 @@ def searched_columns(profile: xr.Dataset, heads: pd.DataFrame) -> tuple[Column, 
     """One column for each set of tokens in the option `attention_on` of the run."""
     names = heads.columns[heads.columns.str.startswith("attention_on_")]
     meanings = {name: profile[name].attrs["long_name"] for name in names if name in profile}
-    return tuple(
-        Column(name, meaning.removeprefix("mean attention "), "0–1", meaning)
-        for name, meaning in meanings.items()
-    )
+    titles = {
+        name: meaning.removeprefix("mean attention ") for name, meaning in meanings.items()
+    }
+    return tuple(Column(name, titles[name], "0–1", meanings[name]) for name in meanings)
 
 
 def head_rows(heads: pd.DataFrame, columns: tuple[Column, ...]) -> list[dict[str, Any]]:

@@ -138,10 +138,7 @@ def save(results: xr.Dataset, path: str | Path) -> Path:
 
 
 def open_results(path: str | Path, kind: str | None = None) -> xr.Dataset:
-    """Read a file that `save` wrote into memory.
-
-    Raises `BadArgument` if the file is missing or damaged, or is not of the given `kind`.
-    """
+    """Read a file of this `kind` that `save` wrote into memory, or raise `BadArgument`."""
     path, what = Path(path), kind or "netCDF file of ropelens"
     advice = "a file that ropelens wrote; if the file is damaged, measure again"
     if not path.exists():

@@ -28,10 +28,7 @@ class PackedRow:
 def split_batch(
     encoding: Mapping[str, Any], documents: Any = None, config: Any = None
 ) -> dict[str, Any]:
-    """The fields of a `Text` of the sequences of `encoding`; see `number_sequences`.
-
-    Sequences of one token are dropped.
-    """
+    """The fields of a `Text` of the sequences of `encoding` with two tokens or more."""
     of_row, places, numbers = number_sequences(encoding, documents, config)
     ids, real = _rows_of(encoding), of_row > 0
     row, column = real.nonzero(as_tuple=True)

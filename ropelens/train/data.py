@@ -64,10 +64,7 @@ def require_same(before: Mapping[str, Any], after: Mapping[str, Any], *, what: s
 
 
 def read_texts(text: Sequence[Path], valid: Sequence[Path], *, data: Path) -> Documents:
-    """Read files and folders; warn about documents in both training and validation.
-
-    Raises `BadText` for missing text: without `text`, the folder `data` must contain data.
-    """
+    """Read files and folders. Without `text`, the folder `data` must contain data."""
     documents, held_out = read_documents(text), read_documents(valid)
     shared = len(set(documents) & set(held_out))
     missing = not documents and not (data / DATA).exists()
@@ -81,10 +78,7 @@ def read_texts(text: Sequence[Path], valid: Sequence[Path], *, data: Path) -> Do
 
 
 def prepare_data(folder: Path, texts: Documents, settings: Settings) -> dict[str, Any]:
-    """Create the data in `folder` from `texts` if needed; return the contents of data.json.
-
-    Raises `BadText` for too little text, and `BadArgument` for a folder with other data.
-    """
+    """Create the data in `folder` from `texts` if needed; return the contents of data.json."""
     facts: dict[str, Any] = {"vocabulary": settings.vocabulary, "context": settings.context}
     path = folder / DATA
     documents, held_out = texts

@@ -46,10 +46,7 @@ SIZE_WORDS = (
 
 
 def get_size(name: str) -> Size:
-    """The size called `name`, or the size that "8x384x6x2" describes (see `SIZE_WORDS`).
-
-    The MLP then has 8/3 of the width, rounded up to a multiple of 64.
-    """
+    """The size called `name`, or the size that "8x384x6x2" describes (see `SIZE_WORDS`)."""
     if name in SIZES:
         return SIZES[name]
     spelled = re.fullmatch(r"\d{1,5}(x\d{1,5}){3}", name, re.ASCII)
