@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from ropelens.analysis.options import ModelArgument, Options, TextOption, with_options
-from ropelens.errors import RopelensError, explained
+from ropelens.errors import RopelensError
 
 if TYPE_CHECKING:
     from ropelens.analysis.analysis import Analysis, Answer
@@ -36,10 +36,7 @@ def print_lines(lines: object, *, err: bool = False) -> None:
 
 
 def print_path(path: Path) -> None:
-    if sys.stdout.isatty():
-        print_lines(path)
-    else:
-        typer.echo(bytes(path))  # the encoding of stdout may lack characters of a path
+    typer.echo(bytes(path))  # the encoding of stdout may lack characters of a path
 
 
 def finish(folder: Path) -> None:
@@ -131,8 +128,6 @@ def run_app(app: typer.Typer, *, name: str = "ropelens") -> None:
     quiet_libraries()
     signals, code = catch_signals(), 1
     try:
-        with explained("The working directory is gone.", "cd to a folder", error=RopelensError):
-            Path.cwd()  # torch would end the process
         code = app(prog_name=name, standalone_mode=False) or 0
         print(end="", flush=True)
     except (Exception, KeyboardInterrupt) as error:

@@ -71,10 +71,6 @@ def savepoint(folder: Path, key: Mapping[str, object]) -> Iterator[None]:
     token = _savepoint.set([folder, digest, 0])
     try:
         yield
-    except KeyboardInterrupt as error:
-        if not error.args and folder.exists():
-            error.args = (f"stopped; the same command continues from {folder}",)
-        raise
     finally:
         _savepoint.reset(token)
 

@@ -91,15 +91,6 @@ def test_a_page_that_cannot_be_drawn_loses_no_number(ropelens, folder, text, out
     assert ropelens("report", out) == Ended(0, f"{out / PAGE}\n", "")
 
 
-def test_a_working_directory_that_is_gone(ropelens, tmp_path, monkeypatch):
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    for command in ("analyze", "rope", "truncate", "compare", "report", "train", "list"):
-        ended = ropelens(command)
-        assert (ended.code, "The working directory is gone" in ended.problem) == (1, True)
-
-
 @contextmanager
 def full_disk(limit: int):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

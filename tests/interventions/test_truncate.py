@@ -12,8 +12,6 @@ from scipy import stats
 from tiny_checkpoints import tiny_llama
 
 import ropelens as rl
-from ropelens.analysis.options import Options
-from ropelens.analysis.plan import plan_analysis
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.interventions import cuts as planned
 from ropelens.interventions import truncate as module
@@ -146,8 +144,6 @@ def test_arguments_that_cannot_be_swept_are_refused(changes: dict, words: str):
 def test_planes_that_do_not_rotate_cannot_be_swept():
     with pytest.raises(UnsupportedModel, match="The model has no planes that rotate"):
         plan([{}])
-    with pytest.raises(BadArgument, match=r"has no head '3.0' that rotates"):
-        plan_analysis(tiny("smollm3"), TOKENS, Options(), truncation={"heads": "3.0"})
 
 
 def test_copies_go_as_far_back_as_the_context_allows():

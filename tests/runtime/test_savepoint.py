@@ -15,7 +15,7 @@ import ropelens as rl
 from ropelens.budget import held_out
 from ropelens.model.live_model import LiveModel
 from ropelens.runtime import savepoint as module
-from ropelens.runtime.savepoint import SavedStage, begin_stage, savepoint
+from ropelens.runtime.savepoint import begin_stage, savepoint
 
 TOKENS = torch.randint(2, 40, (6, 24), generator=torch.Generator().manual_seed(0))
 MODEL = tiny_llama(num_hidden_layers=1, num_attention_heads=2).eval()
@@ -154,15 +154,6 @@ def test_a_state_comes_back_bit_for_bit(folder: Path):
         begin_stage().save(state)
     with savepoint(folder, {}):
         assert repr(begin_stage().state) == repr(state)
-
-
-def test_ctrl_c_says_how_to_continue(folder: Path):
-    with pytest.raises(KeyboardInterrupt, match=r"^$"), savepoint(folder, {}):
-        raise KeyboardInterrupt
-    SavedStage(folder / "0").save([1])
-    message = f"^stopped; the same command continues from {folder}"
-    with pytest.raises(KeyboardInterrupt, match=message), savepoint(folder, {}):
-        raise KeyboardInterrupt
 
 
 def test_a_link_instead_of_a_savepoint_is_not_followed(tmp_path: Path):
