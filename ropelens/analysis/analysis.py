@@ -253,7 +253,6 @@ class Answer:
         if "fingerprint" in comparison.coords:
             fingerprints = comparison["fingerprint"].values.tolist()
             record["fingerprints"] = dict(zip(entries, fingerprints, strict=True))
-        Path(folder).parent.mkdir(parents=True, exist_ok=True)
         results = {"comparison.nc": comparison, "comparison.csv": table, **self.more}
         page = partial(render_comparison, comparison, table)
         return write_folder(folder, record=record, results=results, page=page)
@@ -263,7 +262,6 @@ def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path
     """Write the answer and all numbers to a folder in `folder` named after the model."""
     attrs = analysis.profile.attrs
     folder = Path(folder) / (file_name(str(attrs["model"])).strip(".-") or "model")
-    folder.parent.mkdir(parents=True, exist_ok=True)
     facts = {n: attrs[n] for n in ("revision", "backend", "text", "command", "warnings")}
     findings = [*filter(None, [*answer.findings, words.scope(attrs)])]
     record: Any = {"kind": "answer", "question": answer.question, "findings": findings}

@@ -112,7 +112,6 @@ def measure_and_save(plan: Plan, folder: Path, *, once: bool = False) -> None:
         analysis = run_plan(plan, folder=folder, progress=show_progress)
     if processes().is_main_process:
         with opening(show_progress, "writing"):
-            folder.parent.mkdir(parents=True, exist_ok=True)
             analysis.save(folder, again=str(plan.arguments["model"]) if once else "")
 
 

@@ -106,8 +106,7 @@ def export_command(
         str | None, option("NAME[:VALUE]", "Rotate as this variant: p-rope:0.75, yarn:4, ...")
     ] = None,
     edit: Annotated[
-        list[str] | None,
-        option("ACTION:PLANES[:HEADS]", f"Such as {EDITS}. Can be repeated."),
+        list[str] | None, option("ACTION:PLANES[:HEADS]", f"Such as {EDITS}. Can be repeated.")
     ] = None,
     options: Loading,
 ) -> None:

@@ -70,8 +70,7 @@ class Setting(NamedTuple):
 @with_options(Testing, only=Testing.__dataclass_fields__.keys() - {"prompts", "attention_on"})
 def claims_command(
     models: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="MODEL|DIR", help=PLACES_HELP),
+        list[str] | None, typer.Argument(metavar="MODEL|DIR", help=PLACES_HELP)
     ] = None,
     *,
     out: OutOption = Path("claims"),
@@ -119,7 +118,7 @@ def _read_ledgers(
 ) -> dict[str, Ledger]:
     """The ledgers among the places, by name. Refuses options that do not fit the places."""
     from ropelens.report.claims import read_ledger
-    from ropelens.runtime.results import other_place, read_record
+    from ropelens.runtime.results import read_record
 
     kinds = {name: read_record(place).get("kind") for name, place in places.items()}
     models = {name: places[name] for name in places if kinds[name] in (None, "comparison")}
@@ -135,9 +134,6 @@ def _read_ledgers(
         what, hint = again, "without --text"
     if what:
         raise BadArgument(what, hint=hint)
-    for place in models.values():
-        if not (text or place.startswith("bundled")):
-            raise other_place(place, "an analyzed folder, or a model with --text FILE")
     claims = [name for name, kind in kinds.items() if kind == "claims"]
     ledgers = {name: read_ledger(places[name], out) for name in claims}
     names = [n for name in places for n in (ledgers[name][1] if name in ledgers else [name])]
@@ -289,7 +285,6 @@ def _write(out: Path, places: dict[str, str], ledgers: list[Ledger]) -> None:
     model = {"name": ", ".join(runs) if len(runs) == 1 else f"{len(runs)} models"}
     record = {"kind": "claims", "command": this_command(), "versions": versions()}
     record |= {"findings": claims_sentences(table, places), "model": model, "runs": runs}
-    out.parent.mkdir(parents=True, exist_ok=True)
     results, page = {"claims.csv": table, "claims.json": table}, partial(render_claims, table)
     write_folder(out, record=record, results=results, page=partial(page, record))
     shutil.rmtree(out / UNFINISHED, ignore_errors=True)

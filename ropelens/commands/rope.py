@@ -34,8 +34,7 @@ def rope_command(
     ] = "bundled",
     *,
     config: Annotated[
-        str | None,
-        option("CONFIG", "Compare with this config.json or model. [default: MODEL]"),
+        str | None, option("CONFIG", "Compare with this config.json or model. [default: MODEL]")
     ] = None,
     context: Annotated[
         int | None,

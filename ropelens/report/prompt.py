@@ -47,13 +47,12 @@ class PromptResults:
 
     def save(self, folder: str | Path) -> Path:
         """Write the page, the numbers and run.json to `folder`; return the page."""
-        attrs, folder = self.profile.attrs, Path(folder)
+        attrs = self.profile.attrs
         record = {"kind": "prompt", "findings": self.findings, "command": attrs["command"]}
         record |= {"model": {"name": attrs["model"]}, "versions": json.loads(attrs["versions"])}
         results: dict[str, Any] = {"attribution.nc": self.attribution}
         results["planes.csv"] = top_planes(self.attribution)
         results |= {f"patched_{x.attrs['over']}.nc": x for x in self.patches}
-        folder.parent.mkdir(parents=True, exist_ok=True)
         return write_folder(folder, record=record, results=results, page=self.page)
 
     def page(self) -> str:

@@ -40,6 +40,7 @@ def write_folder(
     `record` becomes run.json. `results` maps names of files to datasets, which become netCDF of
     the kind that the name gives ("profile.nc"), or to tables, which become CSV or JSON.
     """
+    Path(folder).parent.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         check_out(Path(folder), record["kind"])
         with output_folder(folder) as new:
@@ -82,14 +83,6 @@ def read_record(folder: str | Path) -> dict[str, Any]:
     names = ("arguments", "model", "seconds", "text", "versions")
     objects = all(isinstance(record.get(name, {}), dict) for name in names)
     return record if plain and objects else {}
-
-
-def other_place(place: str | Path, wanted: str) -> BadArgument:
-    """An error that states what `place` contains, with `wanted` as its hint."""
-    results = KINDS.get(read_record(place).get("kind", ""), "no results")
-    state = "is a file" if Path(place).exists() else "does not exist"
-    state = f"holds {results}" if Path(place).is_dir() else state
-    return BadArgument(f"{place} {state}.", hint=wanted)
 
 
 def check_out(folder: Path, kind: str, *, parts: Collection[str] = ()) -> None:
@@ -142,8 +135,12 @@ def open_results(path: str | Path, kind: str | None = None) -> xr.Dataset:
     path, what = Path(path), kind or "netCDF file of ropelens"
     advice = "a file that ropelens wrote; if the file is damaged, measure again"
     if not path.exists():
-        wanted = f"a folder with {path.name}, which ropelens wrote" if kind else advice
-        raise other_place(path.parent if kind else path, wanted)
+        place = path.parent if kind else path
+        state = "is a file" if place.exists() else "does not exist"
+        if place.is_dir():
+            state = f"holds {KINDS.get(read_record(place).get('kind', ''), 'no results')}"
+        hint = f"a folder with {path.name}, which ropelens wrote" if kind else advice
+        raise BadArgument(f"{place} {state}.", hint=hint)
     with explained(f"{path} is not a {what}.", advice, error=BadArgument):
         _require_plain(path)
         results = xr.load_dataset(path, engine="h5netcdf")

@@ -124,7 +124,7 @@ def test_a_plan_describes_the_run_and_measures_nothing(ropelens, model, text, mo
     assert "model   bundled:rope, 6 layers" in ropelens("analyze", "--plan").out
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for command in ("analyze", "truncate"):
-        assert "gpu     a profile" in ropelens(command, "--device", "cuda", "--plan").out
+        assert " on cuda\n" in ropelens(command, "--device", "cuda", "--plan").out
 
 
 @pytest.mark.usefixtures("pageless")

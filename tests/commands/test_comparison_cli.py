@@ -194,20 +194,18 @@ def test_a_broken_ledger_is_refused_in_one_line(ledger, tmp_path, name, content)
     assert words.startswith(f"The claims in {folder} cannot be read; seen: ")
 
 
-@pytest.mark.parametrize("command", ["claims", "report"])
-def test_an_unsuitable_folder_is_described(tmp_path: Path, command: str):
-    kind = "comparison" if command == "claims" else "claims"
+def test_an_unsuitable_folder_is_described(tmp_path: Path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "run.json").write_text(json.dumps({"kind": kind}))
+    (tmp_path / "other" / "run.json").write_text('{"kind": "claims"}')
     words = {"nothere": "does not exist", "empty": "holds no results"}
-    words["one/profile.nc"] = "is a file"
-    words["other"] = f"holds a {'ledger of ' * (kind == 'claims')}{kind}"
+    words |= {"one/profile.nc": "is a file", "other": "holds a ledger of claims"}
     saved(tmp_path / "one", seed=0)
-    out = ["--out", tmp_path / "out"] * (command == "claims")
     for place, what in words.items():
-        line = error_line(command, tmp_path / place, *out)
+        line = error_line("report", tmp_path / place)
         assert line.startswith(f"{tmp_path / place} {what}; try: ")
+    line = error_line("claims", tmp_path / "nothere", "--out", tmp_path / "out")
+    assert line.startswith(f"{tmp_path / 'nothere'} needs a text")
 
 
 QUICK = ("--context", 32, "--sequences", 8, "--surrogates", 2)
