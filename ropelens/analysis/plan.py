@@ -23,7 +23,8 @@ from ropelens import config_facts
 from ropelens.analysis.options import Options
 from ropelens.attention.exchange import DRAWS
 from ropelens.attention.variables import Statistic
-from ropelens.budget.held_out import fitted_sequences, scored_rows
+from ropelens.budget.held_out import FOLD_ROWS, fitted_sequences, scored_rows
+from ropelens.budget.surrogates import DRAWS as SURROGATES
 from ropelens.checkpoints.bundled import check_text, sample_path, writer_of
 from ropelens.checkpoints.identity import identity
 from ropelens.checkpoints.load import Opened, open_checkpoint
@@ -56,6 +57,17 @@ DEFAULT_CONTEXT = 2048
 LONG_SWEEP: dict[str, Any] = {"keep": (1, 0.75, 0.5, 0.25, 0), "controls": 1}
 LONG_SWEEP |= {"measures": ("loss", "induction", "change", "copying")}  # for longer text
 OPERATIONS = {"cpu": 8e14, "cuda": 1e17}  # of a sweep by default: about two hours
+
+GPU_COUNTS = {
+    "sums": (85, 69),
+    "scores": (185, 233),
+    "exchanged keys": (38, 403),
+    "fits": (4_907, 795),
+    "surrogates": (2_032, 796),
+}
+"""GPU operations of a layer, for each batch or for the fits of all text, and bytes moved for
+each row, key and head. Counted by `benchmarks/launches.py` (8B-like, 2,048 tokens)."""
+PER_OPERATION, PER_BYTE = 1e-5, 1 / 3e12  # seconds that a GPU takes
 
 Tokens = Text | Tensor | Mapping[str, Any]
 TextSource = Path | str | Sequence[Path | str] | Tokens
@@ -208,7 +220,26 @@ def _sizes(source: Opened, text: Text, options: Options) -> tuple[int, dict[str,
     }
     if added := len(find_statistics(options.statistics or ())):
         facts["added"] = f"statistics add {0.3 * added:.1f} times the time of budget=False"
+    if devices[0].type == "cuda":
+        runs, share = -(-count // size), options.surrogates / SURROGATES
+        scored, fitted = (runs, rows_scored), 2 * FOLD_ROWS
+        summed = runs, count * (longest if rows == "all" else rows)
+        work = summed, scored, scored, (1, fitted), (share, share * fitted)
+        facts["gpu"] = _gpu_time(layers, heads * longest, work)
     return size, facts, (1 + OBSERVED) * int(text.lengths.sum()) + fits + keys
+
+
+def _gpu_time(layers: int, row: int, work: Sequence[tuple[float, float]]) -> str:
+    """Predicted time; `work` has the runs and rows of a stage, and `row` is keys x heads."""
+    seconds = {
+        name: layers * (runs * operations * PER_OPERATION + rows * row * moved * PER_BYTE)
+        for (name, (operations, moved)), (runs, rows) in zip(
+            GPU_COUNTS.items(), work, strict=True
+        )
+    }
+    words = ", ".join(f"{name} {time:,.1f} s" for name, time in seconds.items())
+    total = f"a profile takes at least {sum(seconds.values()):,.1f} s more than a plain pass"
+    return f"{total} ({words}); predicted from counts of operations and bytes, not measured"
 
 
 def _head_dim(config: PreTrainedConfig) -> int:

@@ -17,7 +17,7 @@ from transformers import DbrxConfig, LlamaConfig
 
 import ropelens as rl
 from ropelens.analysis.analysis import Answer, write_answer
-from ropelens.analysis.plan import plan_analysis
+from ropelens.analysis.plan import GPU_COUNTS, plan_analysis
 from ropelens.checkpoints.identity import identity
 from ropelens.profiles.measurement import sequences_at_once
 from ropelens.runtime.devices import pass_bytes
@@ -181,10 +181,27 @@ def test_a_plan_is_made_before_a_model_is_read(tmp_path: Path):
     assert (long.facts["rows"], long.batch_size) == ("512 rows of each sequence", 1)
 
 
-def test_a_plan_for_a_gpu_needs_no_gpu(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("stage", "counts", "seconds"),  # operations, and bytes for each row, key and head
+    [
+        *[("sums", (10**5, 0), 6.0), ("sums", (0, 10**9), 2 * 6 * 64 * 64 * 4 / 3_000)],
+        ("scores", (10**5, 0), 6.0),
+        ("exchanged keys", (0, 10**8), 2 * 6 * 342 * 64 * 4 / 3e4),
+        *[("fits", (10**5, 0), 2.0), ("fits", (0, 10**8), 2 * 512 * 64 * 4 / 3e4)],
+        ("surrogates", (10**5, 10**8), (2 + 2 * 512 * 64 * 4 / 3e4) / 4),
+    ],
+)
+def test_a_plan_predicts_the_time_on_a_gpu(tmp_path, monkeypatch, stage, counts, seconds):
+    """This machine may lack the GPU. Operations take 10 us, and 3 TB move in a second."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    options, ids = rl.Options(device="cuda:99"), torch.arange(30)[None]
+    only = dict.fromkeys(GPU_COUNTS, (0, 0)) | {stage: counts}
+    monkeypatch.setattr("ropelens.analysis.plan.GPU_COUNTS", only)
+    options = rl.Options(device="cuda:99", batch_size=2, surrogates=10)
+    ids = torch.randint(40, (6, 64), generator=torch.Generator().manual_seed(0))
     planned = plan_analysis(save_tiny(tmp_path / "tiny"), ids, options, run=False)
+    more = f"{seconds:,.1f} s"
+    words = rf"a profile .* least {more} more .*{stage} {more}.*not measured"
+    assert re.fullmatch(words, planned.facts["gpu"])
     assert re.fullmatch(r"about [\d.]+ GB on cuda:99", planned.facts["memory"])
     with pytest.raises(rl.BadArgument, match="The device 'cuda:99' does not exist"):
         plan_analysis(tmp_path / "tiny", ids, options)
