@@ -228,7 +228,7 @@ class LiveModel:
 
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         """Call `observer` with every attention call while the block runs."""
-        check = OutputCheck(self.class_name, self.config, self.noise.call, self._compared)
+        check = OutputCheck(self.class_name, self.noise.call, self._compared)
         added: Any = {"output_check": check}
         return self._hooked(lambda h: replace(h, observers=(*h.observers, observer), **added))
 
