@@ -195,10 +195,7 @@ class Block:
     def from_offsets(
         self, x: Float[Tensor, "fold kv_head group column"], *, out: ByKey
     ) -> ByKey:
-        """The value of each key, from values for the farthest offset, ..., 1, 0, -1, ...
-
-        The sequences belong to the folds in turn.
-        """
+        """The value of each key, from values for the farthest offset, ..., 1, 0, -1, ..."""
         begin = _begin_in_folds(self._begins[0], len(out), len(x), x[0].numel())
         return fast_products.windows(x, begin, out=out)
 

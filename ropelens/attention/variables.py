@@ -89,10 +89,7 @@ class Statistic(Variable):
 
 @dataclass(frozen=True)
 class Derived(Variable):
-    """A variable that follows from the sums. `value` computes it for one layer.
-
-    If `dims` does not contain "layer", it is the same for all layers.
-    """
+    """A variable that follows from the sums. Without the dim "layer", layers share it."""
 
     value: Callable[[Any], Tensor] = field(kw_only=True)
 

@@ -105,10 +105,7 @@ class Visibility:
         return replace(block, keys=keys or self.keys)
 
     def append(self, later: "Visibility") -> "Visibility":
-        """These rows, followed by rows of the next chunk of the same sequences.
-
-        Raises `UnsupportedModel` for masks, which have another number of keys in each chunk.
-        """
+        """These rows, followed by rows of the next chunk of the same sequences."""
         if self.mask is not None or later.mask is not None:
             raise UnsupportedModel(
                 "Sequences that run in chunks need rows that see all keys up to their own.",
@@ -177,10 +174,7 @@ class Visibility:
 
     @kept()
     def penalties(self, first: int, last: int) -> list[tuple[slice, Tensor]]:
-        """Numbers that hide keys from rows if they are added to the scores in some columns.
-
-        All rows see the keys from position `first` to before `last`.
-        """
+        """Numbers to add to scores that hide keys; all rows see keys `first` to `last` - 1."""
         low, penalties = self.keys.start, []
         for begin, end in ((low, first), (last, self.keys.stop)):
             if begin < end:

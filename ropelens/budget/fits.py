@@ -126,10 +126,7 @@ def _divide(
 
 @dataclass(frozen=True)
 class _Part:
-    """Blocks of some heads of some folds, and blocks of the rows that give the curvature.
-
-    `problems` are the indices of these heads among the heads of all folds, on the host.
-    """
+    """Blocks of some heads of some folds, and blocks of the rows that give the curvature."""
 
     problems: Int[Tensor, "fold kv_head group"]
     blocks: list[Block]

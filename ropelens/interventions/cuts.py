@@ -32,8 +32,7 @@ def rotating_planes(planes: Planes) -> Wavelengths:
 class Cut:
     """One entry of a sweep: the planes that stop in each layer, and the reason (`kind`).
 
-    `turning` are the planes of the swept layers, which `layers` names. The attributes are the
-    coordinates of a truncation.
+    The swept layers have the planes `turning`. Attributes are coordinates of a truncation.
     """
 
     kind: str

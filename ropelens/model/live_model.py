@@ -140,10 +140,7 @@ class LiveModel:
     def logits(
         self, tokens: Ids, *, hidden: TokenMask | None = None
     ) -> Iterator[tuple[int, Float[Tensor, "sequence some token"]]]:
-        """All logits in pieces of about `LOGITS_AT_ONCE` numbers, with their first positions.
-
-        Layers run once, or in chunks of a long sequence, and the output head on each piece.
-        """
+        """All logits, in pieces of about `LOGITS_AT_ONCE`, with their first positions."""
         inputs: dict[str, Any] = self._inputs(hidden, None)
         chunk = self.chunk_length(tokens.shape[1])
         if chunk is None:

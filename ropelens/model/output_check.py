@@ -26,10 +26,7 @@ class OutputCheck:
     def __call__(
         self, call: AttentionCall, real: Bool[Tensor, "_ row"], *, plain_mask: bool = True
     ) -> None:
-        """Raise `UnsupportedModel` if the recomputed attention does not match the output.
-
-        Only `real` tokens count. A call without a `plain_mask` is always compared.
-        """
+        """Raise `UnsupportedModel` if recomputed attention of `real` rows misses the output."""
         rows, visibility = call.query.shape[2], call.visibility
         mask_kind = (visibility.mask is None, len(visibility.first) > 1)
         kind = (call.layer, rows, call.past > 0, mask_kind)

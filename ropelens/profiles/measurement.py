@@ -45,17 +45,14 @@ class Batch:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The live model reads the text; `rows` rows of each sequence are drawn with `seed`.
-
-    `across` is the share that `attention_across` measured on packed rows.
-    """
+    """The live model reads the text; `rows` rows of each sequence are drawn with `seed`."""
 
     live: LiveModel
     text: Text
     rotation: RotationProbe
     rows: int | Literal["all"] = "all"
     seed: int = 0
-    batch_size: int | None = None  # as many sequences as memory allows
+    batch_size: int | None = None  # None: the number that fits into memory
     across: float = 0.0
 
     @classmethod

@@ -98,10 +98,7 @@ def fit_layers(
     statistics: Sequence[Statistic] | None = None,
     summed: Progress = lambda _: None,
 ) -> tuple[dict[int, LayerFit], Sums]:
-    """Fit the models of the budget of every layer, in one pass over a sample of the text.
-
-    With `statistics` the pass also returns the sums of its sequences; see `sum_batch`.
-    """
+    """Fit the budget of every layer in one pass over a sample; sum `statistics` on the way."""
     live, sample = measurement.live, Sample.draw(measurement.text, seed=measurement.seed)
     own_layers = [live.attending[n] for n in shard(len(live.attending))]
     fits: dict[int, LayerFit] = {}

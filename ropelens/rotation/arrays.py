@@ -32,10 +32,7 @@ FARTHEST_SHIFT = 4096  # tokens
 
 
 class ArrayRotation(NamedTuple):
-    """The rotation of the queries or the keys of one layer.
-
-    `factor` and `shift` are known if the arrays before RoPE are known.
-    """
+    """The rotation of queries or keys of a layer; arrays before RoPE give `factor`, `shift`."""
 
     measured: MeasuredRotation
     fault: str  # "" if one rotation explains the array

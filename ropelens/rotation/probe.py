@@ -176,10 +176,7 @@ class RotationProbe:
         return planes
 
     def planes_now(self, layer: int, *, continued: bool) -> Planes:
-        """Planes of a layer without edits in the call that runs, whose length may matter.
-
-        Raises `UnsupportedModel` if it continues a cache whose keys may have other rotations.
-        """
+        """Unedited planes of the call that runs; refuses cached keys of another rotation."""
         planes = self.layers()[layer].planes
         if not self.live.depends_on_length:
             return planes
