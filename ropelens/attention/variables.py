@@ -46,7 +46,6 @@ class Variable:
 
     @property
     def saved_dims(self) -> tuple[str, ...]:
-        """The dims in the dataset."""
         return self.dims
 
 
@@ -79,7 +78,6 @@ class Statistic(Variable):
         return tuple("frequency" if dim == "coordinate" else dim for dim in self.dims)
 
     def value(self, layer: Any) -> Tensor:
-        """The variable of one layer."""
         mean = layer[self.name]
         if self.pool == "ratio":
             ratio = mean[..., ::2] / mean[..., 1::2]

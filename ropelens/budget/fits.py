@@ -160,7 +160,6 @@ class _Part:
         )
 
     def covariance(self, weights: HeadWeights) -> Float[Tensor, "problem first first"]:
-        """The `covariance` of each problem."""
         blocks = (sum_folds(covariance(x, weights), len(self.problems)) for x in self.few)
         return reduce(torch.add, blocks).flatten(0, 2)
 

@@ -123,7 +123,7 @@ def sum_heads(
     on_sinks = zeros(powers, *shape, len(SINKS) + len(offset_edges(context)))
     by_offset = zeros(powers, *shape, context * offsets)
     for heads, block, value, attention in rows:
-        values[:, heads] += block.weigh(value)
+        values[:, heads] += (value * block.weight[:, None, None]).sum(-1).double()
         weight = block.weight[:, None, None, None]
         read = (attention.flatten(2, 3) @ block.k_still).view_as(block.q)
         by_coordinate[:, heads] += (weight @ (block.q_still * read))[..., 0, :]
@@ -161,7 +161,7 @@ def score_models(
     weights: Float[Tensor, "model shared head variable"],
     sets: Bool[Tensor, "batch set position"] | None = None,
 ) -> Float[Tensor, "batch set head score"]:
-    """The `SCORES` of each sequence and set, under models of all or of each of the sequences."""
+    """The `SCORES` of each sequence and set; the weights are for all sequences or for each."""
     batch, heads, context = *sampled.q.shape[:2], sampled.k.shape[2]
     sets = torch.ones(batch, 1, context, dtype=torch.bool) if sets is None else sets
     shape, device = (batch, sets.shape[1], heads, len(SCORES)), sampled.k.device

@@ -113,7 +113,6 @@ class OffsetRows:
         return cls(seen, weight.view(-1, len(seen)), *tables, context, size, keys)
 
     def float(self) -> "OffsetRows":
-        """The same tables in single precision."""
         tables: Any = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
         wide = (name for name, x in tables.items() if x.is_floating_point())
         return replace(self, **{name: tables[name].float() for name in wide})

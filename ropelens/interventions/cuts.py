@@ -23,7 +23,6 @@ Stopped = tuple[Numbers, ...]  # numbers of the planes that stop, for each layer
 
 
 def rotating_planes(planes: Planes) -> Wavelengths:
-    """Wavelengths of the planes of a layer that rotate."""
     wavelength = planes.wavelength.tolist()
     return {n: length for n, length in enumerate(wavelength) if math.isfinite(length)}
 
@@ -78,7 +77,6 @@ class Cut:
 
     @property
     def planes_stopped(self) -> int:
-        """Number of stopped planes of a layer, the largest of all layers."""
         return max(map(len, self.stopped))
 
     @property

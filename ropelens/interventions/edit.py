@@ -228,7 +228,6 @@ class ModelEdit:
     def __call__(
         self, layer: int, name: str, x: Tensor, tokens: Tensor, positions: Tensor
     ) -> Tensor:
-        """Edited queries or keys."""
         if name == "value":
             return x
         continued = bool(tokens[:, 0].any())

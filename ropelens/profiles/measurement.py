@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from jaxtyping import Int
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropelens.attention.call import AttentionCall, attention_map
@@ -177,20 +179,17 @@ def model_text(
     """Return `text` as a `Text` that the model can read; tokens in `sinks` are sinks."""
     tokenizer = live.tokenizer if tokenizer is None else tokenizer
     text = read_text(text, tokenizer=tokenizer, config=live.config, context=live.context)
-    check_ids(text.ids, vocabulary=live.vocabulary)
+    if text.ids.shape[1] < 3 or not text.real.any():
+        seen = f"{min(text.ids.shape[1], int(text.real.sum()))} tokens"
+        raise BadArgument("A text must have 3 tokens or more.", seen=seen)
+    for ids in (text.ids, torch.tensor([*sinks] or [0])):
+        check_ids(ids, vocabulary=live.vocabulary)
     check_padding(text.ids.cpu(), text.lengths, padding_ids(live.model))
-    if not text.real.any():
-        raise BadArgument("All tokens of the text are hidden.")
-    if outside := [token for token in sinks if not 0 <= token < live.vocabulary]:
-        seen = f"{outside[0]}, vocabulary {live.vocabulary}"
-        raise BadArgument("Sinks must be tokens of the vocabulary.", seen=seen)
     return replace(text, bos=live.bos, sink_ids=tuple(sinks))
 
 
-def check_ids(ids: Ids, *, vocabulary: int) -> None:
-    """Raise `BadArgument` for short sequences and for tokens outside the vocabulary."""
-    if ids.shape[1] < 3:
-        raise BadArgument("A text must have 3 tokens or more.", seen=f"{ids.shape[1]} tokens")
+def check_ids(ids: Int[Tensor, "*shape"], *, vocabulary: int) -> None:
+    """Raise `BadArgument` for tokens outside the vocabulary."""
     if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
         seen = f"ids {int(ids.min())} to {int(ids.max())}, vocabulary {vocabulary}"
         raise BadArgument("Some tokens are not in the vocabulary of the model.", seen=seen)

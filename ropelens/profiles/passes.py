@@ -107,15 +107,12 @@ def fit_layers(
     def fit(call: AttentionCall) -> None:
         if call.layer not in own_layers:
             return
-        try:
-            if not (call.query.isfinite().all() & call.key.isfinite().all()):
-                raise torch.linalg.LinAlgError
-            fits[call.layer] = sample.fit(call, planes[call.layer], **options)
-        except torch.linalg.LinAlgError as error:
+        fits[call.layer] = layer_fit = sample.fit(call, planes[call.layer], **options)
+        if not layer_fit.weights.isfinite().all():
             query, key = (f"{float(x.abs().max()):.0e}" for x in (call.query, call.key))
             seen = f"queries up to {query}, keys up to {key}; their squares are not finite"
             what = f"The attention budget of layer {call.layer} cannot be fitted."
-            raise UnsupportedModel(what, seen=seen, hint=NO_KEY) from error
+            raise UnsupportedModel(what, seen=seen, hint=NO_KEY)
         progress(1)
         if statistics is None and len(fits) == len(own_layers):
             raise _AllFitted

@@ -159,7 +159,6 @@ class RotationProbe:
         return layer_kinds(live.config, masks, self.layers())
 
     def kind_names(self) -> list[str]:
-        """Name of the kind of each layer."""
         return [kind.name for kind in self.kinds]
 
     def planes(self, context: int | None = None, *, alike: bool = False) -> list[Planes]:

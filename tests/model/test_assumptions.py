@@ -111,8 +111,6 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
     "has no attention": (lambda: tiny("mamba"), "layers of linear_attention"),
     "is an encoder-decoder": (
         lambda: T5ForConditionalGeneration(T5Config(d_model=8, d_ff=8, num_layers=1)), ""),
-    "lacks layers": (lambda: configured(num_hidden_layers=3),
-        "3 layers in the configuration, and no layer 2"),
     "tokens of its own": (lambda: patched(with_prefix, ""), "layer 0: 6 rows for 1 tokens"),
     "has no gradients": (in_inference_mode, ""),
     "hides its attention": (
