@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -184,7 +184,7 @@ def model_text(
         raise BadArgument("A text must have 3 tokens or more.", seen=seen)
     for ids in (text.ids, torch.tensor([*sinks] or [0])):
         check_ids(ids, vocabulary=live.vocabulary)
-    check_padding(text.ids.cpu(), text.lengths, padding_ids(live.model))
+    check_padding(live.model, text.ids.cpu(), text.lengths)
     return replace(text, bos=live.bos, sink_ids=tuple(sinks))
 
 
@@ -195,24 +195,18 @@ def check_ids(ids: Int[Tensor, "*shape"], *, vocabulary: int) -> None:
         raise BadArgument("Some tokens are not in the vocabulary of the model.", seen=seen)
 
 
-def padding_ids(model: PreTrainedModel) -> dict[int, int]:
-    """Number of copies of each padding id at the start of a text that can only be padding."""
-    ids, config = [], model.config.get_text_config()
-    generation = getattr(model, "generation_config", None) or config  # older classes have none
-    for facts in (config.to_dict(), generation.to_dict()):
-        end = facts.get("eos_token_id")
-        ids += [facts.get("pad_token_id"), *(end if isinstance(end, list) else [end])]
-    # A text may begin with one end-of-text token.
-    return {id: 1 if id == ids[0] else 2 for id in ids if id is not None}
-
-
-def check_padding(ids: Ids, lengths: Lengths, padding: Mapping[int, int]) -> None:
-    """Raise `BadArgument` if lengths count padding; `padding` is explained in `padding_ids`."""
-    beyond = torch.arange(ids.shape[1]) >= lengths[:, None]
-    if not beyond.any():
-        return
-    for id, copies in padding.items():
-        other = ids != id
+def check_padding(model: PreTrainedModel, ids: Ids, lengths: Lengths) -> None:
+    """Raise `BadArgument` if lengths count padding on the left of a sequence."""
+    beyond, config = torch.arange(ids.shape[1]) >= lengths[:, None], model.config
+    generation = getattr(model, "generation_config", None)  # older classes have none
+    facts = [x.to_dict() for x in (config.get_text_config(), generation) if x is not None]
+    ends = [x["eos_token_id"] for x in facts if x.get("eos_token_id") is not None]
+    ends = [id for end in ends for id in (end if isinstance(end, list) else [end])]
+    for id in dict.fromkeys([*(x.get("pad_token_id") for x in facts), *ends]):
+        if id is None or not beyond.any():
+            continue
+        # A text may begin with one end-of-text token.
+        other, copies = ids != id, 1 if id == facts[0].get("pad_token_id") else 2
         wrong = ~other[:, :copies].any(1) & (beyond & other).any(1)
         wrong |= ~(other & ~beyond).any(1)
         if wrong.any():
