@@ -144,9 +144,9 @@ class Draws:
         return rows, key, bias, counted * self.size[:last, None] / others
 
     def sums(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean masses [problem, variable], nats [problem], and `selectivity_keys`.
+        """Masses [problem, variable], information [problem] (nats), and `selectivity_keys`.
 
-        A problem is a head of a draw, and `selectivity_keys` is [draw, head, term].
+        They are means over rows. A problem is a head of a draw; the last is [draw, head, term].
         """
         kv_heads, group = self.q.shape[:2]
         most, parts = max(1, self.pairs // len(self.rows[0][0])), []
