@@ -94,10 +94,7 @@ def words_of(error: BaseException, *, kind: bool = False) -> str:
 
 
 def check_value(name: str, value: object, hint: Any, *, bounds: Bounds = None) -> None:
-    """Raise `BadArgument` if `value` does not fit the annotation `hint`.
-
-    With `bounds`, a number must be finite and lie within them. A bound of None is open.
-    """
+    """Raise `BadArgument` if `value` does not fit the annotation `hint`, or the `bounds`."""
     low, high = bounds or (None, None)
     fits = is_bearable(value, hint)
     if fits and bounds and isinstance(value, (int, float)):
@@ -120,10 +117,7 @@ def check_count(count: int, what: str, *, most: int = 10_000) -> None:
 
 
 def public(function: Function) -> Function:
-    """Make `function` raise `BadArgument` for an argument that does not fit its annotation.
-
-    Types are checked only here, so annotations must exist at run time.
-    """
+    """Make `function` raise `BadArgument` for an argument that does not fit its annotation."""
     signature = inspect.signature(function)
     hints = cache(lambda: get_type_hints(function, include_extras=True))
 

@@ -23,10 +23,7 @@ NOISE_TOKENS = 64  # length of the sequences on which noise is measured
 
 
 def allowed_residual(noise: float, eps: float) -> float:
-    """Largest relative residual that a check accepts.
-
-    `noise` is the relative noise of the checked quantity, and `eps` belongs to its dtype.
-    """
+    """Largest relative residual that a check accepts, from the noise and the dtype's `eps`."""
     return max(NOISE_FACTOR * noise, FLOOR, 4 * eps)
 
 
@@ -57,10 +54,6 @@ def logit_change(
 
 @torch.no_grad()
 def run_noise(run: Callable[[Tensor], Tensor], ids: Int[Tensor, "sequence position"]) -> float:
-    """Largest change of the logits of the last sequence between sound runs.
-
-    `run` returns logits for token ids. The sequence runs by itself, once more by itself, and as
-    the last sequence of `ids`.
-    """
+    """Largest change of the logits of the last sequence, by itself, again, and within `ids`."""
     alone = run(ids[-1:])
     return max(float(logit_change(alone, x).max()) for x in (run(ids[-1:]), run(ids)[-1:]))

@@ -140,7 +140,6 @@ class Block:
 
     @property
     def sum_of_keys(self) -> Float[Tensor, "batch kv_head 1 row coordinate"]:
-        """Sum of the keys that each row sees."""
         return self.sampled.sum_of_keys[:, self.heads, :, self.rows]
 
     @cached_property
@@ -195,10 +194,7 @@ class Block:
     def from_offsets(
         self, x: Float[Tensor, "fold kv_head group column"], *, out: ByKey
     ) -> ByKey:
-        """The value of each key, from values for the farthest offset, ..., 1, 0, -1, ...
-
-        The sequences belong to the folds in turn.
-        """
+        """The value of each key, from values for the farthest offset, ..., 1, 0, -1, ..."""
         begin = _begin_in_folds(self._begins[0], len(out), len(x), x[0].numel())
         return fast_products.windows(x, begin, out=out)
 
@@ -231,10 +227,6 @@ class Block:
             return fast_products.sum_diagonals(values, self.weight)
         weight = self.weight[:, None, None, None]
         return (weight @ self.by_offset(values))[..., 0, :].flip(-1)
-
-    def weigh(self, by_row: ByRow) -> Float[Tensor, "batch kv_head group"]:
-        """Weighted sum over the rows of each sequence, in float64."""
-        return (by_row * self.weight[:, None, None]).sum(-1).double()
 
     def sum_over_sets(
         self,

@@ -81,10 +81,7 @@ def attention_map(call: AttentionCall) -> Float[Tensor, "batch head row key"]:
 def output_error(
     call: AttentionCall, weights: Float[Tensor, "batch head row key"]
 ) -> Float[Tensor, "batch row head feature"]:
-    """A V minus the model's output, relative to the size of the output.
-
-    It is small only if ropelens reads the scale, soft-cap, mask and sinks correctly.
-    """
+    """A V minus the model's output, relative to the size of the output."""
     group = call.query.shape[1] // call.key.shape[1]
     value = call.value.to(weights.dtype).repeat_interleave(group, dim=1)
     ours = (weights @ value).transpose(1, 2)

@@ -28,7 +28,7 @@ from ropelens.attention.visibility import Visibility
 from ropelens.rope.planes import kept, on_device, unrotate
 from ropelens.text.rows import Rows, generator_of
 
-DRAWS = 4  # permutations of each sequence; its rows use them in turn
+DRAWS = 4  # permutations of each sequence, which the rows use in turn
 AT_ONCE = {"cpu": 1, "cuda": DRAWS}  # draws of a batch: a GPU has room, a CPU has small caches
 SHARE = 1.5  # size of a block, compared with blocks of other statistics
 EARLY = 1 / 3  # share of a sequence whose rows have too few keys to exchange
@@ -102,10 +102,7 @@ def permute_keys(
     step: int,
     device: torch.device,
 ) -> Exchange:
-    """Permute real, unhidden tokens that are not sinks, in the random order of the rows.
-
-    In a layer whose rows see W keys, tokens stay within their block of W/2 keys.
-    """
+    """Permute tokens that are not sinks; if rows see W keys, within blocks of W/2 keys."""
     assert rows.order is not None
     index, order = torch.arange(rows.order.shape[-1]), rows.order[:, draws.start : draws.stop]
     is_sink = (by_kv_head(sinks, kv_heads) > 0).any(2)
@@ -148,7 +145,7 @@ def follow_sums(
     """The sums `FOLLOW` of each sequence and query head over the late rows of each set.
 
     The rows of a sequence use its permutations in turn. Every row of a `single` long sequence
-    uses all of them.
+    uses all permutations.
     """
     rows, device, parts = sampled.rows, sampled.k.device, []
     at_once, step = AT_ONCE[device.type], 1 if single else DRAWS
@@ -178,10 +175,7 @@ def overlaps(
     *,
     out: Float[Tensor, "4 sequence kv_head group row"],
 ) -> None:
-    """Write the mass, and the overlaps of position, chance and content, of each row.
-
-    The `block` has all sequences before the exchange of keys, and then after it.
-    """
+    """Mass, and overlaps of position, chance and content, before and after the exchange."""
     learned, visible = block.call.sink_logits is not None, block.device_visibility
     if pi.shape[2] == 1:
         v_and_w, index = _shared_tables(visible, pi, block.k.dtype)

@@ -40,10 +40,7 @@ def products(
 def softmax(
     scores: Float[Tensor, "*batch key"], *, out: Float[Tensor, "*batch key"] | None = None
 ) -> tuple[Float[Tensor, "*batch key"], Float[Tensor, "*batch"]]:
-    """Softmax of each row, and log sum_j exp(score_j). Overwrites `out`, or the scores.
-
-    The largest weight of a row is at least 1 / keys, so its logarithm is exact.
-    """
+    """Softmax and log sum_j exp(score_j); exact, as the largest weight is at least 1 / keys."""
     largest = scores.amax(-1)
     weights = torch.softmax(scores, -1, out=scores if out is None else out)
     return weights, largest - weights.amax(-1).log()

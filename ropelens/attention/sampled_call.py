@@ -67,7 +67,6 @@ class SampledCall:
     def of_sequences(
         self, chosen: slice | Bool[Tensor, " batch"] | Int[Tensor, " some"]
     ) -> "SampledCall":
-        """The rows of some of the sequences."""
         if isinstance(chosen, slice) and len(range(len(self.k))[chosen]) == len(self.k):
             return self
         on = chosen if isinstance(chosen, slice) else on_device(chosen, self.k.device)
@@ -85,7 +84,6 @@ class SampledCall:
 
     @cached_property
     def weight(self) -> Float[Tensor, "batch row"]:
-        """The weights of the rows."""
         return on_device(self.rows.weight, self.k.device).to(self.k.dtype)
 
     @cached_property
@@ -133,7 +131,6 @@ class SampledCall:
 
     @cached_property
     def visibility(self) -> Visibility:
-        """The keys that the rows see."""
         return _rows_of_call(self.rows, self.call.visibility)[1]
 
     @cached_property
@@ -143,7 +140,6 @@ class SampledCall:
 
     @cached_property
     def sum_of_keys(self) -> Float[Tensor, "batch kv_head 1 row coordinate"]:
-        """Sum of the keys that each row sees."""
         return self.visibility.sum_keys(self.k)[:, :, None]
 
 

@@ -25,10 +25,7 @@ SequenceSums = dict[str, Float[Tensor, "batch _ ..."]]
 
 
 def sum_attention(sampled: SampledCall, statistics: Sequence[Statistic]) -> SequenceSums:
-    """Sums, or maxima, of one attention call over its tokens and rows, without padding.
-
-    Raises `BadArgument` if a statistic does not have a value for every row of a block.
-    """
+    """Sums, or maxima, of one attention call over its tokens and rows, without padding."""
     over_rows = [row for row in statistics if row.over != "tokens"]
     # Sums of some heads side by side, by the slice of these heads, or () of all tokens; maxima.
     flat: dict[tuple[Any, ...], Tensor] = {}
@@ -169,10 +166,7 @@ class Sums:
 
 
 class LayerMeans:
-    """Means of a layer by the names of its statistics: `layer["entropy"]`.
-
-    `total` has the rows, tokens and losses by group, which all layers share.
-    """
+    """Means of a layer by the names of its statistics: `layer["entropy"]`."""
 
     def __init__(
         self, sums: LayerSums, total: Sums, planes: Planes, statistics: Sequence[Statistic]
@@ -199,10 +193,7 @@ class LayerMeans:
 def mean_loss(
     loss: Float[Tensor, " group"], predicted: Float[Tensor, " group"]
 ) -> tuple[float, float]:
-    """Loss per predicted token, and its standard error over groups that have such tokens.
-
-    `loss` (nats) is the sum over the `predicted` tokens of each group.
-    """
+    """Loss (nats) per predicted token, and its standard error over groups with such tokens."""
     not_empty = predicted > 0
     weight = predicted[not_empty].numpy()
     mean, error, _ = mean_and_error(loss[not_empty].numpy() / weight, weight)

@@ -46,7 +46,6 @@ class Variable:
 
     @property
     def saved_dims(self) -> tuple[str, ...]:
-        """The dims in the dataset."""
         return self.dims
 
 
@@ -79,7 +78,6 @@ class Statistic(Variable):
         return tuple("frequency" if dim == "coordinate" else dim for dim in self.dims)
 
     def value(self, layer: Any) -> Tensor:
-        """The variable of one layer."""
         mean = layer[self.name]
         if self.pool == "ratio":
             ratio = mean[..., ::2] / mean[..., 1::2]
@@ -89,10 +87,7 @@ class Statistic(Variable):
 
 @dataclass(frozen=True)
 class Derived(Variable):
-    """A variable that follows from the sums. `value` computes it for one layer.
-
-    If `dims` does not contain "layer", it is the same for all layers.
-    """
+    """A variable that follows from the sums. Without the dim "layer", layers share it."""
 
     value: Callable[[Any], Tensor] = field(kw_only=True)
 

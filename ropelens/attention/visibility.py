@@ -61,7 +61,6 @@ class Visibility:
         return self._map(take)
 
     def on(self, device: torch.device) -> "Visibility":
-        """The same tables on a device."""
         return self if self.position.device == device else self._copy(device)
 
     @kept()
@@ -72,19 +71,16 @@ class Visibility:
         return Visibility(position, on_device(first, device), self.keys, self.mask)
 
     def index_of(self, position: Int[Tensor, "_ some"]) -> Int[Tensor, "_ some"]:
-        """Indices of the rows at these positions."""
         if int(self.position[0, -1]) == len(self.position[0]) - 1:
             return position  # the rows are 0, 1, 2, ...
         return torch.searchsorted(self.position[0], position.contiguous())
 
     def at(self, position: Int[Tensor, "_ some"]) -> "Visibility":
-        """The rows at these positions."""
         return replace(self.rows(self.index_of(position)), position=position)
 
     def of_sequences(
         self, chosen: slice | Bool[Tensor, " batch"] | Int[Tensor, " some"]
     ) -> "Visibility":
-        """The rows of some of the sequences."""
         return self._map(lambda table: table if len(table) == 1 else table[chosen])
 
     def flatten(self, batch: int) -> "Visibility":
@@ -105,10 +101,7 @@ class Visibility:
         return replace(block, keys=keys or self.keys)
 
     def append(self, later: "Visibility") -> "Visibility":
-        """These rows, followed by rows of the next chunk of the same sequences.
-
-        Raises `UnsupportedModel` for masks, which have another number of keys in each chunk.
-        """
+        """These rows, followed by rows of the next chunk of the same sequences."""
         if self.mask is not None or later.mask is not None:
             raise UnsupportedModel(
                 "Sequences that run in chunks need rows that see all keys up to their own.",
@@ -121,7 +114,6 @@ class Visibility:
 
     @kept()
     def key_position(self, device: torch.device) -> Int[Tensor, " key"]:
-        """The positions of the keys, on a device."""
         return torch.arange(self.keys.start, self.keys.stop, device=device)
 
     @cached_property
@@ -164,7 +156,6 @@ class Visibility:
     def sum_keys(
         self, k: Float[Tensor, "batch kv_head key coordinate"]
     ) -> Float[Tensor, "batch kv_head row coordinate"]:
-        """Sum of the keys `k` that each row sees."""
         if self.mask is not None:
             mask = self.mask.expand(len(k), -1, -1).to(k)
             return torch.einsum("brk,bhkc->bhrc", mask, k)
@@ -177,10 +168,7 @@ class Visibility:
 
     @kept()
     def penalties(self, first: int, last: int) -> list[tuple[slice, Tensor]]:
-        """Numbers that hide keys from rows if they are added to the scores in some columns.
-
-        All rows see the keys from position `first` to before `last`.
-        """
+        """Numbers to add to scores that hide keys; all rows see keys `first` to `last` - 1."""
         low, penalties = self.keys.start, []
         for begin, end in ((low, first), (last, self.keys.stop)):
             if begin < end:
@@ -199,7 +187,6 @@ class Visibility:
 
     @cached_property
     def farthest(self) -> int:
-        """The farthest offset that any row sees."""
         return int((self.position - self.first).max())
 
     def count_by_offset(self) -> Float[Tensor, "_ row offset"]:
@@ -257,6 +244,5 @@ def sum_bins(mass: torch.Tensor, edges: Int[Tensor, " edge"]) -> torch.Tensor:
 
 
 def bin_of(offset: Int[Tensor, "*shape"], edges: Int[Tensor, " edge"]) -> Int[Tensor, "*shape"]:
-    """The bin of each offset."""
     edges = on_device(edges, offset.device)
     return torch.bucketize(offset.contiguous(), edges, right=True) - 1

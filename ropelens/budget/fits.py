@@ -126,10 +126,7 @@ def _divide(
 
 @dataclass(frozen=True)
 class _Part:
-    """Blocks of some heads of some folds, and blocks of the rows that give the curvature.
-
-    `problems` are the indices of these heads among the heads of all folds, on the host.
-    """
+    """Blocks of some heads of some folds, and blocks of the rows that give the curvature."""
 
     problems: Int[Tensor, "fold kv_head group"]
     blocks: list[Block]
@@ -163,7 +160,6 @@ class _Part:
         )
 
     def covariance(self, weights: HeadWeights) -> Float[Tensor, "problem first first"]:
-        """The `covariance` of each problem."""
         blocks = (sum_folds(covariance(x, weights), len(self.problems)) for x in self.few)
         return reduce(torch.add, blocks).flatten(0, 2)
 

@@ -59,10 +59,7 @@ def follow_shares(scores: Float[Tensor, "*head score"]) -> dict[str, Float[Tenso
 
 @dataclass(frozen=True)
 class LayerFit:
-    """The models of a layer by fold, the sinks that were found, and the surrogates' numbers.
-
-    `terms` is the number of terms of a score.
-    """
+    """The models of a layer by fold, the sinks that were found, and the surrogates' numbers."""
 
     weights: Float[Tensor, "model fold head variable"]
     terms: int
@@ -72,10 +69,7 @@ class LayerFit:
     def score(
         self, sampled: SampledCall, text: Text, sets: Bool[Tensor, "batch set position"] | None
     ) -> Float[Tensor, "group set head score"]:
-        """`SCORES` and `FOLLOW` of each group, over the rows of each set (default: all rows).
-
-        The models that are scored were fitted to the opposite fold.
-        """
+        """`SCORES` and `FOLLOW` of each group and set; models belong to the opposite fold."""
         context, longest = sampled.k.shape[2], self.found_sinks.shape[1]
         beta, sigma, kappa, tau = split_weights(self.weights, self.terms, longest)
         kappa, tau = kappa[..., :context], tau[..., : len(offset_edges(context)) - 1]
@@ -140,8 +134,6 @@ class Sample:
             twice = sampled.of_sequences(torch.zeros(2, dtype=torch.long))
             sampled = twice.with_rows(_in_turn(self.rows, range(2), 2))
         weights = fit_models(sampled, folds=2).float().cpu()
-        if not weights.isfinite().all():
-            raise torch.linalg.LinAlgError
         return LayerFit(weights, planes.terms, found_sinks, drawn)
 
 

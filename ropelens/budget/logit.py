@@ -123,7 +123,7 @@ def sum_heads(
     on_sinks = zeros(powers, *shape, len(SINKS) + len(offset_edges(context)))
     by_offset = zeros(powers, *shape, context * offsets)
     for heads, block, value, attention in rows:
-        values[:, heads] += block.weigh(value)
+        values[:, heads] += (value * block.weight[:, None, None]).sum(-1).double()
         weight = block.weight[:, None, None, None]
         read = (attention.flatten(2, 3) @ block.k_still).view_as(block.q)
         by_coordinate[:, heads] += (weight @ (block.q_still * read))[..., 0, :]
@@ -161,11 +161,7 @@ def score_models(
     weights: Float[Tensor, "model shared head variable"],
     sets: Bool[Tensor, "batch set position"] | None = None,
 ) -> Float[Tensor, "batch set head score"]:
-    """The `SCORES` of each sequence under models with these weights, over the rows of each set.
-
-    The weights belong to all sequences, or to each of them. By default there is one set, which
-    has all rows.
-    """
+    """The `SCORES` of each sequence and set; the weights are for all sequences or for each."""
     batch, heads, context = *sampled.q.shape[:2], sampled.k.shape[2]
     sets = torch.ones(batch, 1, context, dtype=torch.bool) if sets is None else sets
     shape, device = (batch, sets.shape[1], heads, len(SCORES)), sampled.k.device
@@ -198,10 +194,7 @@ def gains(scores: Float[Tensor, "*head score"]) -> dict[str, Float[Tensor, "*hea
 def normalize_weights(
     sampled: SampledCall, folds: int = 1
 ) -> tuple[SampledCall, Float[Tensor, " fold"]]:
-    """The rows with weights that sum to one in each fold, and their number, at least 1.
-
-    The sequences belong to the folds in turn.
-    """
+    """The rows with weights that sum to one in each fold, and their number, at least 1."""
     rows, number = _normalized(sampled.rows, folds)
     return sampled.with_rows(rows), number
 

@@ -73,10 +73,7 @@ class OffsetRows:
         samples: Samples | None = None,
         folds: int = 1,
     ) -> "OffsetRows":
-        """The rows of all sequences in turn; without a mask, `sampled_offsets` may be given.
-
-        The sequences belong to the folds in turn.
-        """
+        """The rows of all sequences in turn; without a mask, `sampled_offsets` may be given."""
         batch, sinks, context = len(sampled.sinks), sampled.sinks, sampled.k.shape[2]
         first, rows, device = len(SINKS), sampled.position.shape[1], sampled.k.device
         visibility = sampled.visibility.flatten(batch)
@@ -116,7 +113,6 @@ class OffsetRows:
         return cls(seen, weight.view(-1, len(seen)), *tables, context, size, keys)
 
     def float(self) -> "OffsetRows":
-        """The same tables in single precision."""
         tables: Any = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
         wide = (name for name, x in tables.items() if x.is_floating_point())
         return replace(self, **{name: tables[name].float() for name in wide})
@@ -197,10 +193,7 @@ class OffsetRows:
         *,
         keys: Float[Tensor, "problem row sink"] | None = None,
     ) -> ByVariable:
-        """Masses on sinks by kind, by offset, and on sinks by bin.
-
-        `keys` are masses that `by_offset` has in the place of the masses `on_sinks`.
-        """
+        """Masses on sinks by kind, by offset (without `keys`), and on sinks by bin."""
         by_variable = on_sinks[:, None].repeat(1, 3, 1, 1)
         if keys is not None:
             by_variable[:, 1] -= keys
@@ -237,9 +230,8 @@ def fit_offsets(
 ) -> tuple[Minimum, Minimum]:
     """Fit S and P of every problem. Problems are the heads of each fold or draw in turn.
 
-    `observed` are the masses on sinks of each kind, by offset, and on sinks by bin of offsets.
-    They are means over the rows, whose weights sum to one. S has only sigma, and P starts from
-    S.
+    `observed` are mean masses on sinks by kind, by offset, and on sinks by bin. P starts
+    from S.
     """
     number, size = observed.shape
     together = max(1, TOGETHER[observed.device.type] // size)
@@ -285,11 +277,7 @@ def _fit_together(
 def split_weights(
     x: Float[Tensor, "*head variable"], terms: int, context: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Split variables into beta, sigma, kappa and tau, or the sums that these multiply.
-
-    They belong to the terms of a score, kinds of sinks, offsets, and bins of offsets. The parts
-    that a model does not have are at the end, and empty.
-    """
+    """Split variables (or the sums that they multiply) into beta, sigma, kappa and tau."""
     first = terms + len(SINKS)
     beta, sigma, kappa, tau = x.tensor_split((terms, first, first + context), dim=-1)
     return beta, sigma, kappa, tau

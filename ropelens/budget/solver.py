@@ -157,10 +157,7 @@ class _Fits:
         self.kept = slice(max(0, end + 1 - MEMORY), end + 1)
 
     def remove_converged(self, result: Minimum) -> bool:
-        """Look which problems are active. If they are half of the batch, remove the rest.
-
-        Returns whether there are active problems.
-        """
+        """Return whether problems are active; if only half of the batch is, remove the rest."""
         active = self.active.cpu()
         self.alive = self.here[active]
         if 0 < 2 * len(self.alive) <= len(self.here):  # more copies would cost time
@@ -182,11 +179,7 @@ class _Fits:
 def divide_by_curvature(
     gradient: ByVariable, steps: Kept, changes: Kept, divide: Divide, known: tuple[Tensor, ...]
 ) -> ByVariable:
-    """Divide the gradient by the `known` curvature, corrected by the last steps, oldest first.
-
-    `changes` are the changes of the gradient in the steps. Source: Byrd, Nocedal and Schnabel
-    1994, equation 2.6.
-    """
+    """Divide the gradient by the corrected curvature (Byrd et al. 1994, equation 2.6)."""
     divided = divide(torch.cat([gradient[:, None], changes], dim=1), *known)
     first, divided = divided[:, 0], divided[:, 1:]
     triangle = (steps @ changes.mT).triu_()

@@ -88,10 +88,7 @@ def _orders(
 
 
 class Draws:
-    """The attention of all heads under the frequencies of all draws.
-
-    A row reads a key at each of the sampled offsets, and all of its sinks.
-    """
+    """The attention of all heads in all draws, on sampled offsets and on all sinks."""
 
     def __init__(
         self,
@@ -129,7 +126,7 @@ class Draws:
     def _keys_of(
         self, rows: Int[Tensor, " row"], offset: Int[Tensor, " sample"], visibility: Visibility
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The rows, and what they read at each offset, in common for all heads or by head.
+        """The rows, and the keys that they read at each offset, for all heads or by head.
 
         For each key the index, the logarithm of the number of keys that it represents (or a
         score that hides it), and the share of these keys among keys that are not sinks.
@@ -147,10 +144,9 @@ class Draws:
         return rows, key, bias, counted * self.size[:last, None] / others
 
     def sums(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Masses [problem, variable], information [problem] in nats, and `selectivity_keys`.
+        """Masses [problem, variable], information [problem] (nats), and `selectivity_keys`.
 
-        All are means over the rows. A problem is a head of a draw, and `selectivity_keys` is
-        [draw, head, term].
+        They are means over rows. A problem is a head of a draw; the last is [draw, head, term].
         """
         kv_heads, group = self.q.shape[:2]
         most, parts = max(1, self.pairs // len(self.rows[0][0])), []

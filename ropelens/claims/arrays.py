@@ -19,10 +19,7 @@ BAND_RATIO = 3.657  # Oka et al. 2026: the band is at plane (D/2) log_base(conte
 
 
 def parts_by_kind(profile: xr.Dataset) -> dict[str, xr.Dataset]:
-    """The layers of each kind that rotates, by its name; {"all": profile} for one kind.
-
-    The contexts of a part are at most the reach of its layers.
-    """
+    """The layers of each kind that rotates, by its name; {"all": profile} for one kind."""
     rotating = profile.isel(layer=rotating_in(profile)[0])
     kinds = layers_by_kind(rotating)
     if len(kinds) < 2:
@@ -39,7 +36,7 @@ def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "..."]]:
     """Arrays of `profile` by the names in `Claim.arrays`.
 
     The first axis is the layers that rotate, and in most arrays the last axis is the planes
-    that rotate in all of them. Numbers that the profile does not have are NaN.
+    that rotate in all layers. Numbers that the profile does not have are NaN.
     """
     layers, planes = rotating_in(profile)
     part = profile.isel(layer=layers)

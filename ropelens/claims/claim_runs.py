@@ -161,7 +161,6 @@ class _LayersOfKind:
 
     @cached_property
     def inside(self) -> str:
-        """The heads whose planes stop."""
         layers = self.profile["layer"].values
         return ALL_HEADS if self.every else ",".join(f"{layer}.*" for layer in layers)
 

@@ -136,10 +136,7 @@ def average(by_unit: Float[np.ndarray, " unit"], *, fisher: bool = False) -> flo
 
 
 def cost(loss: Losses, tokens: ByDocument, *, by_document: bool = False) -> float:
-    """Mean over tokens, or median `by_document`, of the change of loss under set 0.
-
-    In nats/token; NaN if no set changes the loss by 0.01.
-    """
+    """Mean over tokens (nats), or median `by_document`, of the change of loss under set 0."""
     change = loss.sum(0) / tokens.sum()
     if by_document:
         change = np.median(loss / tokens[:, None], axis=0)
@@ -158,10 +155,7 @@ def cost_of_length(
 def rank_correlation(
     x: Float[np.ndarray, "*head"], y: Float[np.ndarray, "*head"], *, kendall: bool = False
 ) -> float:
-    """Spearman's rank correlation of known heads, or Kendall's; NaN for fewer than 4.
-
-    It is also NaN if all numbers are equal.
-    """
+    """Rank correlation of known heads; NaN for fewer than 4, and if all numbers are equal."""
     known = np.isfinite(x) & np.isfinite(y)
     x, y = x[known], y[known]
     if len(x) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:

@@ -149,10 +149,9 @@ def ledger(
 
 
 def compare_settings(every: pd.DataFrame) -> pd.DataFrame:
-    """The table of the first `setting`, with the share of settings that have the same verdict.
+    """The table of the first `setting`, and the share of settings with the same verdict.
 
-    `robust` is this share over `settings`. `differ` names the other settings and verdicts. A
-    claim is `reversed` if it is contradicted in most settings.
+    `differ` names the others. A claim is `reversed` if it is contradicted in most settings.
     """
     keys = ["claim", "layers"]
     table = every[every["setting"] == every["setting"].iloc[0]].drop(columns="setting")

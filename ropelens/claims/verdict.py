@@ -68,10 +68,7 @@ class Claim:
 def judge(
     claim: Claim, arrays: Mapping[str, Any], random: np.random.Generator, draws: int
 ) -> dict[str, object]:
-    """Test a claim: the row of the ledger with the number, the null and the verdict.
-
-    The entry "why NAME" of `arrays` states why a claim is not testable, unless it is empty.
-    """
+    """Test a claim: the row of the ledger. `arrays` may state a reason against it."""
     x, why = tuple(arrays[name] for name in claim.arrays), arrays.get(f"why {claim.name}", "")
     number, low, high, null = math.nan, math.nan, math.nan, np.empty(0)
     possible = claim.null.possible(x[0]) if len(x[0]) else 0

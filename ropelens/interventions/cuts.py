@@ -23,7 +23,6 @@ Stopped = tuple[Numbers, ...]  # numbers of the planes that stop, for each layer
 
 
 def rotating_planes(planes: Planes) -> Wavelengths:
-    """Wavelengths of the planes of a layer that rotate."""
     wavelength = planes.wavelength.tolist()
     return {n: length for n, length in enumerate(wavelength) if math.isfinite(length)}
 
@@ -32,8 +31,7 @@ def rotating_planes(planes: Planes) -> Wavelengths:
 class Cut:
     """One entry of a sweep: the planes that stop in each layer, and the reason (`kind`).
 
-    `turning` are the planes of the swept layers, which `layers` names. The attributes are the
-    coordinates of a truncation.
+    The swept layers have the planes `turning`. Attributes are coordinates of a truncation.
     """
 
     kind: str
@@ -79,7 +77,6 @@ class Cut:
 
     @property
     def planes_stopped(self) -> int:
-        """Number of stopped planes of a layer, the largest of all layers."""
         return max(map(len, self.stopped))
 
     @property

@@ -33,10 +33,9 @@ from ropelens.rotation.variant_config import frequencies
 
 
 class PlaneChange(NamedTuple):
-    """New frequencies of planes, the gain of queries and keys in them, and factors on scores.
+    """New frequencies of planes, gain of queries and keys, and factors on terms of scores.
 
-    A gain replaces the gain of an earlier edit, and factors multiply. `factor` has a value for
-    each term of a score, or for each term and each head of the model.
+    A gain replaces the gain of an earlier edit, and factors multiply.
     """
 
     inv_freq: Float[Tensor, " frequency"] | None = None
@@ -229,7 +228,6 @@ class ModelEdit:
     def __call__(
         self, layer: int, name: str, x: Tensor, tokens: Tensor, positions: Tensor
     ) -> Tensor:
-        """Edited queries or keys."""
         if name == "value":
             return x
         continued = bool(tokens[:, 0].any())

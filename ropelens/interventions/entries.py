@@ -172,10 +172,7 @@ class TokenSplit:
 
 @dataclass(frozen=True)
 class EntrySums:
-    """Sums of one entry over some sequences, in nats; `+` adds those over other sequences.
-
-    `losses` are of bins, repeated tokens and classes; `change` of all rows and each class.
-    """
+    """Sums (nats) of one entry: losses of bins, repeats and classes, and changes of classes."""
 
     sums: Sums
     losses: Float[Tensor, "sequence bin"]

@@ -137,7 +137,6 @@ class RowPatches:
     def outputs(
         self, layer: int, output: Tensor, real: Tensor, tokens: Tensor
     ) -> tuple[Tensor, Tensor] | None:
-        """The hook that replaces outputs of the chosen heads; see `HeadSilence`."""
         rows, all_heads = [], torch.ones(output.shape[2], dtype=torch.bool)
         for patch, *of_row in zip(self.patches, *self._rows(output, real, tokens), strict=True):
             heads, patched = patch.outputs(layer, *of_row) or (all_heads, of_row[0])

@@ -12,7 +12,7 @@ from ropelens.errors import BadArgument, Positive, public
 DEFAULT_MEASURES = ("loss", "induction", "retrieval", "change", "labels")  # of `evaluate`
 ALL_MEASURES = (*DEFAULT_MEASURES, "copying")  # default of a sweep
 ENDS_OF_INTERVAL = ("", "_low", "_high")
-COLUMNS = (  # of truncation.csv
+COLUMNS = (  # columns of truncation.csv
     *("edit", "layers", "kind", "kept", "draw", "band"),
     *("planes_stopped", "planes", "wavelength_low", "wavelength_high"),
     *(
@@ -130,7 +130,7 @@ def _paired(
     trials = {name: farthest[name] for name in repeated}
     if "trial_induction" in truncation:
         scores, unedited = truncation["trial_induction"], truncation["trial_induction"][0]
-        if "silenced" in truncation:  # what a silenced head attends to has no effect
+        if "silenced" in truncation:  # the attention of a silenced head has no effect
             scores = scores.where(truncation["silenced"] == 0, 0.0)
         trials["induction"] = best_head(scores, chosen_in=unedited).transpose("edit", "trial")
     if "retrieval_hit" in truncation:
@@ -149,11 +149,10 @@ def _relabelled(label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def best_head(trials: xr.DataArray, *, chosen_in: xr.DataArray | None = None) -> xr.DataArray:
-    """Scores in odd trials of the head with the highest mean score over the even trials.
+    """Scores in odd trials of the head with the highest mean score over even trials.
 
-    `trials` has the dims trial, layer, head, and possibly entries, which have their own best
-    heads, or the best head of `chosen_in`. The highest of many noisy scores is too high, but
-    trials that did not choose the head are right on average. NaN without scores.
+    Such scores are right on average. Each entry has its own best head, or the best
+    head of `chosen_in`.
     """
     scores = (trials if chosen_in is None else chosen_in).reset_coords(drop=True)
     # Scores are at least 0, and missing heads have no score.

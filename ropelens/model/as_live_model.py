@@ -27,11 +27,7 @@ IN_WORDS[Model] += "nnsight or nnterp model"
 
 
 def as_live_model(model: Model, tokenizer: Any = None) -> LiveModel:
-    """Live model for a transformers model, a wrapper around one, or a `TransformerBridge`.
-
-    Raises `UnsupportedModel` for other modules, a model that predicts no tokens, and a device
-    without float64.
-    """
+    """Live model for a transformers model, a wrapper around one, or a `TransformerBridge`."""
     if isinstance(model, LiveModel):
         return model
     model = unwrapped(model)

@@ -98,10 +98,7 @@ def _blocks_now() -> tuple[HookBlock, ...]:
 
 
 def hooks_of(module: object) -> Hooks | None:
-    """The hooks of the calls of `module` in this context; None outside all blocks.
-
-    A recomputation calls no observers of closed blocks. Other contexts are refused.
-    """
+    """The hooks of calls of `module` in this context, or None; refuses other contexts."""
     blocks, opened = (
         [block for block in list(group) if id(module) in block.modules]
         for group in (_blocks_now(), _open_blocks)

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import product
@@ -140,10 +140,7 @@ class LiveModel:
     def logits(
         self, tokens: Ids, *, hidden: TokenMask | None = None
     ) -> Iterator[tuple[int, Float[Tensor, "sequence some token"]]]:
-        """All logits in pieces of about `LOGITS_AT_ONCE` numbers, with their first positions.
-
-        Layers run once, or in chunks of a long sequence, and the output head on each piece.
-        """
+        """All logits, in pieces of about `LOGITS_AT_ONCE`, with their first positions."""
         inputs: dict[str, Any] = self._inputs(hidden, None)
         chunk = self.chunk_length(tokens.shape[1])
         if chunk is None:
@@ -228,7 +225,7 @@ class LiveModel:
 
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         """Call `observer` with every attention call while the block runs."""
-        check = OutputCheck(self.class_name, self.config, self.noise.call, self._compared)
+        check = OutputCheck(self.class_name, self.noise.call, self._compared)
         added: Any = {"output_check": check}
         return self._hooked(lambda h: replace(h, observers=(*h.observers, observer), **added))
 
@@ -244,16 +241,13 @@ class LiveModel:
         """Replace outputs of heads by `silence`; the innermost block takes effect."""
         return self._hooked(lambda hooks: replace(hooks, silences=(*hooks.silences, silence)))
 
-    @contextmanager
     def changed(
-        self, edit: AttentionEdit | None, silences: Sequence[HeadSilence] = ()
-    ) -> Iterator[None]:
-        """Open `edit` (None: no block) and `silences` while the block runs."""
-        with ExitStack() as stack:
-            blocks = [] if edit is None else [self.edit(edit)]
-            for block in (*blocks, *map(self.silence, silences)):
-                stack.enter_context(block)
-            yield
+        self, edit: AttentionEdit | None, silences: Sequence[HeadSilence]
+    ) -> AbstractContextManager[None]:
+        """Open `edit` (None: no further edit) and `silences` while the block runs."""
+        return self._hooked(
+            lambda h: replace(h, edit=edit or h.edit, silences=(*h.silences, *silences))
+        )
 
     def without_hooks(self) -> AbstractContextManager[None]:
         """Suspend every open edit, patch, silence and observer while the block runs."""
@@ -322,19 +316,14 @@ class LiveModel:
     def check_layers(self, seen: set[int]) -> None:
         """Raise `UnsupportedModel` unless every layer that attends showed its attention."""
         missing, count = sorted(set(self.attending) - seen), len(self.attending)
-        built = {vars(module).get("layer_idx") for module in self._modules}
         hint = "a family of docs/families.md, such as Llama, Qwen, Gemma or GPT-NeoX"
-        if lacking := sorted({*missing} - built if len(self._modules) > 1 else ()):
-            fault = "lacks layers that its configuration states"
-            evidence = f"{count} layers in the configuration, and no layer {lacking[0]}"
-            hint = "num_hidden_layers and each layer_idx must count the layers of the model"
-        elif missing:
+        fault, types = "has no attention", sorted({*self.layer_types})
+        evidence = f"layers of {', '.join(types)}"
+        if missing:
             fault = "hides its attention"
             evidence = f"{count - len(missing)} of {count} layers showed their queries and keys"
             evidence += f"; the first that did not is layer {missing[0]}"
-        else:
-            fault = "has no attention"
-            evidence = f"layers of {', '.join(sorted(set(self.layer_types)))}"
+            hint += "; a num_hidden_layers that counts the layers of the model"
         if missing or not count:
             raise UnsupportedModel(f"{self.class_name} {fault}.", seen=evidence, hint=hint)
 

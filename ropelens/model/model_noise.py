@@ -25,8 +25,8 @@ CHANGED_WEIGHT = 1 / 8  # of the run with this change, in which all roundings di
 class Noise:
     """Relative noise of a model, and the number of query heads of each layer."""
 
-    run: float  # of logits
-    call: dict[int, float]  # of the attention call of each layer
+    run: float  # noise of logits
+    call: dict[int, float]  # noise of the attention call of each layer
     heads: dict[int, int]
 
 
@@ -49,11 +49,7 @@ _measured: WeakKeyDictionary[PreTrainedModel, dict[object, Noise]] = WeakKeyDict
 def measure_noise(
     model: PreTrainedModel, run: Callable[[Ids, Observer], Tensor], ids: Ids
 ) -> Noise:
-    """Rounding noise, measured once for a model, its dtype, its device and its precision.
-
-    `run` runs token ids with an observer of attention calls. The noise of a call is the largest
-    change of the recomputed output minus the model's output.
-    """
+    """Rounding noise, measured once for a model, its dtype, its device and its precision."""
     device = device_of(model)
     autocast = torch.is_autocast_enabled(device.type)
     heads_now = tuple(  # heads and layers may be pruned later

@@ -86,10 +86,9 @@ def score_gradient(
     of_output: Float[Tensor, "batch row heads feature"],
     heads: Int[Tensor, " head"],
 ) -> tuple[Float[Tensor, "batch head row key"], Float[Tensor, "batch head row _"], Tensor]:
-    """Gradient of an answer with respect to every score of `heads`, scaled queries, and keys.
+    """Gradient with respect to every score, A (g . v - g . o), scaled queries, and keys.
 
-    With attention A, outputs o = A v, and the gradient g of the answer with respect to o, the
-    gradient with respect to the scores is A (g . v - g . o).
+    g is the gradient with respect to the outputs o.
     """
     call = call.of_heads(heads)
     attention = attention_map(call)

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from jaxtyping import Int
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropelens.attention.call import AttentionCall, attention_map
@@ -45,17 +47,14 @@ class Batch:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The live model reads the text; `rows` rows of each sequence are drawn with `seed`.
-
-    `across` is the share that `attention_across` measured on packed rows.
-    """
+    """The live model reads the text; `rows` rows of each sequence are drawn with `seed`."""
 
     live: LiveModel
     text: Text
     rotation: RotationProbe
     rows: int | Literal["all"] = "all"
     seed: int = 0
-    batch_size: int | None = None  # as many sequences as memory allows
+    batch_size: int | None = None  # None: the number that fits into memory
     across: float = 0.0
 
     @classmethod
@@ -180,43 +179,34 @@ def model_text(
     """Return `text` as a `Text` that the model can read; tokens in `sinks` are sinks."""
     tokenizer = live.tokenizer if tokenizer is None else tokenizer
     text = read_text(text, tokenizer=tokenizer, config=live.config, context=live.context)
-    check_ids(text.ids, vocabulary=live.vocabulary)
-    check_padding(text.ids.cpu(), text.lengths, padding_ids(live.model))
-    if not text.real.any():
-        raise BadArgument("All tokens of the text are hidden.")
-    if outside := [token for token in sinks if not 0 <= token < live.vocabulary]:
-        seen = f"{outside[0]}, vocabulary {live.vocabulary}"
-        raise BadArgument("Sinks must be tokens of the vocabulary.", seen=seen)
+    if text.ids.shape[1] < 3 or not text.real.any():
+        seen = f"{min(text.ids.shape[1], int(text.real.sum()))} tokens"
+        raise BadArgument("A text must have 3 tokens or more.", seen=seen)
+    for ids in (text.ids, torch.tensor([*sinks] or [0])):
+        check_ids(ids, vocabulary=live.vocabulary)
+    check_padding(live.model, text.ids.cpu(), text.lengths)
     return replace(text, bos=live.bos, sink_ids=tuple(sinks))
 
 
-def check_ids(ids: Ids, *, vocabulary: int) -> None:
-    """Raise `BadArgument` for short sequences and for tokens outside the vocabulary."""
-    if ids.shape[1] < 3:
-        raise BadArgument("A text must have 3 tokens or more.", seen=f"{ids.shape[1]} tokens")
+def check_ids(ids: Int[Tensor, "*shape"], *, vocabulary: int) -> None:
+    """Raise `BadArgument` for tokens outside the vocabulary."""
     if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
         seen = f"ids {int(ids.min())} to {int(ids.max())}, vocabulary {vocabulary}"
         raise BadArgument("Some tokens are not in the vocabulary of the model.", seen=seen)
 
 
-def padding_ids(model: PreTrainedModel) -> dict[int, int]:
-    """Number of copies of each padding id at the start of a text that can only be padding."""
-    ids, config = [], model.config.get_text_config()
-    generation = getattr(model, "generation_config", None) or config  # older classes have none
-    for facts in (config.to_dict(), generation.to_dict()):
-        end = facts.get("eos_token_id")
-        ids += [facts.get("pad_token_id"), *(end if isinstance(end, list) else [end])]
-    # A text may begin with one end-of-text token.
-    return {id: 1 if id == ids[0] else 2 for id in ids if id is not None}
-
-
-def check_padding(ids: Ids, lengths: Lengths, padding: Mapping[int, int]) -> None:
-    """Raise `BadArgument` if lengths count padding; `padding` is explained in `padding_ids`."""
-    beyond = torch.arange(ids.shape[1]) >= lengths[:, None]
-    if not beyond.any():
-        return
-    for id, copies in padding.items():
-        other = ids != id
+def check_padding(model: PreTrainedModel, ids: Ids, lengths: Lengths) -> None:
+    """Raise `BadArgument` if lengths count padding on the left of a sequence."""
+    beyond, config = torch.arange(ids.shape[1]) >= lengths[:, None], model.config
+    generation = getattr(model, "generation_config", None)  # older classes have none
+    facts = [x.to_dict() for x in (config.get_text_config(), generation) if x is not None]
+    ends = [x["eos_token_id"] for x in facts if x.get("eos_token_id") is not None]
+    ends = [id for end in ends for id in (end if isinstance(end, list) else [end])]
+    for id in dict.fromkeys([*(x.get("pad_token_id") for x in facts), *ends]):
+        if id is None or not beyond.any():
+            continue
+        # A text may begin with one end-of-text token.
+        other, copies = ids != id, 1 if id == facts[0].get("pad_token_id") else 2
         wrong = ~other[:, :copies].any(1) & (beyond & other).any(1)
         wrong |= ~(other & ~beyond).any(1)
         if wrong.any():

@@ -98,10 +98,7 @@ def fit_layers(
     statistics: Sequence[Statistic] | None = None,
     summed: Progress = lambda _: None,
 ) -> tuple[dict[int, LayerFit], Sums]:
-    """Fit the models of the budget of every layer, in one pass over a sample of the text.
-
-    With `statistics` the pass also returns the sums of its sequences; see `sum_batch`.
-    """
+    """Fit the budget of every layer in one pass over a sample; sum `statistics` on the way."""
     live, sample = measurement.live, Sample.draw(measurement.text, seed=measurement.seed)
     own_layers = [live.attending[n] for n in shard(len(live.attending))]
     fits: dict[int, LayerFit] = {}
@@ -110,15 +107,12 @@ def fit_layers(
     def fit(call: AttentionCall) -> None:
         if call.layer not in own_layers:
             return
-        try:
-            if not (call.query.isfinite().all() & call.key.isfinite().all()):
-                raise torch.linalg.LinAlgError
-            fits[call.layer] = sample.fit(call, planes[call.layer], **options)
-        except torch.linalg.LinAlgError as error:
+        fits[call.layer] = layer_fit = sample.fit(call, planes[call.layer], **options)
+        if not layer_fit.weights.isfinite().all():
             query, key = (f"{float(x.abs().max()):.0e}" for x in (call.query, call.key))
             seen = f"queries up to {query}, keys up to {key}; their squares are not finite"
             what = f"The attention budget of layer {call.layer} cannot be fitted."
-            raise UnsupportedModel(what, seen=seen, hint=NO_KEY) from error
+            raise UnsupportedModel(what, seen=seen, hint=NO_KEY)
         progress(1)
         if statistics is None and len(fits) == len(own_layers):
             raise _AllFitted

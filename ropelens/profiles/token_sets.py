@@ -36,7 +36,6 @@ class Share(Statistic):
     """Attention on a set of tokens: mass share times target count / reference count."""
 
     def value(self, layer: LayerMeans) -> Tensor:
-        """The variable of one layer; NaN if no row counts."""
         target, total, count, reference = layer[self.name].unbind(-1)
         return target / total * count / reference
 

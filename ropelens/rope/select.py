@@ -71,8 +71,7 @@ def heads_by_layer(
 ) -> HeadMask:
     """The heads in a list such as "3.5,4.*,full.*" that are `able` to attend or to rotate.
 
-    `kinds` measures the kinds of the layers if the list names one. Raises `BadArgument` if an
-    item of the list matches no head.
+    Raises `BadArgument` if an item of the list matches no head.
     """
     names = kinds() if any(letter.isalpha() for letter in heads) else ()
     (layers, count), among = able.shape, able.any(1).nonzero().flatten().tolist()

@@ -32,10 +32,7 @@ FARTHEST_SHIFT = 4096  # tokens
 
 
 class ArrayRotation(NamedTuple):
-    """The rotation of the queries or the keys of one layer.
-
-    `factor` and `shift` are known if the arrays before RoPE are known.
-    """
+    """The rotation of queries or keys of a layer; arrays before RoPE give `factor`, `shift`."""
 
     measured: MeasuredRotation
     fault: str  # "" if one rotation explains the array
@@ -56,31 +53,27 @@ def read_arrays(
             name: x.detach().cpu() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
             for name, x in source.items()
         }
-        faults, by_name = list[str](), dict[tuple[int, str], Tensor]()
+        by_name, known = dict[tuple[int, str], Tensor](), {"positions"}
         for name, x in arrays.items():
-            match = re.fullmatch(r"([qk](?:_before)?)(?:\.(\d+))?", name)
-            if name != "positions" and (match is None or not x.is_floating_point()):
-                faults.append(f"an array {name} of {x.dtype}")
-            if match is not None:
+            if match := re.fullmatch(r"([qk](?:_before)?)(?:\.(\d+))?", name):
                 layers = enumerate(x) if x.ndim == 4 else [(int(match[2] or 0), x)]
                 by_name |= {(layer, match[1]): part for layer, part in layers}
+                known.add(name)
         after = {key: x for key, x in by_name.items() if "_" not in key[1]}
         longest = max((len(x) for x in after.values()), default=0)
         positions = arrays.get("positions", torch.arange(longest)).long()
         order = positions.argsort()
-        for (layer, name), x in by_name.items():
-            same = x.shape == by_name.get((layer, name[0]), x[:0]).shape
-            if x.ndim != 3 or len(x) != len(positions) or not same or not x.isfinite().all():
-                shape = f"{name} {[*x.shape]} in layer {layer}, and {len(positions)} positions"
-                faults.append(f"shapes that do not fit, or numbers that are not: {shape}")
         steps = positions[order].diff().tolist()
-        before = {name[0] for _, name in by_name if "_" in name}
-        missing = {name for _, name in after if before} - before
-        faults += [f"{name} without {name}_before" for name in sorted(missing)]
-        if not after or steps[:1] != [1] or 0 in steps:
-            faults.append(f"arrays {[*arrays]} at positions {positions[:3].tolist()}, ...")
-        if faults:
-            raise ValueError(faults[0])
+        sides, before = {name for _, name in after}, {n[0] for _, n in by_name if "_" in n}
+        fits = bool(sides) and before in (set(), sides) and steps[:1] == [1] and 0 not in steps
+        for (layer, name), x in by_name.items():
+            fits = fits and x.shape == by_name.get((layer, name[0]), x[:0]).shape
+            fits = (
+                fits and x.ndim == 3 and len(x) == len(positions) and bool(x.isfinite().all())
+            )
+        if not fits or arrays.keys() - known:
+            shapes = (f"{name} {[*x.shape]} of {x.dtype}" for name, x in arrays.items())
+            raise ValueError(f"{', '.join(shapes)}, positions {positions[:3].tolist()}, ...")
     by_head = {key: x[order].transpose(0, 1) for key, x in by_name.items()}
     return positions[order], {
         (layer, name): (by_head[layer, name], by_head.get((layer, f"{name}_before")))

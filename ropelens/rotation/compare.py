@@ -155,7 +155,6 @@ def _describe_difference(
 
 
 def _largest(compared: xr.Dataset) -> str:
-    """The largest difference in words."""
     difference = compared["difference"].isel(position=slice(None, None, -1)).fillna(-1)
     if not difference.size:
         return "no plane rotates"

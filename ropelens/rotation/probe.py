@@ -159,7 +159,6 @@ class RotationProbe:
         return layer_kinds(live.config, masks, self.layers())
 
     def kind_names(self) -> list[str]:
-        """Name of the kind of each layer."""
         return [kind.name for kind in self.kinds]
 
     def planes(self, context: int | None = None, *, alike: bool = False) -> list[Planes]:
@@ -176,10 +175,7 @@ class RotationProbe:
         return planes
 
     def planes_now(self, layer: int, *, continued: bool) -> Planes:
-        """Planes of a layer without edits in the call that runs, whose length may matter.
-
-        Raises `UnsupportedModel` if it continues a cache whose keys may have other rotations.
-        """
+        """Unedited planes of the call that runs; refuses cached keys of another rotation."""
         planes = self.layers()[layer].planes
         if not self.live.depends_on_length:
             return planes

@@ -70,10 +70,7 @@ def match_stated(
 def _whole_turns(
     rotation: MeasuredRotation, stated: Float[Tensor, " stated"]
 ) -> Float[Tensor, " frequency"] | None:
-    """Whole turns per token, which integer positions do not show, between two frequencies.
-
-    None if the rest of a difference exceeds the resolution of the measurement.
-    """
+    """Whole turns per token between two frequencies; None if the rest shows a difference."""
     planes = rotation.planes
     count = len(planes.inv_freq)
     if len(stated) < count or stated[count:].any() or 2 * len(stated) > planes.head_dim:

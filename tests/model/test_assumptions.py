@@ -15,7 +15,6 @@ from measured import differs_when_observed
 from oracles.tiny import random_tokens, tiny
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel, T5Config, T5ForConditionalGeneration
-from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.llama import modeling_llama
 
 import ropelens as rl
@@ -112,8 +111,6 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
     "has no attention": (lambda: tiny("mamba"), "layers of linear_attention"),
     "is an encoder-decoder": (
         lambda: T5ForConditionalGeneration(T5Config(d_model=8, d_ff=8, num_layers=1)), ""),
-    "lacks layers": (lambda: configured(num_hidden_layers=3),
-        "3 layers in the configuration, and no layer 2"),
     "tokens of its own": (lambda: patched(with_prefix, ""), "layer 0: 6 rows for 1 tokens"),
     "has no gradients": (in_inference_mode, ""),
     "hides its attention": (
@@ -187,12 +184,8 @@ def without_sinks(attend: Attend, *inputs: Any, **options: Any) -> Any:
     return modeling_llama.eager_attention_forward(*inputs, **options)
 
 
-def capped(attend: Attend, *inputs: Any, **options: Any) -> Any:
-    return modeling_gemma2.eager_attention_forward(*inputs, **options, softcap=7.0)
-
-
-def with_scale(change: Callable[[float], float]) -> Attend:
-    return lambda attend, *args, scaling, **more: attend(*args, scaling=change(scaling), **more)
+def with_scale(changed: float) -> Attend:
+    return lambda attend, *args, scaling, **more: attend(*args, scaling=changed, **more)
 
 
 def uncapped(attend: Attend, *inputs: Any, softcap: float, **options: Any) -> Any:
@@ -204,29 +197,15 @@ def gated(attend: Attend, *inputs: Any, **options: Any) -> Any:
     return output * torch.linspace(0.5, 1.5, output.shape[2])[:, None], weights
 
 
-def with_rotation(sign: int) -> Attend:
-    def change(attend: Attend, module: Any, q: Tensor, k: Tensor, *rest: Any, **options: Any):
-        rotary = modeling_llama.LlamaRotaryEmbedding(module.config)
-        cos, sin = rotary(q, torch.arange(q.shape[2])[None])
-        q, k = modeling_llama.apply_rotary_pos_emb(q, k, cos, sign * sin)
-        return attend(module, q, k, *rest, **options)
-
-    return change
-
-
 # fmt: off
 CAUSES: list[tuple[str, Attend, str]] = [
-    ("llama_gqa", with_rotation(1), "if queries and keys are rotated once more"),
-    ("llama_gqa", with_rotation(-1), "if queries and keys are without their rotation"),
     ("mistral_sliding", with_mask(causal), "if rows see all keys up to their own position"),
     ("llama_gqa", with_mask(torch.zeros_like), "if rows see all keys, also later keys"),
     ("gemma2", uncapped, "if the soft-cap is left out"),
     ("gpt_oss", without_sinks, "if the sink logits are left out"),
-    ("granite", with_scale(lambda _: 0.25), "with the scale 1 / sqrt(head_dim)"),
-    ("llama_gqa", with_scale(lambda _: 1.0), "if the scale is left out"),
-    ("llama_gqa", with_scale(lambda x: 1.7 * x), "with the scale 0.425 instead of 0.25"),
-    ("llama_gqa", capped, "with a soft-cap of 7"),
-    ("llama_gqa", gated, "up to a factor of each row and head"),
+    ("granite", with_scale(0.25), "with the scale 1 / sqrt(head_dim)"),
+    ("llama_gqa", with_scale(1.0), "if the scale is left out"),
+    ("llama_gqa", gated, ""),
     ("llama_gqa", with_mask(biased), ""),
 ]
 # fmt: on

@@ -299,14 +299,17 @@ def test_keys_that_were_permuted_with_the_heads_of_queries():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"q": None}, "arrays ['positions'] at positions"),
-        ({"q": torch.ones(3, 2, 16)}, "q [3, 2, 16] in layer 0, and 14 positions"),
-        ({"query": torch.ones(14, 2, 16)}, "an array query of torch.float32"),
-        ({"q_before": torch.ones(14, 2, 8)}, "q_before [14, 2, 8] in layer 0"),
-        ({"q": torch.full((14, 2, 16), math.nan)}, "numbers that are not"),
-        ({"positions": 2 * STEPS}, "at positions [0, 2, 4], ..."),
+        ({"q": None}, "positions [14] of torch.int64, positions [0, 1, 2], ..."),
+        ({"q": torch.ones(3, 2, 16)}, "q [3, 2, 16] of torch.float32"),
+        ({"query": torch.ones(14, 2, 16)}, "query [14, 2, 16] of torch.float32"),
+        ({"q_before": torch.ones(14, 2, 8)}, "q_before [14, 2, 8] of torch.float32"),
+        ({"q": torch.full((14, 2, 16), math.nan)}, "q [14, 2, 16]"),
+        ({"positions": 2 * STEPS}, "positions [0, 2, 4], ..."),
         ({"q.7": torch.ones(14, 2, 16)}, "layer 7; the configuration has 2 layers"),
-        ({"k": torch.ones(14, 2, 16), "q_before": torch.ones(14, 2, 16)}, "k without k_before"),
+        (
+            {"k": torch.ones(14, 2, 16), "q_before": torch.ones(14, 2, 16)},
+            "q_before [14, 2, 16]",
+        ),
         ({"q": torch.ones(4, 14, 16), "positions": STEPS[:4]}, "4 positions of 14 heads"),
     ],
 )
