@@ -22,17 +22,17 @@ ROOT = Path(__file__).parents[1]
 ROOMS = {
     **{
         "errors.py": 138,
-        "config_facts.py": 102,
+        "config_facts.py": 96,
         "intervals.py": 61,
         "noise.py": 66,
         "rope": 624,
     },
-    **{"text": 793, "attention": 1944, "budget": 1525, "runtime": 749, "checkpoints": 896},
+    **{"text": 763, "attention": 1944, "budget": 1525, "runtime": 706, "checkpoints": 829},
     **{"model": 1635, "rotation": 1438, "profiles": 2115, "interventions": 2466},
-    **{"claims": 1187, "train": 1071, "comparison": 538, "figures": 1979, "report": 1676},
-    **{"analysis": 1198, "commands": 1202},
+    **{"claims": 1186, "train": 1057, "comparison": 527, "figures": 1967, "report": 1650},
+    **{"analysis": 1138, "commands": 1137},
 }
-PACKAGE, TESTS, NAMES = 23_429, 20_430, 62
+PACKAGE, TESTS, NAMES = 23_094, 20_333, 62
 WORDS = {
     "README.md": 9_000,
     "CONTRIBUTING.md": 6_000,
