@@ -26,6 +26,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers import modeling_gguf_pytorch_utils as gguf_weights
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
 from ropelens.checkpoints.bundled import bundled_path
@@ -140,7 +141,11 @@ def read_config(path: Path, loading: Loading) -> tuple[PreTrainedConfig, int]:
         inv_freq = add_rope(path, config) if path.is_file() else None
         with init_empty_weights():
             code = loading.trust_remote_code
-            empty = auto_class(config).from_config(config, trust_remote_code=code)
+            try:
+                empty = auto_class(config).from_config(config, trust_remote_code=code)
+            except KeyError as error:
+                known = ", ".join(["default", *ROPE_INIT_FUNCTIONS])
+                raise ValueError(f"it does not know {error}; a rope_type is {known}") from error
         if inv_freq is not None:
             check_rope(path, empty, inv_freq)
         empty.tie_weights()  # else tied embeddings count twice

@@ -43,7 +43,7 @@ def compare(
     `paths` are runs and studies of `ropelens train`, whose checkpoints are measured on their
     validation text, or folders that `ropelens analyze` wrote. The group of the first entry (a
     variant of RoPE with all its seeds) is the baseline. The folder `cache` gets a file for each
-    checkpoint, so that a stopped comparison can continue.
+    checkpoint, so that a stopped comparison can continue without the measured weights.
 
     Number of sequences of validation text, as a part of `sequences`:
 
@@ -126,14 +126,21 @@ def _measure_or_read(
 ) -> xr.Dataset:
     """Results of the checkpoint in `folder`, from the cache if they belong to its weights."""
     file = cache / file_name(run.name) / f"{name}.nc"
-    opened, text = open_checkpoint(folder, Loading(device=device)), sha256_of(run.data / DATA)
-    key: dict[str, object] = {"weights": identity(opened), "text": text, **how}
-    key["versions"] = versions()
+    weights = (folder / "model.safetensors").exists()
+    key: dict[str, object] = dict(how)
+    if weights:
+        opened = open_checkpoint(folder, Loading(device=device))
+        key |= {"weights": identity(opened), "text": sha256_of(run.data / DATA)}
+        key["versions"] = versions()
     dataset = xr.Dataset()
     with contextlib.suppress(BadArgument):
         dataset = open_results(file, "measurement")
     # Either all processes use the cached file, or none does.
     if not all(gather(key_of(dataset).items() >= key.items())):
+        if not weights:
+            hint = "the settings of the earlier comparison, or the folder with its weights"
+            what = f"{folder} has no weights, and {file} has no results for these settings."
+            raise BadArgument(what, hint=hint)
         dataset = measure(run, opened.read(), final=name == "final", **how)
         dataset = dataset.assign_attrs(kind="measurement", key=json.dumps(key))
         if place()[0] == 0:

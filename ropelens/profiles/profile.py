@@ -105,6 +105,8 @@ def profile(
     for row in statistics:
         if row.name in taken:
             raise BadArgument(f"There is a variable {row.name!r} already.")
+        if row.name in ("", ".") or {*"/\0"} & {*row.name}:
+            raise BadArgument(f"A file cannot have a variable {row.name!r}.", hint="letters")
         taken.add(row.name)
     planes = measurement.rotation.planes(text.context)
     live.check_observation_is_exact(text)

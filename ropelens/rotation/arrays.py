@@ -55,7 +55,8 @@ def read_arrays(
         }
         by_name, known = dict[tuple[int, str], Tensor](), {"positions"}
         for name, x in arrays.items():
-            if match := re.fullmatch(r"([qk](?:_before)?)(?:\.(\d+))?", name):
+            match = re.fullmatch(r"([qk](?:_before)?)(?:\.(\d+))?", name)
+            if match and x.is_floating_point():
                 layers = enumerate(x) if x.ndim == 4 else [(int(match[2] or 0), x)]
                 by_name |= {(layer, match[1]): part for layer, part in layers}
                 known.add(name)

@@ -101,7 +101,7 @@ DAMAGES = {
         ["contains custom code", "trust_remote_code=True"]),
     "unknown rope type": (
         lambda f: edit_config(f, rope_parameters={"rope_type": "yeti", "rope_theta": 1e4}),
-        ["cannot read the configuration", "KeyError: 'yeti'"]),
+        ["does not know 'yeti'; a rope_type is default, linear"]),
     "truncated": (lambda f: truncate(f, 30_000),
         ["cannot load the model in", "SafetensorError"]),
     "missing tensor": (

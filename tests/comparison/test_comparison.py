@@ -205,17 +205,21 @@ def test_behaviour_of_runs_has_intervals(comparison: xr.Dataset):
     assert np.isnan(one["loss_past_context_low"])
 
 
-def test_the_cache_is_used_only_for_the_same_settings(comparison, study, measured, monkeypatch):
-    monkeypatch.setattr(comparing, "measure", mock.Mock(side_effect=BadArgument("Again.")))
-    two = [run_folder(study, variant, 0) for variant in ("rope", "nope")]
+def test_the_cache_replaces_weights(comparison, study, measured, tmp_path, monkeypatch):
+    copy = copy_of(study, tmp_path)
+    for path in copy.glob("**/model.safetensors"):
+        path.unlink()
+    shutil.rmtree(copy / "data")
+    two = [run_folder(copy, variant, 0) for variant in ("rope", "nope")]
     given = {"cache": measured, "sequences": SEQUENCES}
     xr.testing.assert_equal(rl.compare(two, **given), comparison.isel(entry=[0, 2]))
-    for other in ({"seed": 1}, {"sequences": SEQUENCES - 1}):
-        with pytest.raises(BadArgument, match="Again"):
+    for other in ({"cache": tmp_path / "empty"}, {"seed": 1}, {"sequences": SEQUENCES - 1}):
+        with pytest.raises(BadArgument, match="no weights"):
             rl.compare(two, **given | other)
     monkeypatch.setattr(comparing, "versions", lambda: {"torch": "another"})
-    with pytest.raises(BadArgument, match="Again"):
-        rl.compare(two, **given)
+    monkeypatch.setattr(comparing, "measure", mock.Mock(side_effect=BadArgument("Again.")))
+    with pytest.raises(BadArgument, match="Again"):  # the weights exist
+        rl.compare([study], **given)
 
 
 @pytest.mark.thorough

@@ -92,6 +92,7 @@ def wrong(*, name: str = "mine", **changes: object) -> Statistic:
         ([wrong(over="offsets")], "has no value for every row", "a block has"),
         ([wrong(), wrong()], "There is a variable 'mine' already", ""),
         ([wrong(name="inv_freq")], "There is a variable 'inv_freq' already", ""),
+        ([wrong(name="a/b")], "A file cannot have a variable 'a/b'", ""),
     ],
 )
 def test_statistics_that_are_refused(statistics: list[Statistic], says: str, seen: str):
