@@ -92,6 +92,8 @@ def other_place(place: str | Path, wanted: str) -> BadArgument:
     results = KINDS.get(read_record(place).get("kind", ""), "no results")
     state = "is a file" if Path(place).exists() else "does not exist"
     state = f"holds {results}" if Path(place).is_dir() else state
+    if str(place).startswith("hf:"):
+        state, wanted = "is not a folder", 'ropelens.open("hf://datasets/...").save("FOLDER")'
     return BadArgument(f"{place} {state}.", hint=wanted)
 
 
