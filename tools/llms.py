@@ -1,12 +1,14 @@
 """Write llms.txt, from which an assistant learns to use ropelens: `make llms`.
 
-The form is that of llmstxt.org: a title, a summary in a quotation, and sections.
+The form follows llmstxt.org: a title, a summary in a quotation, and sections.
 """
 
 import inspect
 import re
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import typer
 from reference import reference
@@ -18,14 +20,14 @@ PAGE = Path("llms.txt")
 SECTIONS = {
     "README.md": ["Two commands", "Your own model", "In Python", "Meaning of the numbers"],
     "docs/tasks.md": ["Pitfalls", "Tasks"],
-    "docs/guide.md": ["Guide", "Texts"],
+    "docs/guide.md": ["Guide", "Texts", "Looking inside a head"],
     "docs/variants.md": ["Variants of RoPE", "Editing a live model"],
-    "docs/measures.md": ["Notation", "Labels", "The paper's claim, compared with surrogates"],
+    "docs/measures.md": ["Notation", "Labels"],
 }
 """Sections that llms.txt has, by page."""
-SHORT = {
+SHORT: dict[str, Any] = {
     r"\b(?:[a-z_]+\.)+(?=[A-Z])": "",
-    r"Annotated\[Integral, Is\[lambda number: number >= (\d)\]\]": r"int>=\1",
+    r"Annotated\[Integral, Is\[lambda number: number >= \d\]\]": "int",
     r"Optional\[((?:[^][]|\[[^]]*\])*)\]": r"\1 | None",
     r"(?:str \| Path \| )?Module \| LiveModel \| Traced": "MODEL",
     r"Text \| str \|[^:]*?Mapping\[str, Any\]": "TEXT",
@@ -34,15 +36,27 @@ SHORT = {
     r"= Options\(.*?\)": "= Options()",
     r"Callable\[\[Planes\], Bool\[Tensor, 'frequency'\]\]": "PLANES",
     r"PreTrainedConfig \| Mapping\[str, Any\] \| str \| Path": "CONFIG",
+    r"Literal\[([^]]*)\]": lambda found: found[1].replace(", ", "|"),
+    r" -> Figure": "",
+    r"Union\[(.*?), (.*?)\](?= =)": r"\1|\2",
+    r"Sequence\[(\w+)\]": r"[\1]",
+    r"(device_map|quantize|revision|trust_remote_code|tokenizer|progress): [^=]*? = ": r"\1=",
+    r": (?:int|str|bool|Real|float)(?= = )| -> None$": "",
+    r" = (?=[^>])": "=",
+    r"Mapping\[str, Edit \| Silence.*?\]\]": "EDITS",
     r"self, |\bIntegral\b|<factory>": lambda found: {"Integral": "int"}.get(found[0], ""),
 }
 """Replacements that make signatures short."""
-TYPES = """MODEL is a transformers model, a compiled or peft model, or a TransformerBridge; `analyze` and
-`measure_rope` also take the name of a checkpoint. TEXT is an `rl.Text`, token ids [sequence, position],
-a batch of a tokenizer, or a string with `tokenizer=`. ANSWER is a token (a logit), a pair of tokens
-(a difference of logits), or a function of the logits. PLANES is `rl.Slowest(share)`, `rl.Fastest(share)`,
-`rl.PlaneNumbers([0, 2])`, or a function of `rl.Planes`. `heads` is such as "3.4,4.*,full.*", with
-layer.head from 0. Dataset is an xarray.Dataset."""
+TYPES = """MODEL is a transformers model, a compiled or peft model, or a TransformerBridge.
+`analyze` and `measure_rope` also take the name of a checkpoint. TEXT is an `rl.Text`, token ids
+[sequence, position], a batch of a tokenizer, or a string with `tokenizer=`. ANSWER is a
+token (its logit), a pair of tokens (the difference of their logits), or a function of the
+logits. PLANES is `rl.Slowest(share)`, `rl.Fastest(share)`, `rl.PlaneNumbers([0, 2])`, or
+a function of `rl.Planes`. `heads` is a list of heads such as "3.4,4.*,full.*". `edits` of
+`evaluate` maps names to edits, variants ("p-rope:0.75") or blocks of `silence_heads`.
+`rl.Options` takes the options of `ropelens analyze` as keywords (context=512,
+batch_size=8). Dataset is an xarray.Dataset. `help(rl.NAME)` explains all arguments,
+results and errors."""
 
 
 def llms() -> str:
@@ -53,6 +67,7 @@ def llms() -> str:
     parts += [section(Path(page), name) for page, names in SECTIONS.items() for name in names]
     parts += ["## Variables of profile.nc and columns of heads.csv", variables()]
     parts += ["## Python: public names of `import ropelens as rl`", TYPES, *names()]
+    parts += ["## Claims of `rl.test_claims`, by name", *claims()]
     parts += ["## Command line", *commands(), "## Documentation", *pages()]
     return "\n\n".join(parts) + "\n"
 
@@ -84,10 +99,9 @@ def names() -> Iterator[str]:
 
 
 def entry(name: str) -> str:
-    """A name with its signature and docstring; of classes and plots, the first paragraph."""
+    """A name with its signature and docstring."""
     thing = getattr(rl, name)
-    whole = inspect.isfunction(thing) and not name.startswith("plot_")
-    lines = [f"- `rl.{name}{signature(thing)}`: {words_of(thing, whole=whole)}"]
+    lines = [f"- `rl.{name}{signature(thing)}`: {words_of(thing)}"]
     for method, function in vars(thing).items() if name == "Analysis" else ():
         if inspect.isfunction(function) and not method.startswith("_"):
             lines.append(f"  - `.{method}{signature(function)}`: {words_of(function)}")
@@ -95,18 +109,25 @@ def entry(name: str) -> str:
 
 
 def signature(thing: object) -> str:
-    if not callable(thing) or isinstance(thing, type) and issubclass(thing, Exception):
+    if thing in (rl.Options, rl.Statistic) or (
+        isinstance(thing, type) and issubclass(thing, Exception)
+    ):
         return ""
-    text = str(inspect.signature(thing))
+    text = str(inspect.signature(cast(Callable[..., object], thing)))
     for pattern, short in SHORT.items():
         text = re.sub(pattern, short, text)
     return text
 
 
-def words_of(thing: object, *, whole: bool = False) -> str:
-    """The docstring of a name on one line: its first paragraph, or the whole."""
-    text = inspect.getdoc(thing) or ""
-    return " ".join((text if whole else text.split("\n\n")[0]).split())
+def words_of(thing: object) -> str:
+    """The first paragraph of a docstring, on one line."""
+    return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
+
+
+def claims() -> Iterator[str]:
+    """One list with the name and statement of each claim."""
+    named = tomllib.loads(Path("ropelens/claims/claims.toml").read_text())["claims"]
+    yield "\n".join(f"- `{name}`: {claim['statement']}" for name, claim in named.items())
 
 
 def commands() -> Iterator[str]:
@@ -116,11 +137,14 @@ def commands() -> Iterator[str]:
     for name, command in group.commands.items():  # type: ignore[attr-defined]
         context = typer.Context(command, info_name=name)
         lines = [line for p in command.params if (line := option_line(p, context))]
-        new = [line for line in lines if line not in seen]
-        also = [line.split("`")[1].split()[0] for line in lines if line in seen]
-        seen |= set(new)
+        facts = {line: line.partition(" [")[0] for line in lines}  # without the default
+        new = [line for line in lines if facts[line] not in seen]
+        also = [line.split("`")[1].split()[0] for line in lines if facts[line] in seen]
+        seen |= set(facts.values())
         words = inspect.cleandoc(command.help or "").replace("\b\n", "")
-        usage = " ".join(p.metavar or "" for p in command.params if p.param_type_name == "argument")
+        usage = " ".join(
+            p.metavar or "" for p in command.params if p.param_type_name == "argument"
+        )
         parts = [f"### ropelens {name} {usage}".strip(), words, "\n".join(new)]
         parts += [f"As above: {', '.join(also)}"] * bool(also)
         yield "\n\n".join(filter(None, parts))

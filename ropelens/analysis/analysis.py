@@ -145,16 +145,13 @@ class Analysis:
     def push_to_hub(self, repo: str, *, private: bool = True) -> str:
         """Upload the files of `save` as the dataset `repo` (name/dataset); return its address.
 
-        The dataset has a card with the model, the text's name, versions and findings. The page
-        and profile.nc contain excerpts of the text, and run.json contains the command.
-        `rl.open("hf://datasets/name/dataset")` reads the dataset. Raises `BadArgument` if the
-        dataset exists and is public although `private` is True, or has files of another kind.
+        A card is added. The page and profile.nc contain excerpts of the text. Raises
+        `BadArgument` if `private`, and the dataset is public, or if it has other files.
         """
         with TemporaryDirectory() as folder:
             results = Path(folder) / "results"
             replace(self, pages=[]).save(results)
-            how: Any = {"record": self.provenance, "findings": self.findings}
-            return hub.upload(results, repo, private=private, **how)
+            return hub.upload(results, repo, self.provenance, self.findings, private=private)
 
     def _repr_html_(self) -> str:
         return display(self.findings, self.heads, self.profile, [None, *self.pages][-1]).html

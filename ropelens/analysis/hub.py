@@ -3,29 +3,29 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ropelens.errors import BadArgument, explained
 from ropelens.runtime.folder import RECORD, write_whole
 from ropelens.runtime.results import read_record
 
 PREFIX = "hf://"
+# Pages and tables are not read, so they are not fetched.
 NUMBERS = (RECORD, "profile.nc", "truncation.nc", "reach.nc", "comparison.nc")
-"""The files that `download` fetches. Pages and tables are not read, so they are not fetched."""
 
 
 def upload(
     folder: Path,
     repo: str,
-    *,
-    private: bool,
     record: Mapping[str, Any],
     findings: Sequence[str],
+    *,
+    private: bool,
 ) -> str:
     """Write a dataset card to `folder`, and upload it in one commit; return the address."""
     from huggingface_hub import HfApi  # slow
 
-    api, of_repo = HfApi(), {"repo_id": repo, "repo_type": "dataset"}
+    api, of_repo = HfApi(), cast(Any, {"repo_id": repo, "repo_type": "dataset"})
     write_whole(folder / "README.md", card(repo, record, findings))
     hint = "a token with write access (hf auth login), and a network (HF_HUB_OFFLINE=0)"
     with explained(f"The dataset {repo} could not be uploaded.", hint, error=BadArgument):
@@ -37,13 +37,10 @@ def upload(
         )
         public = "it is public, and private=True" * (private and not info.private)
         if fault := public or foreign:
-            what, hint = f"The dataset {repo} exists already: {fault}.", "another name"
-            raise BadArgument(what, hint=hint + ", or private=False" * bool(public))
-        message = "Results of ropelens"
-        old = [*NUMBERS, "*.csv"]  # an earlier sweep must not remain next to other numbers
-        api.upload_folder(
-            **of_repo, folder_path=folder, commit_message=message, delete_patterns=old
-        )
+            what = f"The dataset {repo} exists already: {fault}."
+            raise BadArgument(what, hint="another name, or private=False for a public dataset")
+        old: Any = {"delete_patterns": [*NUMBERS, "*.csv"]}  # an earlier sweep must not remain
+        api.upload_folder(**of_repo, folder_path=folder, **old)
     return str(address)
 
 
@@ -69,13 +66,12 @@ def card(repo: str, record: Mapping[str, Any], findings: Sequence[str]) -> str:
     model, text = record.get("model", {}), record.get("text", {})
     facts = {f"model {name}": model.get(name) for name in ("name", "revision", "fingerprint")}
     facts |= {f"text {name}": text.get(name) for name in ("source", "fingerprint")}
-    facts |= {name: record.get(name) for name in ("context", "tokens", "dtype")}
-    facts |= record.get("versions", {})
+    facts |= {n: record.get(n) for n in ("context", "tokens")} | record.get("versions", {})
     rows = [f"| {escape(name)} | {escape(fact)} |" for name, fact in facts.items() if fact]
-    use = f'```python\nimport ropelens as rl\n\nanalysis = rl.open("hf://datasets/{repo}")\n```'
-    lines = ["# An analysis by ropelens", "", *[f"- {escape(line)}" for line in findings], ""]
+    use = f'`ropelens.open("hf://datasets/{repo}")` reads this analysis.'
+    lines = [f"# An analysis by ropelens\n\n{use}\n", *[f"- {escape(x)}" for x in findings], ""]
     head = DatasetCardData(tags=["ropelens", "rope", "interpretability"]).to_yaml()
-    return "\n".join(["---", head, "---", *lines, "| | |", "|---|---|", *rows, "", use, ""])
+    return "\n".join(["---", head, "---", *lines, "| | |", "|---|---|", *rows, ""])
 
 
 def escape(text: object) -> str:

@@ -44,7 +44,7 @@ def fault(call, *args, **kwargs):
 
 analysis = rl.open(sys.argv[1])
 analysis.profile.attrs["model"] = analysis.provenance["model"]["name"] = sys.argv[2]
-said = {"address": analysis.push_to_hub("me/one"), "again": analysis.push_to_hub("me/one")}
+found = {"address": analysis.push_to_hub("me/one"), "again": analysis.push_to_hub("me/one")}
 for address in ("hf://datasets/me/one", "hf://datasets/me/one@v1"):
     read = rl.open(address)
     xr.testing.assert_identical(read.profile, analysis.profile)
@@ -52,12 +52,12 @@ for address in ("hf://datasets/me/one", "hf://datasets/me/one@v1"):
     assert read.findings == analysis.findings
     assert read.model is None and read.pages == []
 for name in ("public", "foreign"):
-    said[name] = fault(analysis.push_to_hub, f"me/{name}")
-said["open"] = analysis.push_to_hub("me/public", private=False)
+    found[name] = fault(analysis.push_to_hub, f"me/{name}")
+found["open"] = analysis.push_to_hub("me/public", private=False)
 for name in ("missing", "foreign", "damaged", "one@v2"):
-    said[f"read {name}"] = fault(rl.open, f"hf://datasets/me/{name}")
-said["model"] = fault(rl.open, "hf://me/one")
-print(json.dumps(said | {"others": others}))
+    found[f"read {name}"] = fault(rl.open, f"hf://datasets/me/{name}")
+found["model"] = fault(rl.open, "hf://me/one")
+print(json.dumps(found | {"others": others}))
 """
 
 
@@ -71,7 +71,6 @@ class Hub(ThreadingHTTPServer):
         self.files["me/foreign"] = {"data.csv": b"1"}
         self.files["me/damaged"] = {"run.json": b'{"kind": "analysis"}', "profile.nc": b"cos\n"}
         self.created: list[dict[str, Any]] = []
-        self.objects: dict[str, bytes] = {}
         self.address = f"http://127.0.0.1:{self.server_port}"
 
 
@@ -115,11 +114,6 @@ class Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self.do_GET()
 
-    def do_PUT(self) -> None:
-        length = int(self.headers["Content-Length"])
-        self.server.objects[self.path.rpartition("/")[2]] = self.rfile.read(length)
-        self.answer({})
-
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         path, server = self.path, self.server
@@ -134,24 +128,13 @@ class Handler(BaseHTTPRequestHandler):
         elif path == "/api/validate-yaml":
             self.answer({"errors": [], "warnings": []})
         elif "/preupload/" in path:
-            modes = [
-                {"path": file["path"], "shouldIgnore": False}
-                | {"uploadMode": "lfs" if file["path"].endswith(".nc") else "regular"}
-                for file in json.loads(body)["files"]
-            ]
-            self.answer({"files": modes})
-        elif path.endswith("/info/lfs/objects/batch"):
-            objects = json.loads(body)["objects"]
-            for item in objects:
-                item["actions"] = {"upload": {"href": f"{server.address}/lfs/{item['oid']}"}}
-            self.answer({"transfer": "basic", "objects": objects})
+            mode = {"uploadMode": "regular", "shouldIgnore": False}
+            self.answer({"files": [file | mode for file in json.loads(body)["files"]]})
         else:
             for line in map(json.loads, body.splitlines()):
                 value = line["value"]
                 if line["key"] == "file":
                     server.files[repo][value["path"]] = base64.b64decode(value["content"])
-                elif line["key"] == "lfsFile":
-                    server.files[repo][value["path"]] = server.objects[value["oid"]]
             commit = {"commitUrl": f"{server.address}/datasets/{repo}/commit/{COMMIT}"}
             self.answer(commit | {"commitOid": COMMIT})
 
@@ -174,20 +157,20 @@ def test_an_analysis_comes_back_from_the_hub(hub: Hub, tmp_path: Path):
     command = [sys.executable, "-c", CLIENT, str(tmp_path / "out"), HOSTILE]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert said["others"] == []
-    assert said["address"] == said["again"] == f"{hub.address}/datasets/me/one"
+    found = json.loads(done.stdout)
+    assert found["others"] == []
+    assert found["address"] == found["again"] == f"{hub.address}/datasets/me/one"
     asked = [created["visibility"] for created in hub.created]
     assert asked == ["private"] * 4 + ["public"]
-    assert said["public"].startswith("The dataset me/public exists already: it is public, and")
-    assert "it holds files that ropelens did not write" in said["foreign"]
+    assert found["public"].startswith("The dataset me/public exists already: it is public, and")
+    assert "it holds files that ropelens did not write" in found["foreign"]
     assert hub.files["me/foreign"] == {"data.csv": b"1"}
     assert set(hub.files["me/public"]) == set(hub.files["me/one"])
     for name in ("missing", "one@v2"):
-        assert said[f"read {name}"].startswith(f"hf://datasets/me/{name} could not be read")
-    assert "it has no run.json of ropelens" in said["read foreign"]
-    assert "profile.nc is not a profile" in said["read damaged"]
-    assert said["model"].startswith("hf://me/one could not be read")
+        assert found[f"read {name}"].startswith(f"hf://datasets/me/{name} could not be read")
+    assert "it has no run.json of ropelens" in found["read foreign"]
+    assert "profile.nc is not a profile" in found["read damaged"]
+    assert found["model"].startswith("hf://me/one could not be read")
     fetched = {path.name for path in (tmp_path / "hf").rglob("*") if path.is_symlink()}
     assert fetched == {"run.json", "profile.nc"}
     card = hub.files["me/one"]["README.md"].decode()
