@@ -10,6 +10,7 @@
 # make test-newest  run the tests with the newest versions that pyproject.toml allows
 # make lint     check formatting, types and imports
 # make docs     write the reference and its examples into docs/reference/
+# make llms     write llms.txt, which explains ropelens to assistants
 # make bench    compare the costs of measurements with plain forward passes
 #
 # The first call installs the packages that a target needs into .venv.
@@ -28,7 +29,7 @@ SPREAD := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 SMOLLM2 := models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf
 GEMMA3 := models/gemma3-270m/gemma-3-270m-q4_k_m.gguf
 GEMMA3_SHA256 := a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818
-.PHONY: report smollm2 gemma3 reports test test-thorough test-slow test-processors mutants test-newest lint docs bench
+.PHONY: report smollm2 gemma3 reports test test-thorough test-slow test-processors mutants test-newest lint docs llms bench
 
 report: .venv/.report
 	@mkdir -p out
@@ -93,6 +94,9 @@ lint: .venv/.work
 
 docs: .venv/.work
 	@$(BIN)/python -W error docs/build.py
+
+llms: .venv/.work
+	@$(BIN)/python tools/llms.py
 
 bench: .venv/.report
 	@$(BIN)/python benchmarks/cost.py

@@ -2,9 +2,12 @@
 
 import functools
 import re
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from llms import llms
 
 import ropelens as rl
 
@@ -20,7 +23,13 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(rl, "analyze", ANALYZE)
     names: dict[str, object] = {}
-    for code in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S):
+    block = r"^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?"
+    for code, output in re.findall(block, page.read_text(), re.M | re.S):
+        if page.stem == "tasks":
+            with redirect_stdout(StringIO()) as printed:
+                exec(compile(code, page.name, "exec"), names)
+            assert printed.getvalue() == output
+            continue
         small = "rl.Options(context=48, sequences=4)"
         code = code.replace('analyze("bundled")', f'analyze("bundled", options={small})')
         code = code.replace("rl.Options(context=128, sequences=12)", small)
@@ -40,3 +49,15 @@ def test_names_are_public(page: Path):
 def test_links_have_targets(page: Path):
     for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / link).exists(), link
+
+
+def test_llms_txt_is_up_to_date_and_short(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / "llms.txt").read_text()
+    assert text == llms(), "run `make llms`"
+    assert len(text.encode()) < 60_000
+    title, summary = text.split("\n\n")[:2]
+    assert title == "# ropelens"
+    assert all(line.startswith("> ") for line in summary.splitlines())
+    for name in rl.__all__:
+        assert f"`rl.{name}" in text

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import pandas as pd
@@ -14,6 +15,7 @@ import plotly.graph_objects as go
 import xarray as xr
 from torch import nn
 
+from ropelens.analysis import hub
 from ropelens.analysis.plan import Plan, this_command
 from ropelens.claims.tables import classify_heads
 from ropelens.comparison.compare import compare
@@ -131,6 +133,17 @@ class Analysis:
         self.pages.append(written)
         return written
 
+    def push_to_hub(self, repo: str, *, private: bool = True) -> str:
+        """Upload the files of `save` as the dataset `repo` (name/dataset); return its address.
+
+        A card is added. The page and profile.nc contain excerpts of the text. Raises
+        `BadArgument` if `private`, and the dataset is public, or if it has other files.
+        """
+        with TemporaryDirectory() as folder:
+            results = Path(folder) / "results"
+            replace(self, pages=[]).save(results)
+            return hub.upload(results, repo, self.provenance, self.findings, private=private)
+
     def _repr_html_(self) -> str:
         return display(self.findings, self.heads, self.profile, [None, *self.pages][-1]).html
 
@@ -143,9 +156,13 @@ def open(path: str | Path) -> Analysis | xr.Dataset:
     """Read the `Analysis` or comparison in a folder, or the dataset in a .nc file.
 
     The folder of `ropelens.watch` gives a dataset over `step`, with `numbers` (step, number).
+    `path` may be a dataset on the Hub, "hf://datasets/name/dataset" or "...@revision". Only its
+    numbers are fetched. No file is unpickled, no code of it runs, and no model is loaded.
 
     Raises `BadArgument` for files that are missing, damaged or of another kind.
     """
+    if str(path).startswith(hub.PREFIX):
+        path = hub.download(str(path))
     if (kind := read_record(path).get("kind")) == "comparison":
         return open_results(Path(path) / "comparison.nc", "comparison")
     if kind == "watch":

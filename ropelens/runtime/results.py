@@ -140,6 +140,8 @@ def open_results(path: str | Path, kind: str | None = None) -> xr.Dataset:
         if place.is_dir():
             state = f"holds {KINDS.get(read_record(place).get('kind', ''), 'no results')}"
         hint = f"a folder with {path.name}, which ropelens wrote" if kind else advice
+        if str(place).startswith("hf:"):
+            state, hint = "is not a folder", 'ropelens.open("hf://datasets/...").save("FOLDER")'
         raise BadArgument(f"{place} {state}.", hint=hint)
     with explained(f"{path} is not a {what}.", advice, error=BadArgument):
         _require_plain(path)

@@ -1,0 +1,167 @@
+"""Write llms.txt, from which an assistant learns to use ropelens: `make llms`.
+
+The form follows llmstxt.org: a title, a summary in a quotation, and sections.
+"""
+
+import inspect
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import typer
+from reference import reference
+
+import ropelens as rl
+from ropelens.commands.app import app
+
+PAGE = Path("llms.txt")
+SECTIONS = {
+    "README.md": ["Two commands", "Your own model", "In Python", "Meaning of the numbers"],
+    "docs/tasks.md": ["Pitfalls", "Tasks"],
+    "docs/guide.md": ["Guide", "Texts", "Looking inside a head"],
+    "docs/variants.md": ["Variants of RoPE", "Editing a live model"],
+    "docs/measures.md": ["Notation", "Labels"],
+}
+"""Sections that llms.txt has, by page."""
+SHORT: dict[str, Any] = {
+    r"\b(?:[a-z_]+\.)+(?=[A-Z])": "",
+    r"Annotated\[Integral, Is\[lambda number: number >= \d\]\]": "int",
+    r"Optional\[((?:[^][]|\[[^]]*\])*)\]": r"\1 | None",
+    r"(?:str \| Path \| )?Module \| LiveModel \| Traced": "MODEL",
+    r"Text \| str \|[^:]*?Mapping\[str, Any\]": "TEXT",
+    r"Callable\[\.\.\., AbstractContextManager\[.*?\]\]\]": "Progress",
+    r"str \| Integral \| tuple\[str \| Integral.*?Callable\[\[Tensor\], Tensor\]": "ANSWER",
+    r"= Options\(.*?\)": "= Options()",
+    r"Callable\[\[Planes\], Bool\[Tensor, 'frequency'\]\]": "PLANES",
+    r"PreTrainedConfig \| Mapping\[str, Any\] \| str \| Path": "CONFIG",
+    r"Literal\[([^]]*)\]": lambda found: found[1].replace(", ", "|"),
+    r" -> Figure": "",
+    r"Union\[(.*?), (.*?)\](?= =)": r"\1|\2",
+    r"Sequence\[(\w+)\]": r"[\1]",
+    r"(device_map|quantize|revision|trust_remote_code|tokenizer|progress): [^=]*? = ": r"\1=",
+    r": (?:int|str|bool|Real|float)(?= = )| -> None$": "",
+    r" = (?=[^>])": "=",
+    r"Mapping\[str, Edit \| Silence.*?\]\]": "EDITS",
+    r"self, |\bIntegral\b|<factory>": lambda found: {"Integral": "int"}.get(found[0], ""),
+}
+"""Replacements that make signatures short."""
+TYPES = """MODEL is a transformers model, a compiled or peft model, or a TransformerBridge.
+`analyze` and `measure_rope` also take the name of a checkpoint. TEXT is an `rl.Text`, token ids
+[sequence, position], a batch of a tokenizer, or a string with `tokenizer=`. ANSWER is a
+token (its logit), a pair of tokens (the difference of their logits), or a function of the
+logits. PLANES is `rl.Slowest(share)`, `rl.Fastest(share)`, `rl.PlaneNumbers([0, 2])`, or
+a function of `rl.Planes`. `heads` is a list of heads such as "3.4,4.*,full.*". `edits` of
+`evaluate` maps names to edits, variants ("p-rope:0.75") or blocks of `silence_heads`.
+`rl.Options` takes the options of `ropelens analyze` as keywords (context=512,
+batch_size=8). Dataset is an xarray.Dataset. `help(rl.NAME)` explains all arguments,
+results and errors."""
+
+
+def llms() -> str:
+    """The whole file."""
+    title, summary = Path("README.md").read_text().split("\n\n")[:2]
+    quoted = "\n".join(f"> {line}" for line in summary.splitlines())
+    parts = [title, quoted]
+    parts += [section(Path(page), name) for page, names in SECTIONS.items() for name in names]
+    parts += ["## Variables of profile.nc and columns of heads.csv", variables()]
+    parts += ["## Python: public names of `import ropelens as rl`", TYPES, *names()]
+    parts += ["## Claims of `rl.test_claims`, by name", *claims()]
+    parts += ["## Command line", *commands(), "## Documentation", *pages()]
+    return "\n\n".join(parts) + "\n"
+
+
+def section(page: Path, name: str) -> str:
+    """A section of a page without pictures; its links become plain words."""
+    text = page.read_text()
+    found = re.search(rf"^#+ {re.escape(name)}\n.*?(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
+    assert found, f"{page} has no section {name!r}"
+    plain = re.sub(r"!\[[^]]*\]\([^)]*\)\n*|(?<!!)\[([^]]+)\]\([^)]*\)", r"\1", found[0])
+    return re.sub(r"^#+", "##", plain).strip()
+
+
+def variables() -> str:
+    """The reference of docs/measures.md without the column of functions."""
+    rows = [line.strip("|").split("|") for line in reference().splitlines()]
+    kept = [[cell.strip() for cell in (*row[:4], row[5])] for row in rows]
+    return "\n".join(f"|{'|'.join(cells)}|" for cells in kept)
+
+
+def names() -> Iterator[str]:
+    """Each public name with its signature and the first paragraph of its docstring."""
+    stub = (Path("ropelens") / "__init__.pyi").read_text()
+    for line in stub.splitlines():
+        if found := re.match(r"from \S+ import (\w+) as", line):
+            yield entry(found[1])
+        elif re.fullmatch(r"# [a-z ]+", line):
+            yield f"### {line[2:].capitalize()}"
+
+
+def entry(name: str) -> str:
+    """A name with its signature and docstring."""
+    thing = getattr(rl, name)
+    lines = [f"- `rl.{name}{signature(thing)}`: {words_of(thing)}"]
+    for method, function in vars(thing).items() if name == "Analysis" else ():
+        if inspect.isfunction(function) and not method.startswith("_"):
+            lines.append(f"  - `.{method}{signature(function)}`: {words_of(function)}")
+    return "\n".join(lines)
+
+
+def signature(thing: object) -> str:
+    if thing in (rl.Options, rl.Statistic) or (
+        isinstance(thing, type) and issubclass(thing, Exception)
+    ):
+        return ""
+    text = str(inspect.signature(cast(Callable[..., object], thing)))
+    for pattern, short in SHORT.items():
+        text = re.sub(pattern, short, text)
+    return text
+
+
+def words_of(thing: object) -> str:
+    """The first paragraph of a docstring, on one line."""
+    return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
+
+
+def claims() -> Iterator[str]:
+    """One list with the name and statement of each claim."""
+    named = tomllib.loads(Path("ropelens/claims/claims.toml").read_text())["claims"]
+    yield "\n".join(f"- `{name}`: {claim['statement']}" for name, claim in named.items())
+
+
+def commands() -> Iterator[str]:
+    """Each command with its help. An option that several commands share is explained once."""
+    seen = set[str]()
+    group = typer.main.get_command(app)
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        context = typer.Context(command, info_name=name)
+        lines = [line for p in command.params if (line := option_line(p, context))]
+        facts = {line: line.partition(" [")[0] for line in lines}  # without the default
+        new = [line for line in lines if facts[line] not in seen]
+        also = [line.split("`")[1].split()[0] for line in lines if facts[line] in seen]
+        seen |= set(facts.values())
+        words = inspect.cleandoc(command.help or "").replace("\b\n", "")
+        usage = " ".join(
+            p.metavar or "" for p in command.params if p.param_type_name == "argument"
+        )
+        parts = [f"### ropelens {name} {usage}".strip(), words, "\n".join(new)]
+        parts += [f"As above: {', '.join(also)}"] * bool(also)
+        yield "\n\n".join(filter(None, parts))
+
+
+def option_line(parameter: object, context: typer.Context) -> str:
+    """A line about an argument or option; "" for --help."""
+    record = parameter.get_help_record(context)  # type: ignore[attr-defined]
+    return f"- `{record[0]}`: {' '.join(record[1].split())}" if record else ""
+
+
+def pages() -> Iterator[str]:
+    """Links to the pages, with the questions that they answer (the table of README.md)."""
+    table = Path("README.md").read_text().partition("## Documentation")[2]
+    for name, path, question in re.findall(r"^\| \[(\w+)\]\((\S+)\) \| (.+) \|$", table, re.M):
+        yield f"- [{name}]({path}): {question}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(llms())
