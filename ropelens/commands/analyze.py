@@ -128,7 +128,7 @@ class Sweep(Options):
     keep: Any = setting(
         None,
         "P,P,...",
-        "Shares of the planes that keep rotating; empty for only bands. [default: 1, 7/8, 3/4, "
+        "Shares of the planes that keep rotating; empty for only bands. [default: 1, 7/8, "
         "..., 0; quarters for long text]",
         parser=lambda text: tuple(map(float, filter(None, text.split(",")))),
     )
@@ -139,6 +139,7 @@ class Sweep(Options):
     controls: int | None = setting(
         None, "N", "Random sets of planes for each step. [default: 3; 1 for long text]", min=0
     )
+    scale: float | None = setting(None, "BY", "Scale planes by BY instead of stopping them.")
     measures: Any = setting(
         None,
         "NAME,NAME,...",
@@ -160,12 +161,11 @@ def truncate_command(
 ) -> None:
     """Stop more and more planes of a model, and measure the loss, heads and tasks.
 
-    Writes the files of analyze, truncation.nc (all numbers, netCDF) and truncation.csv (one
-    row per edit) to DIR, and prints the path of the page. Sequences are as long as the
-    trained context; if this takes more than two hours, they are halved as often as needed. If
-    they have more than 2048 tokens, 2 to 7 sequences are used. If DIR contains an analysis of
-    the same model and text, its profile is kept, and the page shows both. For other
-    options, choose another --out.
+    Writes the files of analyze, truncation.nc and truncation.csv (one row per edit) to DIR, and
+    prints the path of the page. Sequences are as long as the trained context; if this takes
+    more than two hours, they are halved as often as needed. Above 2048 tokens, 2 to 7 sequences
+    are used. If DIR contains an analysis of the same model and text, its profile is kept, and
+    the page shows both. For other options, choose another --out.
 
     \b
     Examples:

@@ -179,6 +179,8 @@ def _swept(truncation: xr.Dataset) -> tuple[str, list[int], np.ndarray]:
     kinds = swept_layers(truncation)
     layers = sorted(n for numbers in kinds.values() for n in numbers)
     words = "" if "all" in kinds else f", {next(iter(kinds))} layers"
+    if "scale" in truncation.attrs:
+        words += f": scaled by {truncation.attrs['scale']:g} instead"
     return words, layers, truncation["wavelength"].transpose("layer", ...).values[layers]
 
 

@@ -105,6 +105,7 @@ class PlaneSweep:
     ends: Sequence[End] = ("slow", "fast")
     bands: int = 0
     controls: int = 3
+    scale: Number | None = None
     measures: str | Sequence[str] = ALL_MEASURES
 
     def cuts(self, groups: Mapping[str, Sequence[Wavelengths]], *, seed: int) -> list[Cut]:

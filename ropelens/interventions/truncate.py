@@ -5,6 +5,7 @@ It matters *which* planes stop only if as many random planes have a different co
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from ropelens.attention.variables import labelled
 from ropelens.errors import Count, Number, Positive, Whole, public
 from ropelens.interventions.cuts import Cut, End, PlaneSweep, rotating_planes
 from ropelens.interventions.edit import Edit, stop
+from ropelens.interventions.edit import scale as scale_planes
 from ropelens.interventions.evaluate import evaluate
 from ropelens.interventions.variables import SWEEP
 from ropelens.profiles.capture import TokenNames
@@ -37,6 +39,7 @@ def truncate(
     ends: Sequence[End] = PlaneSweep.ends,
     bands: Count = PlaneSweep.bands,
     controls: Count = PlaneSweep.controls,
+    scale: Number | None = PlaneSweep.scale,
     measures: str | Sequence[str] = PlaneSweep.measures,
     rows: HowMany = "auto",
     seed: Whole = 0,
@@ -57,6 +60,8 @@ def truncate(
       stops planes in one random order.
     - `bands` groups of neighbouring wavelengths, about equal in size, are stopped one by one
       (kind "band"), with `controls` random sets each ("band control"). keep=(): only bands.
+    - With `scale`, planes do not stop: their terms of the scores are multiplied by this number,
+      as by `ropelens.scale` (0 drops them).
 
     Sequences should be as long as the trained context, because stopping planes may cost little
     in short text. Copies are measured up to half of the context.
@@ -71,7 +76,7 @@ def truncate(
     """
     heads = heads_of_layers(layers or "*", ALL_HEADS if heads == "*" else heads)
     options: dict[str, Any] = {"keep": keep, "ends": ends, "bands": bands, "controls": controls}
-    sweep = PlaneSweep(heads=heads, layers=layers, measures=measures, **options)
+    sweep = PlaneSweep(heads=heads, layers=layers, measures=measures, scale=scale, **options)
     options = {"rows": rows, "seed": seed, "batch_size": batch_size}
     measurement = Measurement.of(model, text, tokenizer=tokenizer, **options)
     live, context = measurement.live, measurement.text.context
@@ -102,7 +107,9 @@ def truncate(
     evaluation = evaluate(
         measurement,
         measurement.text,
-        edits={names[x.stopped]: edits_of(x, by_layer) for x in cuts if x.kind != "none"},
+        edits={
+            names[x.stopped]: edits_of(x, by_layer, scale) for x in cuts if x.kind != "none"
+        },
         measures=measures,
         distances=tuple(max(2, farthest >> halvings) for halvings in (6, 4, 2, 0)),
         tokenizer=tokenizer,
@@ -110,7 +117,8 @@ def truncate(
     )
     entries = evaluation.sel(edit=[names[cut.stopped] for cut in cuts])
     numbers = {name: [n for n, x in enumerate(layers) if x] for name, layers in groups.items()}
-    facts = {"heads": heads, "layers": json.dumps(numbers)}
+    facts: dict[str, Any] = {"heads": heads, "layers": json.dumps(numbers)}
+    facts |= {} if scale is None else {"scale": float(scale)}
     return named_entries(entries, cuts).assign_attrs(facts)
 
 
@@ -122,11 +130,13 @@ def named_entries(evaluation: xr.Dataset, cuts: Sequence[Cut]) -> xr.Dataset:
     return evaluation.assign_coords(labelled(values, SWEEP)).assign_attrs(kind="truncation")
 
 
-def edits_of(cut: Cut, by_layer: Sequence[Sequence[int | str]]) -> list[Edit]:
+def edits_of(
+    cut: Cut, by_layer: Sequence[Sequence[int | str]], by: Number | None = None
+) -> list[Edit]:
     """Edits that make a cut: one edit for all layers that stop the same planes."""
-    edits = []
+    edits, change = [], stop if by is None else partial(scale_planes, by=by)
     for planes, layers in cut.layers_of.items():
         heads = [f"{layer}.{head}" for layer in layers for head in by_layer[layer]]
         if planes and heads:
-            edits.append(stop(PlaneNumbers(planes), heads=",".join(heads)))
+            edits.append(change(PlaneNumbers(planes), heads=",".join(heads)))
     return edits

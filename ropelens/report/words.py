@@ -185,6 +185,13 @@ def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame) -> list[str]:
         return [*itertools.chain(*map(sweep_sentences, sweeps.values(), edits))]
     rows, classes = _sweep_records(table), class_changes(sweep)
     setup: Record = {name: int(sweep.attrs[name]) for name in ("context", "trained_context")}
+    setup |= {"act": "stopping", "done": "stopped", "can": "stop"}
+    if by := f"{sweep.attrs['scale']:g}" if "scale" in sweep.attrs else "":
+        setup |= {
+            "act": f"scaling by {by}",
+            "done": f"scaled by {by}",
+            "can": f"be scaled by {by}",
+        }
     setup["heads"] = str(sweep.attrs.get("heads", "*")).removeprefix("*").removeprefix(".*")
     ends, free = _quarters(rows, "loss_change"), _free(rows)
     fast = next((row for row in ends if row["kind"] == "fast"), None)
