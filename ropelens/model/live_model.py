@@ -323,7 +323,7 @@ class LiveModel:
         """Raise `UnsupportedModel` unless every layer that attends showed its attention."""
         missing, count = sorted(set(self.attending) - seen), len(self.attending)
         built = {vars(module).get("layer_idx") for module in self._modules}
-        hint = "a family of docs/families.md, such as Llama, Qwen, Gemma or GPT-NeoX"
+        hint, means = "a family of docs/families.md, such as Llama, Qwen, Gemma or GPT-NeoX", ""
         if lacking := sorted({*missing} - built if len(self._modules) > 1 else ()):
             fault = "lacks layers that its configuration states"
             evidence = f"{count} layers in the configuration, and no layer {lacking[0]}"
@@ -332,11 +332,14 @@ class LiveModel:
             fault = "hides its attention"
             evidence = f"{count - len(missing)} of {count} layers showed their queries and keys"
             evidence += f"; the first that did not is layer {missing[0]}"
+            means = "they do not call an attention function that transformers registers"
         else:
             fault = "has no attention"
             evidence = f"layers of {', '.join(sorted(set(self.layer_types)))}"
         if missing or not count:
-            raise UnsupportedModel(f"{self.class_name} {fault}.", seen=evidence, hint=hint)
+            raise UnsupportedModel(
+                f"{self.class_name} {fault}.", seen=evidence, means=means, hint=hint
+            )
 
 
 def _change(one: Tensor, other: Tensor) -> float:
