@@ -25,14 +25,14 @@ ROOMS = {
         "config_facts.py": 96,
         "intervals.py": 61,
         "noise.py": 59,
-        "rope": 623,
+        "rope": 624,
     },
     **{"text": 763, "attention": 1892, "budget": 1483, "runtime": 708, "checkpoints": 834},
-    **{"model": 1557, "rotation": 1422, "profiles": 2097, "interventions": 2467},
-    **{"claims": 1172, "train": 1057, "comparison": 534, "figures": 1969, "report": 1657},
-    **{"analysis": 1266, "commands": 1137},
+    **{"model": 1560, "rotation": 1422, "profiles": 2097, "interventions": 2467},
+    **{"claims": 1172, "train": 1059, "comparison": 534, "figures": 1969, "report": 1657},
+    **{"analysis": 1266, "commands": 1138},
 }
-PACKAGE, TESTS, NAMES = 23_012, 20_568, 62
+PACKAGE, TESTS, NAMES = 23_019, 20_591, 62
 WORDS = {
     "README.md": 9_000,
     "CONTRIBUTING.md": 6_000,

@@ -218,15 +218,16 @@ def _sizes(source: Opened, text: Text, options: Options) -> tuple[int, dict[str,
         f"exchanged keys of {keys:,.0f}; in Python, rl.profile(..., budget=False) omits them",
         "memory": f"{memory} on {', '.join(map(str, devices))}",
     }
-    if added := len(find_statistics(options.statistics or ())):
-        facts["added"] = f"statistics add {0.3 * added:.1f} times the time of budget=False"
+    added, observed = 0.3 * len(find_statistics(options.statistics or ())), 1 + OBSERVED
+    if added:
+        facts["added"] = f"statistics add {added:.1f} times the time of budget=False"
     if devices[0].type == "cuda":
         runs, share = -(-count // size), options.surrogates / SURROGATES
         scored, fitted = (runs, rows_scored), 2 * FOLD_ROWS
         summed = runs, count * (longest if rows == "all" else rows)
         work = summed, scored, scored, (1, fitted), (share, share * fitted)
         facts["gpu"] = _gpu_time(layers, heads * longest, work)
-    return size, facts, (1 + OBSERVED) * int(text.lengths.sum()) + fits + keys
+    return size, facts, (1 + added) * observed * int(text.lengths.sum()) + fits + keys
 
 
 def _gpu_time(layers: int, row: int, work: Sequence[tuple[float, float]]) -> str:

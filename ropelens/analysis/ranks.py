@@ -26,12 +26,11 @@ def write_ranks(profile: xr.Dataset, project: Project, folder: str | Path) -> li
     alike = np.ptp(profile["inv_freq"].values, axis=0).max() < 1e-3
     whole = (profile["excerpt_planes"] == profile.sizes["frequency"]).all()
     pairs = profile.attrs.get("pairing", "half") == "half" and whole and alike
-    if not all(np.isfinite(x).all() for x in arrays) or not (
-        pairs or project == "duoattention"
-    ):
-        what = f"The profile lacks numbers that {project} needs: {', '.join(names)}."
-        means = "in all layers, planes must pair all coordinates f and f + F and rotate alike"
-        raise BadArgument(what, means=means, hint="measure again, or another model")
+    lacks = ", ".join(n for n, x in zip(names, arrays, strict=True) if not np.isfinite(x).all())
+    if lacks or not (pairs or project == "duoattention"):
+        seen = "planes that do not pair coordinates f and f + F, or differ between layers"
+        what, seen = f"{project} cannot use this profile.", f"no {lacks}" if lacks else seen
+        raise BadArgument(what, seen=seen, hint="measure again, or another model")
     files = make(profile, *arrays)
     return [write_whole(Path(folder) / name, content) for name, content in files.items()]
 

@@ -135,7 +135,7 @@ class Sweep(Options):
     end: Literal["slow", "fast"] | None = setting(
         None, None, "Planes that stop first: slow as in p-RoPE, or fast. [default: both sweeps]"
     )
-    bands: int = setting(0, "N", "Also stop each of N bands of wavelengths by itself.", min=0)
+    bands: int = setting(0, "N", "Also stop N bands of wavelengths one by one.", min=0)
     controls: int | None = setting(
         None, "N", "Random sets of planes for each step. [default: 3; 1 for long text]", min=0
     )

@@ -215,7 +215,7 @@ def _test_settings(settings: list[Setting], name: str, out: Path, options: Testi
     folder = settings[0].folder
     profile = open_profile(folder / "profile.nc")
     facts = {"facts": ", ".join(short_facts(profile)), "page": relpath(folder / PAGE, out)}
-    facts["tokens_sha256"] = profile.attrs["tokens_sha256"]
+    facts |= {key: profile.attrs[key] for key in ("model", "tokens_sha256")}
     table = pd.concat(tables)
     table = compare_settings(table) if options.robust else table.drop(columns="setting")
     return table.assign(model=name), {name: facts}
@@ -282,7 +282,8 @@ def _write(out: Path, places: dict[str, str], ledgers: list[Ledger]) -> None:
     numbers = dict(zip(table["claim"], table["what"], strict=True))
     meanings = [f"  {claim}: {what}" for claim, what in numbers.items()]
     print_lines("\n".join([write_sentence("claims", "table"), *meanings, ""]), err=True)
-    model = {"name": ", ".join(runs) if len(runs) == 1 else f"{len(runs)} models"}
+    names = [facts.get("model", name) for name, facts in runs.items()]
+    model = {"name": names[0] if len(names) == 1 else f"{len(names)} models"}
     record = {"kind": "claims", "command": this_command(), "versions": versions()}
     record |= {"findings": claims_sentences(table, places), "model": model, "runs": runs}
     results, page = {"claims.csv": table, "claims.json": table}, partial(render_claims, table)

@@ -316,16 +316,19 @@ class LiveModel:
     def check_layers(self, seen: set[int]) -> None:
         """Raise `UnsupportedModel` unless every layer that attends showed its attention."""
         missing, count = sorted(set(self.attending) - seen), len(self.attending)
-        hint = "a family of docs/families.md, such as Llama, Qwen, Gemma or GPT-NeoX"
+        hint, means = "a family of docs/families.md, such as Llama, Qwen, Gemma or GPT-NeoX", ""
         fault, types = "has no attention", sorted({*self.layer_types})
         evidence = f"layers of {', '.join(types)}"
         if missing:
             fault = "hides its attention"
             evidence = f"{count - len(missing)} of {count} layers showed their queries and keys"
             evidence += f"; the first that did not is layer {missing[0]}"
+            means = "they do not call an attention function that transformers registers"
             hint += "; a num_hidden_layers that counts the layers of the model"
         if missing or not count:
-            raise UnsupportedModel(f"{self.class_name} {fault}.", seen=evidence, hint=hint)
+            raise UnsupportedModel(
+                f"{self.class_name} {fault}.", seen=evidence, means=means, hint=hint
+            )
 
 
 def _change(one: Tensor, other: Tensor) -> float:

@@ -45,7 +45,8 @@ def rotate_to(
     old = (position * planes.inv_freq.to(x.device, torch.float32)).double()
     new = (position * target.inv_freq.to(x.device)[:, None]).double()
     gain = planes.by_coordinate(target.gain)[:, None].to(x.device)
-    return (rotate_by(x, new - old, planes) * gain).to(x.dtype)
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))  # rounds only once
+    return (rotate_by(exact, new - old, planes) * gain).to(x.dtype)
 
 
 def rotate_by(x: HeadVectors, angle: Angles, planes: Planes) -> HeadVectors:

@@ -153,9 +153,11 @@ class RopeCallback(TrainerCallback):
             check_out(out, "watch")
             for later in (path for n, path in step_folders(out).items() if n > step):
                 shutil.rmtree(later)  # of an earlier run
+        numbers = self.measure(step, first=True)
+        if numbers:  # a folder without a measured step has no record
             record = {"kind": "watch", "command": sys.argv, "versions": versions()}
             write_json(out / RECORD, record)
-        return self.measure(step, first=True)
+        return numbers
 
     def step(self) -> dict[str, float]:
         """Count a step of a training loop; return its numbers, or {} if it is not measured."""

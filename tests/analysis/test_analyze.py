@@ -20,6 +20,7 @@ from ropelens.analysis.analysis import Answer, write_answer
 from ropelens.analysis.plan import GPU_COUNTS, plan_analysis
 from ropelens.checkpoints.identity import identity
 from ropelens.profiles.measurement import sequences_at_once
+from ropelens.profiles.passes import OBSERVED
 from ropelens.runtime.devices import pass_bytes
 from ropelens.runtime.progress import Stage
 
@@ -178,6 +179,8 @@ def test_a_plan_is_made_before_a_model_is_read(tmp_path: Path):
     words = [re.match(told, plan.facts["budget"])[1] for plan in (short, long)]
     few, many = (int(number.replace(",", "")) for number in words)
     assert many / few == pytest.approx((2_049 + 4_000) / (64 + 4_000), rel=1e-3)
+    more = plan_analysis(model, texts[0], rl.Options(statistics=("reversal",)))
+    assert more.cost == pytest.approx(short.cost + 0.3 * (1 + OBSERVED) * 384)
     assert (long.facts["rows"], long.batch_size) == ("512 rows of each sequence", 1)
 
 

@@ -223,9 +223,12 @@ def texts(tmp_path: Path) -> list[object]:
 @pytest.mark.usefixtures("pageless")
 def test_claims_that_were_left_out_run_only_with_the_model(ropelens, model, texts, tmp_path):
     ended = ropelens("claims", model, *texts, *QUICK, "--quick", "--out", tmp_path / "quick")
-    folder = tmp_path / "quick" / "tiny-llama"
+    folder = tmp_path / "another-name"
+    folder.symlink_to(tmp_path / "quick" / "tiny-llama")
     assert f"ropelens claims '{model}' --text FILE" in ended.err
     ended = ropelens("claims", folder, "--out", tmp_path / "saved")
+    saved = json.loads((tmp_path / "saved" / "run.json").read_text())
+    assert saved["model"]["name"] == "tiny llama", "the title of the page names the model"
     assert (ended.code, ", ".join(RUNS[:8]) in ended.err) == (0, True)
     assert f"ropelens claims {folder} --model MODEL --text FILE" in ended.err
     record = json.loads((folder / "run.json").read_text())

@@ -22,6 +22,8 @@ from ropelens.attention.call import attention_map
 from ropelens.errors import BadArgument
 from ropelens.model.as_live_model import as_live_model
 from ropelens.rope.select import kept_planes
+from ropelens.rope.turn import TargetRotation, rotate_to
+from ropelens.rotation.probe import RotationProbe
 
 GROUPED = ("llama_gqa", "llama_mqa", "gemma2", "gpt_oss", "cohere", "glm", "nanochat", "phi")
 LENGTH = 30
@@ -91,6 +93,14 @@ def test_every_dtype(dtype: torch.dtype):
     assert edited.dtype == dtype
     error = (edited - expected).abs().max() / expected.abs().max()
     assert error < (0.05 if dtype == torch.bfloat16 else 1e-6)
+
+
+def test_a_rotation_with_a_gain_rounds_once():
+    x, positions = torch.randn(1, 2, 9, 16).bfloat16(), torch.arange(9)[None]
+    planes = RotationProbe(as_live_model(tiny("llama_gqa"))).layers()[0].planes
+    target = TargetRotation(planes.inv_freq.float().expand(2, -1) / 2, torch.full((2, 8), 1.3))
+    expected = rotate_to(x.double(), positions, planes, target)
+    assert torch.equal(rotate_to(x, positions, planes, target), expected.bfloat16())
 
 
 def test_gradients_pass_an_edit():

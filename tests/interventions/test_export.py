@@ -101,7 +101,11 @@ ONE_HEAD = rl.drop(rl.PlaneNumbers([1]), heads="0.1")
         ("qwen3", ONE_HEAD, "layers.0.self_attn.q_norm, whose weights multiply several heads"),
         ("nanochat", ONE_HEAD, "queries of layer 0 that no weight multiplies by itself"),
         ("gemma4", "p-rope-reversed:0.5", "transformers cannot store Gemma4ForCausalLM"),
-        ("falcon", "p-rope:0.5", "hides its attention"),
+        (
+            "falcon",
+            "p-rope:0.5",
+            "do not call an attention function that transformers registers",
+        ),
     ],
 )
 def test_what_nothing_can_carry_is_refused(tmp_path: Path, family: str, edit: Any, line: str):

@@ -277,8 +277,8 @@ def test_planes_are_scaled_instead_of_stopped():
     model, options = tiny_llama(), {"measures": "loss", "keep": [0.5], "controls": 1}
     text = rl.Text(TOKENS)
     zero, one = (rl.truncate(model, text, scale=x, **options) for x in (0, 1))
-    slow = rl.evaluate(model, text, edits={"slow": rl.drop(select.Slowest(0.5))}, measures="loss")
-    expected = slow["loss"].sel(edit="slow")
+    dropped = {"slow": rl.drop(select.Slowest(0.5))}
+    expected = rl.evaluate(model, text, edits=dropped, measures="loss")["loss"].sel(edit="slow")
     np.testing.assert_allclose(zero["loss"].sel(edit="slow 0.5"), expected, 1e-6)
     np.testing.assert_allclose(one["loss"].std("edit"), 0, atol=1e-6)
     assert "scaling by 0 the slowest 50%" in describe(zero)[0]

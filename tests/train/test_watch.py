@@ -143,6 +143,14 @@ def test_refusals(tmp_path: Path):
             pass
 
 
+def test_a_first_measurement_that_fails_leaves_no_results(tmp_path: Path):
+    out = tmp_path / "watch"
+    with pytest.raises(BadArgument), rl.watch(tiny("llama_gqa"), TEXT + 10**6, out=out):
+        pass
+    with pytest.raises(BadArgument, match="watch"):
+        rl.open(out)
+
+
 def test_without_attach(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     trainer = trainer_of("bf16", tmp_path)
     trainer.add_callback(rl.RopeCallback(TEXT, every=4))
