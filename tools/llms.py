@@ -40,7 +40,9 @@ SHORT: dict[str, Any] = {
     r" -> Figure": "",
     r"Union\[(.*?), (.*?)\](?= =)": r"\1|\2",
     r"Sequence\[(\w+)\]": r"[\1]",
-    r"(device_map|quantize|revision|trust_remote_code|tokenizer|progress): [^=]*? = ": r"\1=",
+    r"(device_map|quantize|revision|trust_remote_code|progress): [^=]*? = ": r"\1=",
+    r"tokenizer: (?:(?!, \*)[^=])*? = ": "tokenizer=",
+    r"\(1\.0, 2\..*?\)": "...",
     r": (?:int|str|bool|Real|float)(?= = )| -> None$": "",
     r" = (?=[^>])": "=",
     r"Mapping\[str, Edit \| Silence.*?\]\]": "EDITS",
@@ -53,10 +55,12 @@ TYPES = """MODEL is a transformers model, a compiled or peft model, or a Transfo
 token (its logit), a pair of tokens (the difference of their logits), or a function of the
 logits. PLANES is `rl.Slowest(share)`, `rl.Fastest(share)`, `rl.PlaneNumbers([0, 2])`, or
 a function of `rl.Planes`. `heads` is a list of heads such as "3.4,4.*,full.*". `edits` of
-`evaluate` maps names to edits, variants ("p-rope:0.75") or blocks of `silence_heads`.
+`evaluate` maps names to edits, variants ("p-rope:0.75") or blocks of `silence_heads`,
+or to lists of these. `paired_changes` returns columns NAME, NAME_change, NAME_change_low and
+NAME_change_high (95 %) for each measure NAME.
 `rl.Options` takes the options of `ropelens analyze` as keywords (context=512,
-batch_size=8). Dataset is an xarray.Dataset. `help(rl.NAME)` explains all arguments,
-results and errors."""
+batch_size=8, prompts=[...]). `print(analysis)` prints the findings. Dataset is an
+xarray.Dataset. `help(rl.NAME)` explains all arguments, results and errors."""
 
 
 def llms() -> str:
@@ -67,7 +71,7 @@ def llms() -> str:
     parts += [section(Path(page), name) for page, names in SECTIONS.items() for name in names]
     parts += ["## Variables of profile.nc and columns of heads.csv", variables()]
     parts += ["## Python: public names of `import ropelens as rl`", TYPES, *names()]
-    parts += ["## Claims of `rl.test_claims`, by name", *claims()]
+    parts += ["## Claims of `rl.test_claims` (slow_norms to diagonal need no model)", *claims()]
     parts += ["## Command line", *commands(), "## Documentation", *pages()]
     return "\n\n".join(parts) + "\n"
 
