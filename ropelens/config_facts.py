@@ -20,10 +20,16 @@ def layer_types(config: PreTrainedConfig) -> list[str]:
     return list(getattr(text, "layer_types", None) or ["full_attention"] * layers)[:layers]
 
 
-def attending_layers(config: PreTrainedConfig) -> list[int]:
-    """Layers that attend."""
-    kinds = enumerate(layer_types(config))
-    return [layer for layer, layer_type in kinds if layer_type not in WITHOUT_ATTENTION]
+def attending_layers(config: PreTrainedConfig, *, turning: bool = False) -> list[int]:
+    """Layers that attend; with `turning`, only layers that also rotate."""
+    facts = config.get_text_config().to_dict()
+    rotates = facts.get("no_rope_layers") or facts.get("layer_rope_theta") or ()  # 0: no
+    without_rope = [layer for layer, rope in enumerate(rotates) if not rope]
+    return [
+        layer
+        for layer, layer_type in enumerate(layer_types(config))
+        if layer_type not in WITHOUT_ATTENTION and not (turning and layer in without_rope)
+    ]
 
 
 def stated_context(config: PreTrainedConfig) -> int | None:

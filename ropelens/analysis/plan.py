@@ -39,7 +39,7 @@ from ropelens.profiles.measurement import check_ids, sequences_at_once
 from ropelens.profiles.measures import find_statistics
 from ropelens.profiles.passes import OBSERVED, exchange_cost, fit_cost
 from ropelens.profiles.token_sets import attention_on
-from ropelens.rope.select import ALL_HEADS
+from ropelens.rope.select import ALL_HEADS, heads_by_layer
 from ropelens.runtime.devices import LIBRARIES, free_bytes, pass_bytes
 from ropelens.text.documents import check_document, read_documents
 from ropelens.text.rows import rows_for
@@ -281,7 +281,7 @@ def _fit_sweep(
 
 
 def _describe_sweep(sweep: PlaneSweep, config: PreTrainedConfig) -> str:
-    """The work of a sweep. Raises the errors of `truncate` for its planes."""
+    """The work of a sweep. Raises the errors of `truncate`, as far as the config suffices."""
     ropes = config_facts.rope_parameters(config)
     parts = [rope.get("partial_rotary_factor") or 1 for rope in ropes]
     planes = min(int(_head_dim(config) * min(parts, default=1)) // 2, 512)
@@ -290,6 +290,13 @@ def _describe_sweep(sweep: PlaneSweep, config: PreTrainedConfig) -> str:
     some = sweep.heads not in ("*", ALL_HEADS)
     kinds = 1 if some or sweep.layers is not None else len(ropes)
     edits = kinds * (len({cut.stopped for cut in cuts}) - 1)
+    names = ("num_hidden_layers", "num_attention_heads")
+    layers, heads = (config_facts.stated_number(config, name, 0) for name in names)
+    by_kind = any(letter.isalpha() for letter in sweep.heads)  # known when the model runs
+    if layers and heads and some and not by_kind:
+        able = torch.zeros(layers, heads, dtype=torch.bool)
+        able[config_facts.attending_layers(config, turning=True)] = True
+        heads_by_layer(sweep.heads, able, doing="rotate")
     measures = ", ".join(sorted(wanted_measures(sweep.measures)))
     trained = config_facts.stated_context(config) or "?"
     return f"about {edits} edits ({measures}), trained for {trained} tokens"

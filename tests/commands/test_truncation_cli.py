@@ -143,6 +143,7 @@ def test_a_sweep_with_other_options_is_not_replaced(ropelens, swept, model, text
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (("--heads", "9.9"), "The model has no head '9.9'"),
         (("--keep", "nan"), "A fraction of planes is from 0 to 1, not nan"),
         (("--keep", ""), "No planes are to be stopped"),
     ],

@@ -16,6 +16,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import ropelens as rl
 from ropelens.attention.call import AttentionCall
+from ropelens.config_facts import attending_layers
 from ropelens.errors import BadArgument
 from ropelens.model.as_live_model import as_live_model
 from ropelens.rotation.row_order import order_losses
@@ -210,6 +211,7 @@ def test_a_bug_or_a_limit_has_its_verdict(row: Row):
 @pytest.mark.parametrize("base", [1e4, 500.0])
 def test_a_base_of_zero_asks_for_no_rotation(base: float):
     model = of_kind("granite_swa", layer_rope_theta=[base, 0])
+    assert attending_layers(model.config, turning=True) == [0]
     assert rl.measure_rope(model).attrs["verdict"] == "same"
     array = dumped(turned(1, w=freq(base=base)), STEPS, text=False)
     asks_for_none = "layer 1, q: the configuration asks for no rotation, but it rotates"
