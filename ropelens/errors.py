@@ -75,14 +75,18 @@ class BadArgument(RopelensError):
 
 @contextmanager
 def explained(
-    what: str, hint: str = "", *, error: type[RopelensError] = BadCheckpoint
+    what: str,
+    hint: str = "",
+    *,
+    error: type[RopelensError] = BadCheckpoint,
+    catch: type[Exception] = Exception,
 ) -> Iterator[None]:
-    """Convert an error of another library to `error`; errors of ropelens pass unchanged."""
+    """Convert a `catch` of another library to `error`; errors of ropelens pass unchanged."""
     try:
         yield
     except RopelensError:
         raise
-    except Exception as cause:
+    except catch as cause:
         kind = type(cause) is not ValueError  # this name adds nothing to its message
         raise error(what, seen=words_of(cause, kind=kind), hint=hint) from cause
 

@@ -128,7 +128,7 @@ class Analysis:
 
             hint = f"the same command continues from {unfinished}" * unfinished.exists()
             what = f"Not all results could be written to {folder}."
-            with explained(what, hint, error=BadArgument):
+            with explained(what, hint, error=BadArgument, catch=OSError):
                 written = write_folder(folder, record=record, results=joined.results, page=page)
         self.pages.append(written)
         return written
@@ -145,7 +145,8 @@ class Analysis:
             return hub.upload(results, repo, self.provenance, self.findings, private=private)
 
     def _repr_html_(self) -> str:
-        return display(self.findings, self.heads, self.profile, [None, *self.pages][-1]).html
+        page = self.pages[-1] if self.pages else None
+        return display(self.findings, self.heads, self.profile, page=page).html
 
     def __repr__(self) -> str:
         return f"<Analysis of {self.profile.attrs['model']}: {self.findings[0]}>"

@@ -197,16 +197,19 @@ def check_ids(ids: Int[Tensor, "*shape"], *, vocabulary: int) -> None:
 
 def check_padding(model: PreTrainedModel, ids: Ids, lengths: Lengths) -> None:
     """Raise `BadArgument` if lengths count padding on the left of a sequence."""
-    beyond, config = torch.arange(ids.shape[1]) >= lengths[:, None], model.config
+    beyond = torch.arange(ids.shape[1]) >= lengths[:, None]
+    if not beyond.any():
+        return
     generation = getattr(model, "generation_config", None)  # older classes have none
-    facts = [x.to_dict() for x in (config.get_text_config(), generation) if x is not None]
-    ends = [x["eos_token_id"] for x in facts if x.get("eos_token_id") is not None]
+    parts = (model.config.get_text_config(), generation)
+    facts = [x.to_dict() for x in parts if x is not None]
+    pads, ends = ([x.get(f"{name}_token_id") for x in facts] for name in ("pad", "eos"))
     ends = [id for end in ends for id in (end if isinstance(end, list) else [end])]
-    for id in dict.fromkeys([*(x.get("pad_token_id") for x in facts), *ends]):
-        if id is None or not beyond.any():
+    for id in dict.fromkeys([*pads, *ends]):
+        if id is None:
             continue
         # A text may begin with one end-of-text token.
-        other, copies = ids != id, 1 if id == facts[0].get("pad_token_id") else 2
+        other, copies = ids != id, 1 if id == pads[0] else 2
         wrong = ~other[:, :copies].any(1) & (beyond & other).any(1)
         wrong |= ~(other & ~beyond).any(1)
         if wrong.any():

@@ -68,10 +68,9 @@ def read_arrays(
         sides, before = {name for _, name in after}, {n[0] for _, n in by_name if "_" in n}
         fits = bool(sides) and before in (set(), sides) and steps[:1] == [1] and 0 not in steps
         for (layer, name), x in by_name.items():
-            fits = fits and x.shape == by_name.get((layer, name[0]), x[:0]).shape
-            fits = (
-                fits and x.ndim == 3 and len(x) == len(positions) and bool(x.isfinite().all())
-            )
+            same = x.shape == by_name.get((layer, name[0]), x[:0]).shape
+            fits &= same and x.ndim == 3 and len(x) == len(positions)
+            fits &= bool(x.isfinite().all())
         if not fits or arrays.keys() - known:
             shapes = (f"{name} {[*x.shape]} of {x.dtype}" for name, x in arrays.items())
             raise ValueError(f"{', '.join(shapes)}, positions {positions[:3].tolist()}, ...")

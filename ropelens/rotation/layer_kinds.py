@@ -16,9 +16,11 @@ SAME_BASE = 1e-3  # relative difference up to which two bases count as the same
 
 
 class LayerKind(NamedTuple):
-    """Kind of a layer: the name, the reach in tokens, and the base and scaling of RoPE.
+    """Kind of a layer, the tokens that it sees, and the base and scaling of its rotation.
 
-    The second kind of a name is "full-2". `base` is NaN if it is unknown.
+    `name` is "sliding", "full", "chunked", "none" (no rotation) or "recurrent" (no attention),
+    with a number from the second kind of this name on: "full-2". `reach` is the window or
+    chunk, and the trained context of other layers. `base` is NaN if it is unknown.
     """
 
     name: str

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import AcquireReturnProxy, FileLock
+from filelock import AcquireReturnProxy, FileLock, Timeout
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ropelens.errors import BadArgument, explained, public
@@ -131,7 +131,8 @@ def read_settings(out: Path, name: str, *, key: str) -> dict[str, Any]:
 
 def lock_run(out: Path) -> AcquireReturnProxy:
     out.mkdir(parents=True, exist_ok=True)
-    with explained(f"another process works on the run in {out}.", error=Busy):
+    what = f"another process works on the run in {out}."
+    with explained(what, error=Busy, catch=Timeout):
         return FileLock(out / ".lock").acquire(blocking=False)
 
 
