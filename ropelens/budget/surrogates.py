@@ -13,7 +13,7 @@ draws have the same c_f, so one product with their phases at d gives the scores 
 import math
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Complex, Float, Int
 from torch import Tensor
 from torch.linalg import vecdot
 from torch.nn.functional import pad
@@ -54,7 +54,7 @@ def draw_surrogates(
     table = table.float()  # ranks of heads need no more, and each head has 41 problems
     masses, total, push = Draws(sampled, table, orders, samples).sums()
     ridge = masses.new_full(masses.shape[:1], RIDGE / float(number))
-    fits = fit_offsets(masses, table, ridge=ridge, tolerance=10 * fit_tolerance(total))
+    fits = fit_offsets(masses, table, ridge=ridge, tolerance=2 * fit_tolerance(total))
     # Gains in nats over uniform attention, on the rows to which the models are fitted.
     uniform = table.uniform[0].expand(heads).repeat(len(orders))
     table = table.of_problems(torch.arange(len(masses), device=masses.device), len(masses))
@@ -98,27 +98,29 @@ class Draws:
         samples: Samples,
     ) -> None:
         self.call, self.planes, self.table = sampled.call, sampled.planes, table
-        self.q = sampled.row_q_still.permute(1, 2, 0, 3, 4).flatten(2, 3) * sampled.call.scale
-        self.k = sampled.k_still.transpose(0, 1).flatten(1, 2)
+        q, k = self._complex(sampled.row_q_still), self._complex(sampled.k_still)
+        self.q = q.permute(1, 2, 0, 3, 4).flatten(2, 3) * sampled.call.scale
+        self.k = k.conj().transpose(0, 1).flatten(1, 2).resolve_conj()
         self.weight, device = sampled.weight.flatten(), self.k.device
         offset, size = on_device(samples, device)
-        frequency = on_device(sampled.planes.of_keys(len(self.k)).inv_freq, device).to(self.k)
-        self.frequency = frequency.expand(len(self.k), -1)
-        self.orders, self.offset = orders.transpose(0, 1).to(device), offset.to(self.k)
+        frequency = on_device(sampled.planes.of_keys(len(self.k)).inv_freq, device)
+        self.frequency = frequency.to(sampled.k).expand(len(self.k), -1)
+        self.orders, self.offset = orders.transpose(0, 1).to(device), offset.to(sampled.k)
         self.sample = ((offset >= 0).cumsum(0) - 1).clamp(min=0)
-        self.size, self.log_keys = size.to(self.k), table.log_keys.to(self.k)
+        self.size, self.log_keys = size.to(sampled.k), table.log_keys.to(sampled.k)
         self.log_size = self.size.log()
         visibility = sampled.device_visibility.flatten(len(sampled.q))
         row = torch.arange(len(self.weight), device=device)
         self.sequence = row // sampled.position.shape[1] * sampled.k.shape[2]  # its first key
         self.sink = table.key + self.sequence[:, None]
-        self.behind = (visibility.position[0][:, None] - table.key).to(self.k)
+        self.behind = (visibility.position[0][:, None] - table.key).to(sampled.k)
         self.is_sink = (sampled.sink_kind > 0).flatten(1, 2).transpose(0, 1).flatten(1)
         scores = len(offset) + len(orders) * table.key.shape[-1]
-        self.pairs = BLOCK_ELEMENTS[device.type] // (2 * self.planes.terms * scores)
+        pairs = BLOCK_ELEMENTS[device.type] // (2 * self.planes.terms * scores)
+        self.pairs = 8 * (1 + pairs // 8)  # products of 29 rows take as long as those of 56
         on_host = sampled.visibility.flatten(len(sampled.q))
         position, self.rows = on_host.position[0], []
-        for rows in position.argsort().split(max(1, self.pairs)):
+        for rows in position.argsort().split(self.pairs):
             farthest = (position - on_host.first[0])[rows].max()
             last = int((samples[0] <= farthest).sum())
             self.rows.append(self._keys_of(rows.to(device), offset[:last], visibility))
@@ -139,7 +141,7 @@ class Draws:
             seen = exists & visibility.mask[0, rows].gather(1, read.mT).mT
         last, key = len(offset), self.sequence[rows] + read
         counted = seen & ~self.is_sink[:, key]
-        others = self.table.others[:, None, rows].clamp(min=1).to(self.k)
+        others = self.table.others[:, None, rows].clamp(min=1).to(self.size)
         bias = torch.where(counted, self.log_size[:last, None], HIDDEN)
         return rows, key, bias, counted * self.size[:last, None] / others
 
@@ -170,9 +172,9 @@ class Draws:
         q, k = self.q[heads, members], self.k[heads]
         wave = wave.expand(-1, -1, q.shape[1], -1, -1)
         shape = wave.shape[1:4]
-        by_offset = q.new_zeros(*shape, self.table.context)
-        on_sinks = q.new_zeros(*shape, *self.table.key.shape[1:])
-        information, push = q.new_zeros(shape), q.new_zeros(wave.shape)
+        by_offset = wave.new_zeros(*shape, self.table.context)
+        on_sinks = wave.new_zeros(*shape, *self.table.key.shape[1:])
+        information, push = wave.new_zeros(shape), wave.new_zeros(wave.shape)
 
         def of_heads(x: Tensor) -> Tensor:
             if len(x) == 1:
@@ -183,7 +185,7 @@ class Draws:
             last, own, sink = len(key), q[:, :, rows], of_heads(self.sink[:, rows])
             keys = k.index_select(1, key.flatten()).unflatten(1, (last, -1)).transpose(0, 1)
             features = self._sides(own, keys[:, :, None]).flatten(0, 2)
-            scores = q.new_empty(last + sink.shape[-1], *shape, len(rows))
+            scores = wave.new_empty(last + sink.shape[-1], *shape, len(rows))
             torch.bmm(wave[:last].flatten(0, 2), features.mT, out=scores[:last].flatten(0, 2))
             index = sink.flatten(2).expand(len(k), -1, -1)[..., None]
             sink_keys = k[:, None].expand(-1, index.shape[1], -1, -1)
@@ -208,34 +210,32 @@ class Draws:
             evenly = of_heads(evenly).permute(2, 0, 1, 3)[:, :, :, None]
             attention.addcmul_(evenly, attention.sum(0), value=-1)
             push[:last].flatten(0, 2).baddbmm_(attention.flatten(0, 2), features)
-        push = push.mul_(wave).sum(0).unflatten(-1, (2, -1)).sum(-2)
+        push = push.mul_(wave).sum(0).unflatten(-1, (-1, 2)).sum(-1)
         return by_offset, on_sinks, information, push
 
+    def _complex(self, x: Float[Tensor, "*batch coordinate"]) -> Complex[Tensor, "*batch pair"]:
+        """The planes of `x` as complex numbers, then its other coordinates in pairs."""
+        first, count = self.planes.offset, self.planes.rotary_dim
+        rest = torch.cat([x[..., :first], x[..., first + count :]], dim=-1)
+        rest = pad(rest, (0, rest.shape[-1] % 2)).unflatten(-1, (-1, 2)).contiguous()
+        return torch.cat([self.planes.complex(x), torch.view_as_complex(rest)], dim=-1)
+
     def _sides(self, q: Tensor, k: Tensor) -> Float[Tensor, "*batch side"]:
-        """Real parts, then imaginary parts, of q conj(k) in each term."""
-        planes, terms = self.planes, self.planes.terms
-        shape = torch.broadcast_shapes(q.shape[:-1], k.shape[:-1])
-        sides, count = q.new_empty(*shape, 2 * terms), planes.rotary_dim // 2
-        (q_re, q_im), (k_re, k_im) = (
-            (x[..., planes.first], x[..., planes.second]) for x in (q, k)
-        )
-        real, imaginary = sides[..., :count], sides[..., terms : terms + count]
-        torch.mul(q_re, k_re, out=real).addcmul_(q_im, k_im)
-        torch.mul(q_im, k_re, out=imaginary).addcmul_(q_re, k_im, value=-1)
-        if terms > count:
-            sides[..., count] = planes.sum_coordinates(q * k)[..., -1]
-            sides[..., -1] = 0
-        return sides
+        """The real and the imaginary part of q conj(k) in each term; `k` is conjugated."""
+        product, count = q * k, self.planes.rotary_dim // 2
+        if count < self.planes.terms:
+            rest = product[..., count:].sum(-1, keepdim=True)
+            product = torch.cat([product[..., :count], rest], dim=-1)
+        return torch.view_as_real(product).flatten(-2)
 
     def _waves(
         self, heads: slice, distance: Float[Tensor, "*shape"]
     ) -> Float[Tensor, "*kv_head_and_shape draw side"]:
         """The sides of exp(-i w d) at each distance d, in every draw."""
         frequency, orders = self.frequency[heads], self.orders[heads]
-        angle = distance.flatten(1)[..., None] * frequency[:, None]
+        angle = distance.flatten(1)[..., None] * -frequency[:, None]
         index = orders.flatten(1)[:, None].expand(-1, angle.shape[1], -1)
-        cos, sin = (x.gather(-1, index) for x in (angle.cos(), angle.sin()))
-        cos, sin = (x.view(*x.shape[:2], *orders.shape[1:]) for x in (cos, sin))
-        extra = (0, self.planes.terms - frequency.shape[-1])
-        sides = torch.cat([pad(cos, extra, value=1.0), -pad(sin, extra)], dim=-1)
-        return sides.unflatten(1, distance.shape[1:])
+        wave = torch.polar(torch.ones_like(angle), angle).gather(-1, index)
+        wave = wave.view(*wave.shape[:2], *orders.shape[1:])
+        wave = pad(wave, (0, self.planes.terms - frequency.shape[-1]), value=1.0)
+        return torch.view_as_real(wave).flatten(-2).unflatten(1, distance.shape[1:])
