@@ -174,7 +174,7 @@ def _parts_of(sampled: SampledCall, folds: int) -> list[_Part]:
     for own in (slice(fold, None, step) for fold in range(step)):
         some = [x.of_sequences(own) for x in (sampled, few)]
         cells = some[0].weight.numel() * sampled.k.shape[2] * group
-        together = max(1, BLOCK_ELEMENTS[device] // 2 // cells)
+        together = max(1, 2 * BLOCK_ELEMENTS[device] // cells)  # blocks have some of the rows
         for begin in range(0, kv_heads, together):
             heads = slice(begin, min(begin + together, kv_heads))
             blocks, of_few = (list(blocks_of(x, heads)) for x in some)

@@ -102,11 +102,12 @@ class RopeCallback(TrainerCallback):
         text: TextInput,
         *,
         every: Positive | None = None,
-        measures: Sequence[str] = DEFAULT,
+        measures: str | Sequence[str] = DEFAULT,
         out: str | Path | None = None,
     ) -> None:
-        statistics = find_statistics([name for name in measures if name != "labels"])
-        self._how: Any = {"statistics": statistics, "budget": "labels" in measures}
+        names = [measures] if isinstance(measures, str) else measures
+        statistics = find_statistics([name for name in names if name != "labels"])
+        self._how: Any = {"statistics": statistics, "budget": "labels" in names}
         self.text, self.every, self.out, self.steps = text, every, out, 0
         self._model: Any = None
         self._trainer: Trainer | None = None
@@ -187,7 +188,7 @@ def watch(
     text: TextInput,
     *,
     every: Positive = 100,
-    measures: Sequence[str] = DEFAULT,
+    measures: str | Sequence[str] = DEFAULT,
     out: str | Path = "watch",
 ) -> Iterator[RopeCallback]:
     """Measure `model` in your own training loop, as `RopeCallback` does in a Trainer.
