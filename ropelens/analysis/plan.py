@@ -59,11 +59,11 @@ LONG_SWEEP |= {"measures": ("loss", "induction", "change", "copying")}  # for lo
 OPERATIONS = {"cpu": 8e14, "cuda": 1e17}  # of a sweep by default: about two hours
 
 GPU_COUNTS = {
-    "sums": (85, 69),
-    "scores": (185, 233),
+    "sums": (106, 79),
+    "scores": (237, 233),
     "exchanged keys": (38, 403),
-    "fits": (4_907, 795),
-    "surrogates": (2_032, 796),
+    "fits": (4_079, 742),
+    "surrogates": (1_932, 686),
 }
 """GPU operations of a layer, for each batch or for the fits of all text, and bytes moved for
 each row, key and head. Counted by `benchmarks/launches.py` (8B-like, 2,048 tokens)."""
