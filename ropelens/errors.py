@@ -24,8 +24,7 @@ if TYPE_CHECKING:  # at run time, numbers of numpy are accepted as well
     Whole: TypeAlias = int
     Number: TypeAlias = float
 else:
-    Whole = Integral
-    Number = Annotated[Real, Is[lambda number: abs(number) < math.inf]]
+    Whole, Number = Integral, Real
     Count = Annotated[Integral, Is[lambda number: number >= 0]]
     Positive = Annotated[Integral, Is[lambda number: number >= 1]]
     Several = Annotated[Integral, Is[lambda number: number >= 2]]
@@ -35,7 +34,7 @@ IN_WORDS: dict[Any, str] = {
     Positive: "a whole number, 1 or more",
     Several: "a whole number, 2 or more",
     Whole: "a whole number",
-    Number: "a finite number",
+    Number: "a number",
 }
 
 

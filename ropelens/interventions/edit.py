@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ropelens.errors import BadArgument, Number, explained, public
+from ropelens.errors import BadArgument, Number, check_value, explained, public
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import (
@@ -109,6 +109,8 @@ def scale(
     keeps the length sqrt(sum_f |c_f|^2) of the coefficients of a score, for |c_f| = `q_norm` *
     `k_norm` of the profile, which are means over its text.
     """
+
+    check_value("scale: by", by, Number, bounds=(None, None))
 
     def act(planes: Planes, layer: int, _: int) -> PlaneChange:
         chosen = torch.arange(planes.terms) < 0
