@@ -101,7 +101,7 @@ def check_value(name: str, value: object, hint: Any, *, bounds: Bounds = None) -
     """Raise `BadArgument` if `value` does not fit the annotation `hint`, or the `bounds`."""
     low, high = bounds or (None, None)
     fits = is_bearable(value, hint)
-    if fits and bounds and isinstance(value, (int, float)):
+    if fits and bounds and isinstance(value, Number):
         fits = abs(value) < math.inf
         fits &= (low is None or value >= low) and (high is None or value <= high)
     if not fits:

@@ -373,7 +373,10 @@ def test_generation_with_a_cache(block, name, implementation, cache, padding):
         (lambda: rl.stop_slowest(1, heads="2.0"), "no head '2.0'; seen: layers 0 to 1"),
         (lambda: rl.stop_slowest(1, heads="1.1,3"), "no head '3'; seen: layers 0 to 1"),
         (lambda: rl.rescale([1.0, 0.5]), "2 frequencies; layer 0 has 8 planes"),
-        (lambda: rl.scale(rl.Slowest(1), by=float("nan")), "by must be a number; seen: float nan"),
+        (
+            lambda: rl.scale(rl.Slowest(1), by=np.float32("nan")),
+            "by must be a number; seen: float32",
+        ),
     ],
 )
 def test_mistakes_in_an_edit(llama, make, line: str):
