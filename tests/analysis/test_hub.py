@@ -122,9 +122,10 @@ class Handler(BaseHTTPRequestHandler):
             server.created.append(asked := json.loads(body))
             repo = f"{asked['organization']}/{asked['name']}"
             address = {"url": f"{server.address}/datasets/{repo}"}
-            self.answer(address, 409 if repo in server.files else 200)
-            server.files.setdefault(repo, {})
+            status = 409 if repo in server.files else 200
             server.private.setdefault(repo, asked["visibility"] == "private")
+            server.files.setdefault(repo, {})  # before the answer: the next request reads it
+            self.answer(address, status)
         elif path == "/api/validate-yaml":
             self.answer({"errors": [], "warnings": []})
         elif "/preupload/" in path:
