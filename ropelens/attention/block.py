@@ -41,8 +41,7 @@ def blocks_of(
     ends = sampled.rows.ends
     if not sampled.rows.dense:  # in a block of many distant rows, most rows see few of the keys
         few = count * max(ends) <= area // 4
-        blocks = 1 if few else fast_products.SPARSE_BLOCKS[device]
-        most = max(fast_products.FEWEST_ROWS, -(-count // blocks))
+        most = count if few else sparse_rows(count, device)
     chosen, begin = heads or slice(0, kv_heads), 0
     while begin < count:
         rows = min(most, count - begin)
@@ -54,6 +53,12 @@ def blocks_of(
             part = slice(first, min(first + together, chosen.stop))
             yield Block(sampled, slice(begin, begin + rows), part)
         begin += rows
+
+
+def sparse_rows(count: int, device: str) -> int:
+    """Largest number of rows of a block, for `count` sampled rows of each sequence."""
+    blocks = fast_products.SPARSE_BLOCKS[device]
+    return max(fast_products.FEWEST_ROWS, -(-count // blocks))
 
 
 class Block:

@@ -14,13 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ropelens.attention.block import Block, blocks_of
-from ropelens.attention.fast_products import (
-    BLOCK_ELEMENTS,
-    FEWEST_ROWS,
-    SPARSE_BLOCKS,
-    softmax,
-)
+from ropelens.attention.block import Block, blocks_of, sparse_rows
+from ropelens.attention.fast_products import BLOCK_ELEMENTS, softmax
 from ropelens.attention.formulas import information
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.visibility import offset_edges
@@ -179,8 +174,7 @@ def _parts_of(sampled: SampledCall, folds: int) -> list[_Part]:
     for own in (slice(fold, None, step) for fold in range(step)):
         some = [x.of_sequences(own) for x in (sampled, few)]
         batch, count = some[0].weight.shape
-        rows = max(FEWEST_ROWS, -(-count // SPARSE_BLOCKS[device]))  # of a block
-        cells = batch * group * rows * sampled.k.shape[2]
+        cells = batch * group * sparse_rows(count, device) * sampled.k.shape[2]
         together = max(1, BLOCK_ELEMENTS[device] // 2 // cells)
         for begin in range(0, kv_heads, together):
             heads = slice(begin, min(begin + together, kv_heads))
