@@ -13,10 +13,12 @@ import pytest
 import torch
 from tiny_checkpoints import identity_of
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.integrations import ggml
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from typer.testing import CliRunner
 
 import ropelens as rl
+from ropelens.checkpoints import files
 from ropelens.checkpoints.bundled import bundled_path
 from ropelens.checkpoints.files import read_config
 from ropelens.checkpoints.load_options import Loading
@@ -108,6 +110,25 @@ def test_a_file_is_parsed_twice_and_its_names_are_mapped_once(bundled_file, monk
     rl.load(bundled_file)
     assert [count.call_count for count in counts.values()] == [2, 1]
     assert type(counts["_build_fields"].call_args.args[0].data) is np.ndarray
+
+
+def test_fields_are_those_of_the_plain_reader(bundled_file, tmp_path):
+    plain, fast = gguf.GGUFReader(bundled_file), files._FastReader(bundled_file)
+    assert len(plain.fields["tokenizer.ggml.tokens"].data) > 200
+    for name, field in plain.fields.items():
+        ours = fast.fields[name]
+        assert ours.types == field.types
+        parsed = [ggml._gguf_parse_value(field.parts[n], field.types) for n in field.data]
+        assert [files._parse_value(ours.parts[n], ours.types) for n in ours.data] == parsed
+    content, cut = bundled_file.read_bytes(), tmp_path / "cut.gguf"
+    begin = content.index(b"tokenizer.ggml.tokens") + len("tokenizer.ggml.tokens") + 8
+    endless = content[:begin] + b"\xff" * 7 + content[begin + 7 :]  # the number of tokens
+    for damaged in (content[: begin + 500], endless):
+        cut.write_bytes(damaged)
+        with pytest.raises(ValueError, match="the file ends within a list"):
+            files._FastReader(cut)
+        with pytest.raises(BadCheckpoint, match="download the file again"):
+            rl.load(cut)
 
 
 @pytest.mark.parametrize(("kind", "error"), [("Q8_0", 0.01), ("Q4_1", 0.15)])
