@@ -25,9 +25,11 @@ COMMIT = "1" * 40
 
 CLIENT = """
 import json, sys
+from unittest import mock
 import pandas as pd, xarray as xr
 import ropelens as rl
 
+mock.patch("ropelens.analysis.analysis.render_page", return_value="a page").start()
 others = []
 def watch(event, args):
     if event == "socket.getaddrinfo" and args[0] not in ("127.0.0.1", "localhost"):
@@ -148,6 +150,7 @@ def hub() -> Iterator[Hub]:
         server.shutdown()
 
 
+@pytest.mark.usefixtures("pageless")
 def test_an_analysis_comes_back_from_the_hub(hub: Hub, tmp_path: Path):
     words = "the quick brown fox jumps over the lazy dog " * 20
     model = save_tiny(tmp_path / "tiny")
