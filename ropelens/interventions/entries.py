@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from itertools import chain
 from operator import add
 from typing import Any
 
@@ -206,10 +207,11 @@ def run_entries(
     # Processes fit together, so a process that saved later than another one fits again.
     del fits[min(gather(len(fits))) :]
     unfitted = entries[len(fits) :] if "labels" in measures else []
-    done = sums[0].sums.sequences
-    unseen = shard(len(text))[done:] if {"loss", "change", "labels"} & {*measures} else range(0)
+    measured = [entry.sums.sequences for entry in sums]  # the first entries may be ahead
+    own = shard(len(text)) if {"loss", "change", "labels"} & {*measures} else range(0)
+    parts = own[measured[-1] : measured[0]], own[measured[0] :]
     runs = [(n, name) for name in tasks for n in shard(len(entries)) if name not in answers[n]]
-    tokens = len(entries) * int(text.real[unseen.start : unseen.stop].sum())
+    tokens = sum(int(text.real[[*own[done:]]].sum()) for done in measured)
     tokens += sum(tasks[name].tokens for _, name in runs)
     layers = len(unfitted) * len(shard(len(live.attending)))
     stages = Stage("trying edits", tokens), Stage("fitting budgets", layers, "layers")
@@ -220,12 +222,18 @@ def run_entries(
                 fit, _ = fit_layers(measurement, entry.planes, **options)
             fits.append(fit)
             stage.save(state)
-        for batch in measurement.batches(unseen):
+        for batch in chain.from_iterable(map(measurement.batches, parts)):
             unedited: dict[int, AttentionCall] | None = {} if "change" in measures else None
+            before = sums[-1].sums.sequences
             for number, entry in enumerate(entries):
-                fit = fits[number] if fits else {}
-                sums[number] += _sum_entry(live, batch, entry, split, fit, unedited, step)
-            stage.save(state)
+                again = sums[number].sums.sequences > before
+                if again and (number or unedited is None):
+                    continue
+                fit, show = fits[number] if fits else {}, (lambda _: None) if again else step
+                added = _sum_entry(live, batch, entry, split, fit, unedited, show)
+                if not again:
+                    sums[number] += added
+                    stage.save(state)
         for number, name in runs:
             with live.changed(entries[number].edit, entries[number].silences):
                 answers[number][name] = tasks[name].measure(step)

@@ -93,11 +93,12 @@ def test_a_profile_goes_on(folder, ran, monkeypatch, capfd):
 @pytest.mark.parametrize(
     ("measures", "stop", "again", "left"),
     [
-        (("loss", "labels", "change"), 5 * 48, [2] * 6, 6 * 48),
+        (("loss", "labels", "change"), 5 * 48, [2] * 6, 5 * 48),  # "none" runs again
+        (("loss", "labels"), 5 * 48 + 1, [2] * 4, 4 * 48),
         (("induction", "retrieval"), 504 + 1, [], 2 * 504 + 3 * 1920),
         (("induction", "retrieval"), 3 * 504 + 1921, [], 2 * 1920),
     ],
-    ids=["text", "repeats", "needles"],
+    ids=["text", "text without changes", "repeats", "needles"],
 )
 def test_an_evaluation_goes_on(folder, ran, measures, stop, again, left):
     with pytest.raises(Stop), savepoint(folder, {}):
