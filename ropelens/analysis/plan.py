@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -161,7 +161,8 @@ def plan_analysis(
             facts["sweep"] = _describe_sweep(PlaneSweep(**truncation), config)
     excerpts = check_excerpts(config, prompts)
     searched = [attention_on(sequences, w, tokenizer) for w in options.attention_on or ()]
-    arguments = names | asdict(options) | dict(truncation or {})
+    own = {field.name: getattr(options, field.name) for field in fields(Options)}
+    arguments = names | own | dict(truncation or {})
     return Plan(
         source=source,
         text=sequences,

@@ -262,6 +262,8 @@ def test_settings_are_saved_as_they_end(ropelens, model: Path, texts, tmp_path):
     assert ended.code == 0
     assert "for 4 settings" in ended.err
     assert ended.err.count("is measured already") == 4
+    with mock.patch("ropelens.claims.claim_runs.claim_runs", side_effect=KeyboardInterrupt):
+        assert "is measured already" in ropelens(*robust[:-1], "--out", out).err  # not quick
     table = pd.read_csv(out / "claims.csv").set_index("claim")
     assert table.loc["band", "settings"] == 8
     assert table["robust"].between(0, 1).all()
