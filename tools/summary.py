@@ -27,6 +27,7 @@ VERDICTS = {  # colours of Okabe and Ito; the symbols also differ in shape
     "unresolved": ("#777777", "circle-open"),
     "not testable": ("#bbbbbb", "line-ew-open"),
 }
+WORST = ["contradicted", "unresolved", "holds", "not testable"]
 TITLES = (
     "Verdicts on 24 published claims",
     "Positional heads use short<br>wavelengths: rank correlation ρ",
@@ -36,8 +37,8 @@ TITLES = (
 def summary(claims: pd.DataFrame) -> go.Figure:
     """Verdicts by claim and model; ρ of each model next to the 95 % range of its surrogates."""
     claims = claims[claims["model"].isin(MODELS)].replace({"model": MODELS})
-    held = claims["verdict"] == "holds"  # a claim holds if it holds in layers of all kinds
-    claims = claims.loc[held.sort_values(kind="stable").index]
+    rank = claims["verdict"].map(WORST.index)  # a claim may have several kinds of layers
+    claims = claims.loc[rank.sort_values(kind="stable").index]
     claims = claims.drop_duplicates(["model", "claim"])
     holding = (claims["verdict"] == "holds").groupby(claims["statement"]).sum()
     figure = make_subplots(

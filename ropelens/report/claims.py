@@ -43,9 +43,9 @@ def read_ledger(folder: str, out: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
                 table[column] = table["claim"].map(facts).fillna("")
         table = table.fillna(dict.fromkeys(("over", "other", "floor_day", "differ"), ""))
         render_claims(table, record)
-    runs = record["runs"].values()
-    for run in (run for run in runs if "page" in run):  # the page of the analysis
-        run["page"] = relpath(Path(folder) / run["page"], out)
+    for run in record["runs"].values():
+        page = Path(folder) / run.pop("page", "")  # of the analysis, which may be elsewhere
+        run |= {"page": relpath(page, out)} if page.is_file() else {}
     return table, record["runs"]
 
 
@@ -56,10 +56,11 @@ def claims_sentences(table: pd.DataFrame, places: Mapping[str, str] | None = Non
     several = table["model"].nunique() > 1
     for model, rows in table.groupby("model", sort=False):
         counts = {word: int((rows["verdict"] == word).sum()) for word in VERDICTS}
-        held = (rows["verdict"] == "holds").groupby(rows["claim"]).all()  # in all kinds
-        holds.append((model, int(held.sum()), len(held)))
+        tested, number = rows[rows["verdict"] != "not testable"], rows["claim"].nunique()
+        held = (tested["verdict"] == "holds").groupby(tested["claim"]).all()  # in all kinds
+        holds.append((model, int(held.sum()), number))
         lost = [*map(_shown, rows[rows["verdict"] == "contradicted"].to_dict("records"))]
-        record: dict[str, Any] = {"counts": counts, "lost": lost, "claims": len(held)}
+        record: dict[str, Any] = {"counts": counts, "lost": lost, "claims": number}
         record["where"] = model if several else ""
         written = (write_sentence("claims", macro, **record) for macro in ("counts", "lost"))
         sentences += filter(None, written)

@@ -165,10 +165,14 @@ def test_saved_analyses_become_a_ledger_and_ledgers_one(ledger: Path, tmp_path: 
     record = json.loads((ledger / "run.json").read_text())
     assert record["kind"] == "claims"
     assert record["findings"][0].startswith("Of ")
-    last = written(saved(tmp_path / "last", seed=9), tmp_path / "of last")
+    (saved(tmp_path / "last", seed=9) / "index.html").touch()
+    last = written(tmp_path / "last", tmp_path / "of last")
     joint = pd.read_csv(written(ledger, last, tmp_path / "all") / "claims.csv")
     assert joint["model"].unique().tolist() == ["one", "two", "last"]
     pd.testing.assert_frame_equal(joint.iloc[: len(table)], table)
+    runs = json.loads((tmp_path / "all" / "run.json").read_text())["runs"]
+    pages = {name: run.get("page") for name, run in runs.items()}
+    assert pages == {"one": None, "two": None, "last": "../last/index.html"}, "dead links"
 
 
 def test_an_analysis_stays_and_no_model_is_in_a_ledger_twice(ledger: Path, tmp_path: Path):
