@@ -44,7 +44,7 @@ def read_ledger(folder: str, out: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         table = table.fillna(dict.fromkeys(("over", "other", "floor_day", "differ"), ""))
         render_claims(table, record)
     for run in record["runs"].values():
-        page = Path(folder) / run.pop("page", "")  # of the analysis, which may be elsewhere
+        page = Path(folder) / run.pop("page", "")  # page of the analysis, if it was kept
         run |= {"page": relpath(page, out)} if page.is_file() else {}
     return table, record["runs"]
 
