@@ -275,21 +275,22 @@ class _FastReader(gguf.GGUFReader):
     def _get_field_parts(
         self, orig_offs: int, raw_type: int
     ) -> tuple[int, list[np.ndarray], list[int], list[gguf.GGUFValueType]]:
-        """Size, parts, indices of the values among the parts, and types, as in the original."""
-        types = gguf.GGUFValueType
+        """Size, parts, indices of values among the parts, and types; a string is one part."""
+        types, start = gguf.GGUFValueType, orig_offs + 12
         if raw_type != types.ARRAY or self.byte_order == "S":  # swapped bytes
             return super()._get_field_parts(orig_offs, raw_type)
         head = [self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)]
-        kind, count, end = types(head[0][0]), int(head[1][0]), orig_offs + 12
+        kind, count, items = types(head[0][0]), int(head[1][0]), list[np.ndarray]()
         if kind == types.STRING:
-            items, file = list[np.ndarray](), self.data.data
+            end, file = start, self.data.data
             while len(items) < count and end < len(file):
                 begin = end + 8
                 end = begin + int.from_bytes(file[end:begin], sys.byteorder)
                 items.append(self.data[begin:end])
-        else:
-            values = self._get(end, self.gguf_scalar_to_np[kind], count)
-            items, end = list(values[:, None]), end + values.itemsize * count
+        elif (dtype := self.gguf_scalar_to_np.get(kind)) is None:
+            return super()._get_field_parts(orig_offs, raw_type)
+        elif (end := start + np.dtype(dtype).itemsize * count) <= len(self.data):
+            items = list(self._get(start, dtype, count)[:, None])
         if len(items) < count or end > len(self.data):
             raise ValueError("the file ends within a list")
         parts, kinds = [*head, *items], [types.ARRAY, kind]

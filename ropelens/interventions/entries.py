@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from itertools import chain
+from itertools import chain, pairwise
 from operator import add
 from typing import Any
 
@@ -207,9 +207,9 @@ def run_entries(
     # Processes fit together, so a process that saved later than another one fits again.
     del fits[min(gather(len(fits))) :]
     unfitted = entries[len(fits) :] if "labels" in measures else []
-    measured = [entry.sums.sequences for entry in sums]  # the first entries may be ahead
+    measured = [entry.sums.sequences for entry in sums]  # earlier entries may be ahead
     own = shard(len(text)) if {"loss", "change", "labels"} & {*measures} else range(0)
-    parts = own[measured[-1] : measured[0]], own[measured[0] :]
+    parts = (own[a:b] for a, b in pairwise(sorted({*measured, len(own)})))
     runs = [(n, name) for name in tasks for n in shard(len(entries)) if name not in answers[n]]
     tokens = sum(int(text.real[[*own[done:]]].sum()) for done in measured)
     tokens += sum(tasks[name].tokens for _, name in runs)

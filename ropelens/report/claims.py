@@ -56,8 +56,8 @@ def claims_sentences(table: pd.DataFrame, places: Mapping[str, str] | None = Non
     several = table["model"].nunique() > 1
     for model, rows in table.groupby("model", sort=False):
         counts = {word: int((rows["verdict"] == word).sum()) for word in VERDICTS}
-        tested, number = rows[rows["verdict"] != "not testable"], rows["claim"].nunique()
-        held = (tested["verdict"] == "holds").groupby(tested["claim"]).all()  # in all kinds
+        testable, number = rows[rows["verdict"] != "not testable"], rows["claim"].nunique()
+        held = (testable["verdict"] == "holds").groupby(testable["claim"]).all()  # by kind
         holds.append((model, int(held.sum()), number))
         lost = [*map(_shown, rows[rows["verdict"] == "contradicted"].to_dict("records"))]
         record: dict[str, Any] = {"counts": counts, "lost": lost, "claims": number}

@@ -122,8 +122,9 @@ def test_fields_are_those_of_the_plain_reader(bundled_file, tmp_path):
         assert [files._parse_value(ours.parts[n], ours.types) for n in ours.data] == parsed
     content, cut = bundled_file.read_bytes(), tmp_path / "cut.gguf"
     begin = content.index(b"tokenizer.ggml.tokens") + len("tokenizer.ggml.tokens") + 8
+    numbers = content[: begin - 4] + b"\x05" + content[begin - 3 :]  # a list of int32
     endless = content[:begin] + b"\xff" * 7 + content[begin + 7 :]  # the number of tokens
-    for damaged in (content[: begin + 500], endless):
+    for damaged in (content[: begin + 500], endless, numbers[: begin + 95]):
         cut.write_bytes(damaged)
         with pytest.raises(ValueError, match="the file ends within a list"):
             files._FastReader(cut)

@@ -33,7 +33,7 @@ def measure(**options: object) -> xr.Dataset:
 
 def evaluate(**options: object) -> xr.Dataset:
     few = {"edits": EDITS, "prompt_lengths": [40], "rows": 10, "batch_size": 2}
-    return rl.evaluate(MODEL, TOKENS, **few, **options)
+    return rl.evaluate(MODEL, TOKENS, **few | options)
 
 
 uninterrupted = cache(lambda measured: measured())
@@ -109,6 +109,17 @@ def test_an_evaluation_goes_on(folder, ran, measures, stop, again, left):
         resumed = evaluate(measures=measures, progress=token_progress(amounts.append))
     assert (ran, sum(amounts)) == (again, left)
     assert_same(resumed, uninterrupted(evaluate))
+
+
+@pytest.mark.parametrize("measures", [("labels", "change"), ("loss",)])
+def test_an_evaluation_goes_on_in_other_batches(folder, measures):
+    """The size of batches depends on free memory, and a run may stop within a batch twice."""
+    for size, stop in ((4, 4 * 24 + 1), (2, 2 * 24 + 1)):
+        with pytest.raises(Stop), savepoint(folder, {}):
+            evaluate(measures=measures, batch_size=size, progress=stop_at(stop))
+    with savepoint(folder, {}):
+        resumed = evaluate(measures=measures, batch_size=4)
+    assert_same(resumed, evaluate(measures=measures))
 
 
 @pytest.mark.parametrize("how", ["another key", "cut", "another file", "empty"])
