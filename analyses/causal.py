@@ -180,7 +180,12 @@ def against_random(
 def repeats(analysis: rl.Analysis) -> xr.Dataset:
     """Losses of repeated random tokens, as from `losses`, and induction scores of heads."""
     measured = rl.evaluate(analysis.model, analysis.text, measures=["induction"])
-    loss = measured["repeat_loss"].isel(edit=0).rename(trial="sequence").expand_dims("tokens")
+    loss = (
+        measured["repeat_loss"]
+        .isel(edit=0)
+        .rename(trial="sequence")
+        .expand_dims("tokens")
+    )
     loss = loss.assign_coords(group=("sequence", np.arange(loss.sizes["sequence"])))
     summed = xr.Dataset({"loss": loss, "count": xr.ones_like(loss)})
     return summed.assign(induction=measured["induction"].isel(edit=0))
@@ -206,7 +211,9 @@ def draws(heads: pd.DataFrame, chosen: pd.DataFrame) -> tuple[list[pd.DataFrame]
     random = np.random.default_rng(0)
     sets: dict[tuple[int, ...], None] = {}
     while len(sets) < min(DRAWS, possible):
-        rows = [random.choice(free[layer], n, replace=False) for layer, n in counts.items()]
+        rows = [
+            random.choice(free[layer], n, replace=False) for layer, n in counts.items()
+        ]
         sets[tuple(sorted(np.concatenate(rows).tolist()))] = None
     return [heads.loc[[*rows]] for rows in sets], possible
 
@@ -248,8 +255,12 @@ def planes_of(analysis: rl.Analysis, chosen: pd.DataFrame) -> tuple[list, list, 
     strong, weak, shares = [], [], []
     for row in chosen.itertuples():
         push = analysis.profile["selectivity_keys"].isel(layer=row.layer, head=row.head)
-        push = push.where(np.isfinite(analysis.profile["wavelength"][row.layer])).clip(min=0)
-        order = np.argsort(-push.fillna(0).values, kind="stable")[: int(push.notnull().sum())]
+        push = push.where(np.isfinite(analysis.profile["wavelength"][row.layer])).clip(
+            min=0
+        )
+        order = np.argsort(-push.fillna(0).values, kind="stable")[
+            : int(push.notnull().sum())
+        ]
         if not float(push.sum()):
             continue
         share = push.values[order].cumsum() / float(push.sum())
@@ -273,7 +284,9 @@ def changes(before: xr.Dataset, after: xr.Dataset) -> list[Change]:
     return intervals
 
 
-def changes_beyond(random: list[xr.Dataset], silent: xr.Dataset, left: float) -> list[Change]:
+def changes_beyond(
+    random: list[xr.Dataset], silent: xr.Dataset, left: float
+) -> list[Change]:
     """How much more `silent` costs than the mean of the draws `random`, as from `changes`.
 
     Documents and draws each give an interval, and the squares of their half widths add: crossed
@@ -300,9 +313,14 @@ def rows_of(
     tokens: Sequence[str] = TOKENS,
 ) -> list[dict[str, object]]:
     """Rows of the table, with the heads that were silenced or lost planes."""
-    numbers = [dict(zip(("change", "low", "high"), row, strict=True)) for row in intervals]
+    numbers = [
+        dict(zip(("change", "low", "high"), row, strict=True)) for row in intervals
+    ]
     named = {"what": what, "label": label, "heads": names(heads)}
-    return [named | {"tokens": kind} | row for kind, row in zip(tokens, numbers, strict=True)]
+    return [
+        named | {"tokens": kind} | row
+        for kind, row in zip(tokens, numbers, strict=True)
+    ]
 
 
 def names(heads: pd.DataFrame) -> str:

@@ -46,7 +46,9 @@ APOSTROPHE = "*'*"
 SETS = 8  # of random tokens
 SEARCHED = 16  # sequences, at most
 COPIED = 24  # random tokens that come twice
-CHECKED = 12  # planes of largest attribution that are dropped and patched; also random planes
+CHECKED = (
+    12  # planes of largest attribution that are dropped and patched; also random planes
+)
 
 
 def answer(analysis: rl.Analysis) -> Answer:
@@ -55,7 +57,9 @@ def answer(analysis: rl.Analysis) -> Answer:
     search = apostrophes(analysis)
     attributed, words = one_answer(analysis, five, best)
     losses = plot_silenced(table)
-    losses.update_layout(title_text="Loss of copied tokens without heads, or their planes")
+    losses.update_layout(
+        title_text="Loss of copied tokens without heads, or their planes"
+    )
     losses.update_yaxes(title_text="silenced or stopped", col=1)
     figures = {
         "Change of the loss of repeated random tokens, with its 95% interval over sequences. "
@@ -93,7 +97,9 @@ def five_heads(
     measured = {name: plain.sel(edit=name) for name in plain["edit"].values}
     silences = {f"{len(five)} previous-token heads silent": heads}
     random = list(random_heads(analysis.heads, five))
-    silences |= {f"random heads, draw {n}": drawn for n, drawn in enumerate(random, start=1)}
+    silences |= {
+        f"random heads, draw {n}": drawn for n, drawn in enumerate(random, start=1)
+    }
     for name, silent_heads in silences.items():
         with rl.silence_heads(model, silent_heads):
             without = rl.evaluate(model, text, measures=["induction"], edits={})
@@ -148,7 +154,9 @@ def apostrophes(analysis: rl.Analysis) -> list[str]:
     if not among.any():
         return ["The text has no apostrophe, so no head can be searched for."]
     usual = float(np.median(counts[among]))
-    plain = np.char.isalpha(np.char.strip(names)) & (np.abs(np.log2(counts / usual)) <= 2)
+    plain = np.char.isalpha(np.char.strip(names)) & (
+        np.abs(np.log2(counts / usual)) <= 2
+    )
     random = np.random.default_rng(0)
     words, size = np.unique(np.char.strip(names[plain])), int(among.sum())
     sets = [
@@ -166,7 +174,9 @@ def apostrophes(analysis: rl.Analysis) -> list[str]:
         rows=64,
         surrogates=0,
     )
-    leads = [profile[on.name] - profile[control.name] for on, control in statistics.values()]
+    leads = [
+        profile[on.name] - profile[control.name] for on, control in statistics.values()
+    ]
     best = leads[0].argmax(("layer", "head"))
     on, control = (float(profile[row.name][best]) for row in statistics[0])
     null = [float(lead.max()) for lead in leads[1:]]
@@ -213,7 +223,9 @@ def one_answer(
     top = [tuple(map(int, np.unravel_index(index, values.shape))) for index in order]
 
     def plane_name(layer: int, head: int, plane: int) -> str:
-        return f"{layer}.{head} at {wavelength(float(causes['wavelength'][layer, plane]))}"
+        return (
+            f"{layer}.{head} at {wavelength(float(causes['wavelength'][layer, plane]))}"
+        )
 
     most = ", ".join(f"{plane_name(*place)} ({values[place]:+.2f})" for place in top)
     patched = causes["patched"].values
@@ -247,17 +259,28 @@ LOOKS = (
 
 def plot_planes(causes: xr.Dataset) -> go.Figure:
     """Attributions by wavelength, a line per head."""
-    figure = go.Figure(layout={"title": "Attribution of one answer to planes", "height": 420})
+    figure = go.Figure(
+        layout={"title": "Attribution of one answer to planes", "height": 420}
+    )
     places = np.argwhere(causes["attribution"].notnull().any("frequency").values)
     for n, (layer, head) in enumerate(places):
         dash, look = divmod(n, len(LOOKS))
         color, symbol = LOOKS[look]
-        line = {"name": f"{layer}.{head}", "mode": "lines+markers", "marker_symbol": symbol}
+        line = {
+            "name": f"{layer}.{head}",
+            "mode": "lines+markers",
+            "marker_symbol": symbol,
+        }
         line |= {"line": {"color": color, "dash": ("solid", "dash", "dot")[dash % 3]}}
-        x, y = causes["wavelength"][layer].values, causes["attribution"][layer, head].values
+        x, y = (
+            causes["wavelength"][layer].values,
+            causes["attribution"][layer, head].values,
+        )
         turns = np.isfinite(x)
         figure.add_scatter(x=x[turns], y=y[turns], **line)
-    figure.update_xaxes(type="log", dtick=1, title_text="wavelength (tokens, log scale)")
+    figure.update_xaxes(
+        type="log", dtick=1, title_text="wavelength (tokens, log scale)"
+    )
     return figure.update_yaxes(title_text="attribution (nats)")
 
 

@@ -57,7 +57,9 @@ def main(
     reports.mkdir(parents=True, exist_ok=True)
     measure = ["--context", context, "--sequences", sequences, *["--quick"] * quick]
     for model in models:
-        texts = [] if model.startswith("bundled:") else [f"--text={path}" for path in text]
+        texts = (
+            [] if model.startswith("bundled:") else [f"--text={path}" for path in text]
+        )
         folder = reports / Path(model).name.replace(":", "-")
         if not (folder / "claims.csv").exists():
             ropelens("claims", model, *texts, *measure, "--out", folder)
@@ -76,7 +78,9 @@ def random_weights(folder: Path) -> None:
 
 def ropelens(*words: object) -> None:
     """Run a command. If it fails, it has printed the reason."""
-    if code := subprocess.run([sys.executable, "-m", "ropelens", *map(str, words)]).returncode:
+    if code := subprocess.run(
+        [sys.executable, "-m", "ropelens", *map(str, words)]
+    ).returncode:
         raise typer.Exit(code)
 
 

@@ -52,7 +52,9 @@ TASKS = {
 
 def main(
     runs: list[Path] = typer.Option([Path("runs/copying")], help="Folders of studies."),
-    sequences: int = typer.Option(512, help="Sequences of validation text for the loss."),
+    sequences: int = typer.Option(
+        512, help="Sequences of validation text for the loss."
+    ),
 ) -> None:
     cache = runs[0] / "measured"
     comparison = rl.compare(runs, cache=cache, sequences=sequences)
@@ -103,7 +105,9 @@ def measure_run(folder: Path, *, data: Path, run: dict) -> dict[str, list]:
     held_out = np.load(data / "valid.npy")
     text = rl.Text(torch.from_numpy(held_out[-16:].astype(np.int64)))
     profile = rl.profile(model, text, surrogates=0)
-    names = {role: best_heads(profile[role].values, most) for role, most in ROLES.items()}
+    names = {
+        role: best_heads(profile[role].values, most) for role, most in ROLES.items()
+    }
     scores = np.maximum(*(profile[role].values for role in ROLES))
     turns = np.isfinite(profile["wavelength"]).any("layer").values
     rows = {
@@ -138,7 +142,11 @@ def heads_of(names: dict[str, list[str]], profile: xr.Dataset) -> Iterator[dict]
 
 
 def costs_of(
-    model, text: rl.Text, names: dict[str, list[str]], scores: np.ndarray, turns: np.ndarray
+    model,
+    text: rl.Text,
+    names: dict[str, list[str]],
+    scores: np.ndarray,
+    turns: np.ndarray,
 ) -> Iterator[dict]:
     """Loss of copies and share of needles found, without some heads or planes of the model."""
     chosen = names["induction"]
@@ -151,7 +159,9 @@ def costs_of(
     }
     plain = rl.evaluate(model, text, edits=quarters, **TASKS)
     measured = [(name, "", plain.sel(edit=name)) for name in plain["edit"].values]
-    silences = [(f"{role} heads silent", heads) for role, heads in names.items() if heads]
+    silences = [
+        (f"{role} heads silent", heads) for role, heads in names.items() if heads
+    ]
     silences += [(RANDOM, heads) for heads in random_heads(scores, chosen)]
     for name, heads in silences:
         with rl.silence_heads(model, ",".join(heads), to="mean", text=text):
@@ -178,8 +188,13 @@ def random_heads(scores: np.ndarray, chosen: list[str]) -> list[list[str]]:
     while first > 0 and (without[:, 0] >= first).sum() < len(chosen):
         first -= 1
     free = [f"{layer}.{head}" for layer, head in without if layer >= first]
-    random, draws = np.random.default_rng(0), DRAWS if len(free) >= len(chosen) > 0 else 0
-    return [random.choice(free, len(chosen), replace=False).tolist() for _ in range(draws)]
+    random, draws = (
+        np.random.default_rng(0),
+        DRAWS if len(free) >= len(chosen) > 0 else 0,
+    )
+    return [
+        random.choice(free, len(chosen), replace=False).tolist() for _ in range(draws)
+    ]
 
 
 def who_copies(comparison: xr.Dataset) -> str:
@@ -213,7 +228,9 @@ def what_comes_first(comparison: xr.Dataset) -> list[str]:
     leads = []
     for what, since in firsts.items():
         earlier = (copying - since).set_index(entry=RUN).to_series()
-        leads.append(f"{what} in {(earlier >= 0).sum()} of {runs}, {say(by_seed(earlier))}")
+        leads.append(
+            f"{what} in {(earlier >= 0).sum()} of {runs}, {say(by_seed(earlier))}"
+        )
     return [
         f"Before an induction head ({LEAST} or more), or at the same checkpoint, there are "
         f"{'; '.join(leads)} million tokens earlier (a mean over seeds)."
@@ -252,7 +269,9 @@ def how_far(comparison: xr.Dataset) -> list[str]:
         "Needles past it": needles.where(~within).mean("prompt_length"),
         "Million tokens until a run copies": first_seen(copying),
     }
-    return [line for name, mean in means.items() for line in against_baseline(name, mean)]
+    return [
+        line for name, mean in means.items() for line in against_baseline(name, mean)
+    ]
 
 
 def against_baseline(name: str, values: xr.DataArray) -> list[str]:
@@ -263,7 +282,9 @@ def against_baseline(name: str, values: xr.DataArray) -> list[str]:
         change = pairs.dropna("entry")
         if len(change):
             count = f" in {len(change)} of {len(pairs)} pairs"
-            changes.append(f"{group} {say(change.values)}{count * (len(change) < len(pairs))}")
+            changes.append(
+                f"{group} {say(change.values)}{count * (len(change) < len(pairs))}"
+            )
             partners.update(runs["partner"].values.tolist())
     if not changes:
         return []
@@ -279,7 +300,9 @@ def which_planes(heads: pd.DataFrame) -> list[str]:
     induction = heads if heads.empty else heads[heads["role"] == "induction"]
     if induction.empty:
         return ["No run has an induction head, so its planes are not testable."]
-    by_run = induction.groupby(["variant", "seed"], sort=False)["share_of_slow_quarter"].mean()
+    by_run = induction.groupby(["variant", "seed"], sort=False)[
+        "share_of_slow_quarter"
+    ].mean()
     parts = []
     for variant, shares in by_run.groupby("variant", sort=False):
         beyond = say(shares.values - 0.25)
@@ -303,7 +326,10 @@ def what_it_costs(costs: pd.DataFrame) -> list[str]:
     if set(costs["what"]) <= {"none"}:
         return []
     sentences = []
-    for column, measure in (("copy_loss", "loss of copies"), ("retrieval", "needles found")):
+    for column, measure in (
+        ("copy_loss", "loss of copies"),
+        ("retrieval", "needles found"),
+    ):
         wide = costs.pivot_table(column, ["variant", "seed"], "what", sort=False)
         change = wide.sub(wide["none"], axis="index").drop(columns="none")
         parts = [f"{name}: {say(by_seed(change[name]))}" for name in change]

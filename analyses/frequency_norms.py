@@ -61,7 +61,9 @@ def findings(profile: xr.Dataset) -> list[str]:
     peak, planes = int(np.nanargmax(mean)), int(np.isfinite(wavelength).sum())
     quarter = max(planes // 4, 1)
     slow, fast = mean[planes - quarter : planes].sum(), mean[:quarter].sum()
-    by_layer = ", ".join(f"{value:.0%}" for value in share.values[:, :quarter].sum(axis=1))
+    by_layer = ", ".join(
+        f"{value:.0%}" for value in share.values[:, :quarter].sum(axis=1)
+    )
     sentences = [
         f"The norms peak at plane {peak} of {planes}, wavelength {wavelength[peak]:,.0f} "
         f"tokens, with {mean[peak]:.0%} of |q||k| (evenly spread: {1 / planes:.0%}).",
@@ -75,7 +77,9 @@ def findings(profile: xr.Dataset) -> list[str]:
     ]
     inv_freq = profile["inv_freq"].values[0]
     steps = np.diff(np.log(inv_freq[inv_freq > 0]))
-    if len(steps) > 1 and np.ptp(steps) <= 1e-3:  # a power law of one base, as in Oka et al.
+    if (
+        len(steps) > 1 and np.ptp(steps) <= 1e-3
+    ):  # a power law of one base, as in Oka et al.
         band = np.log(trained / 3.657) / -steps.mean()
         length, _ = window_of(profile, [0]) or ("trained context", 0)
         sentences.append(

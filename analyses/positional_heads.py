@@ -37,7 +37,9 @@ def answer(analysis: rl.Analysis) -> Answer:
         "lies left of the strokes of the surrogates.": rl.plot_claim(profile, heads),
     }  # fmt: skip
     low = heads[heads["confidence"] < 0.9]
-    named = ", ".join(f"L{row.layer} H{row.head} {row.label}" for row in low.itertuples())
+    named = ", ".join(
+        f"L{row.layer} H{row.head} {row.label}" for row in low.itertuples()
+    )
     unsure = f"Labels with a confidence below 90%: {named or 'none'}."
     question = "Which heads are positional, and through which wavelengths?"
     return Answer(question, [*describe(heads), unsure], figures)

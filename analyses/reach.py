@@ -48,7 +48,9 @@ def answer(analysis: rl.Analysis) -> Answer:
     if "reach" in heads:  # heads with a window cannot see far copies
         heads = heads[heads["reach"] == heads["reach"].max()]
     others = heads[["positional_fraction", "interaction_fraction"]].max(axis=1)
-    measured = heads[(heads["content_fraction"] > others) & (heads["label"] != "diffuse")]
+    measured = heads[
+        (heads["content_fraction"] > others) & (heads["label"] != "diffuse")
+    ]
     semantic = (measured["label"] == "semantic").sum()
     about = (
         f"Content explains most bits (without sinks) of {len(measured)} of the {len(heads)} "
@@ -58,9 +60,8 @@ def answer(analysis: rl.Analysis) -> Answer:
     measured = measured.nlargest(MOST, "induction")
     if not len(measured):
         measured = heads.nlargest(1, "content_fraction")
-        about = (
-            "Content explains most bits of no head. Measured: the head that it explains best."
-        )
+        about = "Content explains most bits of no head. "
+        about += "Measured: the head that it explains best."
     run = partial(
         rl.reach,
         analysis.model,
@@ -68,11 +69,17 @@ def answer(analysis: rl.Analysis) -> Answer:
         heads=",".join(f"{row.layer}.{row.head}" for row in measured.itertuples()),
     )
     context = analysis.profile.attrs["trained_context"]
-    fit = [apart for apart in APART if apart + 64 < context] if context > SHORT else None
+    fit = (
+        [apart for apart in APART if apart + 64 < context] if context > SHORT else None
+    )
     variants = VARIANTS if fit is None else VARIANTS[:2]
     reach = run(copies=fit, distances=DISTANCES, variants=variants)
-    near = [apart for apart in reach["run_distance"].values.tolist() if apart < FARTHEST]
-    needles = run(copied=NEEDLE, copies=near, distances=(), draws=16 if fit is None else 8)
+    near = [
+        apart for apart in reach["run_distance"].values.tolist() if apart < FARTHEST
+    ]
+    needles = run(
+        copied=NEEDLE, copies=near, distances=(), draws=16 if fit is None else 8
+    )
     best = measured.loc[measured["induction"].idxmax()]
     of_needles = plot_reach(needles).update_layout(title_text="Needles, by distance")
     figures = {
@@ -102,7 +109,9 @@ def compare(reach: xr.Dataset, needles: xr.Dataset) -> list[str]:
     )
     shares = [
         f"{copy:.0%} and {needle:.0%} {distance:,} tokens back"
-        for copy, needle, distance in zip(copies.values, hidden.values, apart, strict=True)
+        for copy, needle, distance in zip(
+            copies.values, hidden.values, apart, strict=True
+        )
     ]
     heads = f"The {int((near >= 0.5).sum())} heads that find half of the nearest copies"
     about = "these shares of copies and needles:"

@@ -38,7 +38,9 @@ REPORTS = HERE.parent / "reports"
 
 def main(
     text: list[Path] = typer.Option([], help="Text to learn from."),
-    valid: list[Path] = typer.Option([], help="Validation text; else a share of the text."),
+    valid: list[Path] = typer.Option(
+        [], help="Validation text; else a share of the text."
+    ),
     tokens: Path | None = typer.Option(
         None, help="Tokens that were made before, instead of text."
     ),
@@ -46,7 +48,9 @@ def main(
         HERE / "variants.toml", help="Variants, seeds and sizes; also names the report."
     ),
     runs: Path = typer.Option(Path("runs/variants"), help="Folder of the runs."),
-    sequences: int = typer.Option(512, help="Sequences of validation text for the loss."),
+    sequences: int = typer.Option(
+        512, help="Sequences of validation text for the loss."
+    ),
 ) -> None:
     run_study(study, out=runs, text=text, valid=valid, tokens=tokens)
     comparison = rl.compare([runs], cache=runs / "measured", sequences=sequences)
@@ -68,7 +72,11 @@ def where_norms_peak(comparison: xr.Dataset) -> str:
         peak = int(mean.argmax("frequency"))
         first = runs["entry"].values[0]
         wavelength = float(comparison["wavelength"].sel(entry=first)[0, peak])
-        place = f"{wavelength:,.0f} tokens" if np.isfinite(wavelength) else "does not rotate"
+        place = (
+            f"{wavelength:,.0f} tokens"
+            if np.isfinite(wavelength)
+            else "does not rotate"
+        )
         peaks.append(f"{group} {mean[peak]:.0%} ({place})")
     even = 1 / np.isfinite(share).sum("frequency").max()
     return (
@@ -84,12 +92,16 @@ def stopped_planes(comparison: xr.Dataset) -> list[str]:
         entries = entries.isel(entry=entries["partner"].values >= 0)
         partners = comparison.isel(entry=entries["partner"].values)
         wavelength = entries["wavelength"].isel(entry=slice(1), layer=0)
-        wavelength = wavelength.max("entry").dropna("frequency")  # planes that this size has
+        wavelength = wavelength.max("entry").dropna(
+            "frequency"
+        )  # planes that this size has
         still = np.isinf(wavelength)
         if not still.any() or still.all():
             continue
         stopped, turning = (
-            ", ".join(f"{share:.0%} of {name}" for name, share in shares(runs, still).items())
+            ", ".join(
+                f"{share:.0%} of {name}" for name, share in shares(runs, still).items()
+            )
             for runs in (entries, partners)
         )
         sentences.append(
@@ -113,7 +125,10 @@ def shares(entries: xr.Dataset, still: xr.DataArray) -> dict[str, float]:
         known = entries["selectivity_keys"].where(entries["label"] == label)
         if known.notnull().any():
             parts[f"the selectivity of {label} heads"] = known
-    return {name: float(part.where(still).sum() / part.sum()) for name, part in parts.items()}
+    return {
+        name: float(part.where(still).sum() / part.sum())
+        for name, part in parts.items()
+    }
 
 
 if __name__ == "__main__":

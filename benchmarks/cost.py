@@ -66,7 +66,9 @@ def main() -> None:
     parser.add_argument(
         "--others", action="store_true", help="also transformers and TransformerLens"
     )
-    parser.add_argument("--large", action="store_true", help="1.1 billion parameters, bfloat16")
+    parser.add_argument(
+        "--large", action="store_true", help="1.1 billion parameters, bfloat16"
+    )
     parser.add_argument("--contexts", help="[default: 1024,4096; with --large 1024]")
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
@@ -83,8 +85,17 @@ def main() -> None:
     large = arguments.large
     contexts = arguments.contexts or ("1024" if large else "1024,4096")
     model = (random_llama(**LARGE) if large else random_llama()).to(device)
-    table = Table(title=f"median of {RUNS}, {device}, {torch.get_num_threads()} threads")
-    for heading in ("context", "what", "seconds", "time ratio", "peak MiB", "above plain MiB"):
+    table = Table(
+        title=f"median of {RUNS}, {device}, {torch.get_num_threads()} threads"
+    )
+    for heading in (
+        "context",
+        "what",
+        "seconds",
+        "time ratio",
+        "peak MiB",
+        "above plain MiB",
+    ):
         table.add_column(heading, justify="left" if heading == "what" else "right")
     for context in map(int, contexts.split(",")):
         ids = torch.randint(model.config.vocab_size, (1, context), device=device)
@@ -132,8 +143,12 @@ def cost_of_profile(live: LiveModel, text: rl.Text) -> dict[str, float]:
     measurement = Measurement.of(live, text)
     planes = RotationProbe(live).planes(text.context)
     ways: dict[str, Callable[[], object]] = {
-        "plain forward": lambda: [model(ids, use_cache=False) for ids in text.ids.split(1)],
-        "fits and 40 surrogates": lambda: fit_layers(measurement, planes, surrogates=40),
+        "plain forward": lambda: [
+            model(ids, use_cache=False) for ids in text.ids.split(1)
+        ],
+        "fits and 40 surrogates": lambda: fit_layers(
+            measurement, planes, surrogates=40
+        ),
         "rl.profile": lambda: rl.profile(model, text),
     }
     seconds = {"exchanged keys, in rl.profile": 0.0}
@@ -166,7 +181,9 @@ def parts_of_a_profile(device: torch.device) -> Table:
     fits = fit(0)
     repeated = repeats(measurement, planes)
     ways: dict[str, Callable[[], object]] = {
-        "plain forward": lambda: [model(ids, use_cache=False) for ids in text.ids.split(8)],
+        "plain forward": lambda: [
+            model(ids, use_cache=False) for ids in text.ids.split(8)
+        ],
         "probe of the rotation": lambda: RotationProbe(live).layers(context),
         "repeated tokens": lambda: repeated.measure(lambda _: None),
         "fits": lambda: fit(0),
@@ -261,7 +278,9 @@ def other_ways(ids: torch.Tensor) -> dict[str, Callable[[], object]]:
     }
 
 
-def compare(ways: dict[str, Callable[[], object]], device: torch.device) -> dict[str, Cost]:
+def compare(
+    ways: dict[str, Callable[[], object]], device: torch.device
+) -> dict[str, Cost]:
     """Run every way RUNS times, in turn, after one run that does not count."""
     seconds: dict[str, list[float]] = {what: [] for what in ways}
     peaks: dict[str, list[int]] = {what: [] for what in ways}
@@ -273,7 +292,9 @@ def compare(ways: dict[str, Callable[[], object]], device: torch.device) -> dict
                     seconds[what].append(cost.seconds)
                     peaks[what].append(cost.peak)
     return {
-        what: Cost(statistics.median(seconds[what]), int(statistics.median(peaks[what])))
+        what: Cost(
+            statistics.median(seconds[what]), int(statistics.median(peaks[what]))
+        )
         for what in ways
     }
 

@@ -46,7 +46,9 @@ PROFILED = 16, 4
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--corpora", type=Path, help="holds novels/{train,valid}/*.txt")
-    parser.add_argument("--draws", type=int, default=2000, help="number of draws for each row")
+    parser.add_argument(
+        "--draws", type=int, default=2000, help="number of draws for each row"
+    )
     parser.add_argument(
         "--profiles", type=int, default=0, help="number of draws that are profiled"
     )
@@ -108,11 +110,19 @@ def correlated(
     layers: int, alike: float, draws: int, random: np.random.Generator
 ) -> np.ndarray:
     """Layers of 6 heads, with two normal numbers that correlate by -0.7; [draw, interval]."""
-    mix, truth = np.linalg.cholesky([[1, -0.7], [-0.7, 1]]), 6 / np.pi * np.arcsin(-0.7 / 2)
+    mix, truth = (
+        np.linalg.cholesky([[1, -0.7], [-0.7, 1]]),
+        6 / np.pi * np.arcsin(-0.7 / 2),
+    )
     hits = []
     for _ in range(draws):
-        shared, noise = random.normal(size=(2, layers, 1)), random.normal(size=(2, layers, 6))
-        x, y = np.einsum("ij,jlh->ilh", mix, alike**0.5 * shared + (1 - alike) ** 0.5 * noise)
+        shared, noise = (
+            random.normal(size=(2, layers, 1)),
+            random.normal(size=(2, layers, 6)),
+        )
+        x, y = np.einsum(
+            "ij,jlh->ilh", mix, alike**0.5 * shared + (1 - alike) ** 0.5 * noise
+        )
         claim = judge_wavelengths(wavelength_arrays(x[None], y[None]))
         picks = random.integers(layers, size=(200, layers))
         redrawn = [rank_correlation(x[pick].ravel(), y[pick].ravel()) for pick in picks]
@@ -134,9 +144,13 @@ def redrawn(
     truth = float((weight * change).sum() / weight.sum())
     hits = []
     for _ in range(draws):
-        drawn = [members[number] for number in random.integers(len(members), size=documents)]
+        drawn = [
+            members[number] for number in random.integers(len(members), size=documents)
+        ]
         rows = np.concatenate(drawn)
-        document = np.repeat(np.arange(documents), [len(sequences) for sequences in drawn])
+        document = np.repeat(
+            np.arange(documents), [len(sequences) for sequences in drawn]
+        )
         hits.append(holds(truth, change[rows], weight[rows], document))
     return np.array(hits)
 
@@ -160,7 +174,9 @@ def novels(corpora: Path, context: int, count: int) -> tuple[PreTrainedModel, rl
         text = path.read_text(encoding="utf-8")
         for begin in np.linspace(0, max(0, len(text) - 8 * context), count + 2)[1:-1]:
             stretch = text[int(begin) :][: 8 * context]
-            ids = tokenizer(stretch, add_special_tokens=False, verbose=False)["input_ids"]
+            ids = tokenizer(stretch, add_special_tokens=False, verbose=False)[
+                "input_ids"
+            ]
             cut = [tokenizer.bos_token_id, *ids][:context]
             assert len(cut) == context, path
             rows.append(torch.tensor(cut))
@@ -183,7 +199,9 @@ def changes_of_loss(
     )
     loss = evaluated["loss"]
     names = evaluated["edit"].values[1:].tolist()
-    change = {name: (loss.sel(edit=name) - loss.sel(edit="none")).values for name in names}
+    change = {
+        name: (loss.sel(edit=name) - loss.sel(edit="none")).values for name in names
+    }
     return evaluated["predicted_tokens"].values.astype(float), change
 
 
@@ -193,7 +211,9 @@ def profiled(
     """Rank correlations of profiles of documents that are drawn with replacement."""
     documents, count = PROFILED
     group = text.documents.numpy()
-    members = [np.flatnonzero(group == number)[:count] for number in range(group.max() + 1)]
+    members = [
+        np.flatnonzero(group == number)[:count] for number in range(group.max() + 1)
+    ]
     claims = []
     for draw in range(draws):
         picks = random.integers(len(members), size=documents)

@@ -24,7 +24,11 @@ def dense_sums(model: LlamaForCausalLM, ids: Tensor) -> list[dict[str, Tensor]]:
         for name in ("q", "k"):
 
             def record(
-                _: object, __: object, out: Tensor, number: int = number, name: str = name
+                _: object,
+                __: object,
+                out: Tensor,
+                number: int = number,
+                name: str = name,
             ) -> None:
                 recorded.setdefault(number, {})[name] = out
 
@@ -50,8 +54,12 @@ def dense_sums(model: LlamaForCausalLM, ids: Tensor) -> list[dict[str, Tensor]]:
             head_sums(q / math.sqrt(size), k, a)
             for q, k, a in zip(query[0], key[0], attention[0], strict=True)
         ]
-        stacked = {name: torch.stack([sums[name] for sums in of_heads]) for name in of_heads[0]}
-        norms = {f"{name}_norm": by_plane(x[0].square()).sqrt() for name, x in heads.items()}
+        stacked = {
+            name: torch.stack([sums[name] for sums in of_heads]) for name in of_heads[0]
+        }
+        norms = {
+            f"{name}_norm": by_plane(x[0].square()).sqrt() for name, x in heads.items()
+        }
         layers.append(stacked | {name: x.mean(1) for name, x in norms.items()})
     return layers
 
@@ -69,10 +77,14 @@ def head_sums(query: Tensor, key: Tensor, attention: Tensor) -> dict[str, Tensor
     on_sink = attention[:, :1]
     others = (mean_key * count - key[:1]) / (count - 1).clamp(min=1)
     no_sink = attended_key - on_sink * key[:1] - (1 - on_sink) * others
-    log_norm = (query @ key.T).tril_().masked_fill_(hidden(length), -math.inf).logsumexp(-1)
+    log_norm = (
+        (query @ key.T).tril_().masked_fill_(hidden(length), -math.inf).logsumexp(-1)
+    )
     entropy = log_norm - (query * attended_key).sum(-1)
     offset = (torch.arange(length)[:, None] - torch.arange(1, length)).clamp_(min=0)
-    mass = torch.zeros(length).index_add_(0, offset.flatten(), attention[:, 1:].flatten())
+    mass = torch.zeros(length).index_add_(
+        0, offset.flatten(), attention[:, 1:].flatten()
+    )
     rows = slice(1, None)
     return {
         "selectivity": by_plane(query * (attended_key - mean_key))[rows].mean(0),

@@ -65,11 +65,16 @@ class DeviceTensor(Tensor):
     is_cuda = property(lambda self: True)
     is_meta = property(lambda self: False)
     data_on_host: Tensor
-    sets_number = False  # while Python sets entries to a number, which torch makes a tensor
+    sets_number = (
+        False  # while Python sets entries to a number, which torch makes a tensor
+    )
 
     @staticmethod
     def __new__(cls, data: Tensor) -> "DeviceTensor":
-        layout: Any = {"strides": data.stride(), "storage_offset": data.storage_offset()}
+        layout: Any = {
+            "strides": data.stride(),
+            "storage_offset": data.storage_offset(),
+        }
         options: Any = {"dtype": data.dtype, "device": META, **layout}
         made = Tensor._make_wrapper_subclass(cls, data.shape, **options)
         made.data_on_host = data
@@ -80,7 +85,9 @@ class DeviceTensor(Tensor):
         raise RuntimeError(f"{func} got a tensor of a counter that is not active here.")
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        number = not isinstance(value, Tensor)  # an argument of the kernel, without a copy
+        number = not isinstance(
+            value, Tensor
+        )  # an argument of the kernel, without a copy
         DeviceTensor.sets_number = number
         try:
             super().__setitem__(index, torch.tensor(value) if number else value)
@@ -106,12 +113,20 @@ class DeviceNames(TorchFunctionMode):
         if func is Tensor.new_tensor:
             like = {"dtype": args[0].dtype, "device": args[0].device}
             func, args, kwargs = torch.tensor, args[1:], like | kwargs
-        if func in (torch.tensor, torch.as_tensor, torch.asarray):  # "meta" would lose the data
+        if func in (
+            torch.tensor,
+            torch.as_tensor,
+            torch.asarray,
+        ):  # "meta" would lose the data
             device = kwargs.pop("device", None)
             made = func(*args, **kwargs)
-            return made if device is None else made.to(META if _is_gpu(device) else device)
+            return (
+                made if device is None else made.to(META if _is_gpu(device) else device)
+            )
         args = [META if _is_gpu(x) else x for x in args]
-        return func(*args, **{key: META if _is_gpu(x) else x for key, x in kwargs.items()})
+        return func(
+            *args, **{key: META if _is_gpu(x) else x for key, x in kwargs.items()}
+        )
 
 
 def _is_gpu(x: Any) -> bool:
@@ -136,7 +151,9 @@ class LaunchCounter(TorchDispatchMode):
     def active(self) -> Iterator["LaunchCounter"]:
         """Count in this block. Compiled and scripted functions run operator by operator."""
         patches: dict[str, Any] = {
-            "torch.cuda._lazy_init": lambda: None,  # a backward pass keeps the name "cuda"
+            "torch.cuda._lazy_init": lambda: (
+                None
+            ),  # a backward pass keeps the name "cuda"
             "torch.cuda.mem_get_info": lambda device=None: (2**36, 2**36),
             "torch.cuda.synchronize": lambda device=None: self._add({"waits": 1}),
             "torch.nn.functional.scaled_dot_product_attention": _fused_attention,
@@ -190,7 +207,9 @@ class LaunchCounter(TorchDispatchMode):
                     if id(x) not in moved:
                         weight = isinstance(x, nn.Parameter)
                         there = self.wrap(x.detach())
-                        moved[id(x)] = nn.Parameter(there, x.requires_grad) if weight else there
+                        moved[id(x)] = (
+                            nn.Parameter(there, x.requires_grad) if weight else there
+                        )
                     table[name] = moved[id(x)]
 
     def wrap(self, data: Tensor) -> DeviceTensor:
@@ -242,7 +261,9 @@ class LaunchCounter(TorchDispatchMode):
         given = {id(_data(x)): x for x in inputs}
         with DisableTorchFunction():
             result = facts.run(*_map(_data, args), **_map(_data, kwargs))
-            if facts.name == "_conj":  # few kernels of a GPU read conjugates without a copy
+            if (
+                facts.name == "_conj"
+            ):  # few kernels of a GPU read conjugates without a copy
                 result = result.resolve_conj()
         outputs = _tensors([result])
         if facts.kernel and any(x.numel() for x in (*inputs, *outputs)):
@@ -282,12 +303,16 @@ def _waits(
     elif facts.name in INDEXED and isinstance(args[0], DeviceTensor):
         indices = [x for x in args[1] if isinstance(x, Tensor)]
         number = (
-            len(args) > 2 and args[2].numel() == 1 and not isinstance(args[2], DeviceTensor)
+            len(args) > 2
+            and args[2].numel() == 1
+            and not isinstance(args[2], DeviceTensor)
         )
         if not number:  # otherwise torch calls masked_fill
             waits += any(x.dtype in (torch.bool, torch.uint8) for x in indices)
         hosts = [x for x in hosts if all(x is not index for index in indices)]
-        waits += sum(not isinstance(x, DeviceTensor) for x in indices)  # torch copies them
+        waits += sum(
+            not isinstance(x, DeviceTensor) for x in indices
+        )  # torch copies them
     if not hosts or len(hosts) == len(inputs):
         return waits
     outputs = [*args[: facts.in_place], *(kwargs.get(name) for name in facts.out)]
@@ -314,13 +339,17 @@ def _map(function: Callable[[Tensor], Any], x: Any) -> Any:
         return function(x)
     if isinstance(x, list | tuple):
         return type(x)([_map(function, entry) for entry in x])
-    return {key: _map(function, y) for key, y in x.items()} if isinstance(x, dict) else x
+    return (
+        {key: _map(function, y) for key, y in x.items()} if isinstance(x, dict) else x
+    )
 
 
 def _size(x: Tensor) -> int:
     """Bytes of the entries that are in memory: expanded dimensions have one entry."""
     entries = prod(n for n, stride in zip(x.shape, x.stride(), strict=True) if stride)
-    return min(entries * x.element_size() * bool(x.numel()), x.untyped_storage().nbytes())
+    return min(
+        entries * x.element_size() * bool(x.numel()), x.untyped_storage().nbytes()
+    )
 
 
 @cache
@@ -356,10 +385,16 @@ def _fused_attention(
 ) -> Tensor:
     """Attention of torch, by one kernel on the device."""
     if not isinstance(query, DeviceTensor):
-        options: Any = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+        options: Any = {
+            "is_causal": is_causal,
+            "scale": scale,
+            "enable_gqa": enable_gqa,
+        }
         return _attention_of_torch(query, key, value, attn_mask, dropout_p, **options)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         hidden = torch.zeros_like(attn_mask, dtype=query.dtype)
         attn_mask = hidden.masked_fill_(~attn_mask, -torch.inf)
     fused = torch.ops.aten._scaled_dot_product_efficient_attention.default
-    return fused(query, key, value, attn_mask, False, dropout_p, is_causal, scale=scale)[0]
+    return fused(
+        query, key, value, attn_mask, False, dropout_p, is_causal, scale=scale
+    )[0]

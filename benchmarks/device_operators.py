@@ -10,12 +10,34 @@ from torch._ops import OpOverload
 
 NO_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 NO_KERNEL |= {"_unsafe_view", "resize_"}
-WAIT = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "bincount", "_unique2"}
+WAIT = {
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "equal",
+    "bincount",
+    "_unique2",
+}
 WAIT |= {"unique_dim", "unique_consecutive", "_linalg_check_errors", "_linalg_eigh"}
 WAIT |= {"_linalg_svd", "linalg_eig", "linalg_lstsq", "cholesky"}
-OVERWRITE = {"copy_", "fill_", "zero_", "uniform_", "normal_", "random_", "exponential_"}
+OVERWRITE = {
+    "copy_",
+    "fill_",
+    "zero_",
+    "uniform_",
+    "normal_",
+    "random_",
+    "exponential_",
+}
 INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
-TAKE_NUMBERS = {"fill", "fill_", "masked_fill", "masked_fill_", "floor_divide", *INDEXED}
+TAKE_NUMBERS = {
+    "fill",
+    "fill_",
+    "masked_fill",
+    "masked_fill_",
+    "floor_divide",
+    *INDEXED,
+}
 
 
 @dataclass(frozen=True)
@@ -39,7 +61,9 @@ class Facts:
 @cache
 def facts_of(func: OpOverload) -> Facts:
     name, arguments = func._schema.name.split("::")[1], func._schema.arguments
-    written = [x for x in arguments if x.alias_info is not None and x.alias_info.is_write]
+    written = [
+        x for x in arguments if x.alias_info is not None and x.alias_info.is_write
+    ]
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return Facts(
         name,

@@ -65,8 +65,12 @@ def numbers_of(profile: xr.Dataset) -> dict[str, np.ndarray]:
     names = ("total", "sink", "position", "content", "interaction")
     bits = {name: profile[f"{name}_bits"].values for name in names}
     before, heads = fractions(bits), rl.classify_heads(profile)
-    table = {name: head_grid(profile, heads, heads[name]) for name in ("label", "uncertain")}
-    table |= {name: head_grid(profile, heads, heads[name]).astype(float) for name in PARTS}
+    table = {
+        name: head_grid(profile, heads, heads[name]) for name in ("label", "uncertain")
+    }
+    table |= {
+        name: head_grid(profile, heads, heads[name]).astype(float) for name in PARTS
+    }
     return {
         "score": profile["follow_score"].values,
         "before": before[PARTS[0]] - before[PARTS[1]],
@@ -79,9 +83,14 @@ def numbers_of(profile: xr.Dataset) -> dict[str, np.ndarray]:
 def row_of(numbers: dict[str, np.ndarray]) -> list[str]:
     """Cells of a setting: counts, agreement and correlations before and after."""
     cells = []
-    for when, label in (("before", numbers["label_before"]), ("after", numbers["label"])):
+    for when, label in (
+        ("before", numbers["label_before"]),
+        ("after", numbers["label"]),
+    ):
         shown = np.isin(label, NAMED) & np.isfinite(numbers["score"])
-        agree = np.where(label == "positional", numbers["score"] > 0, numbers["score"] < 0)
+        agree = np.where(
+            label == "positional", numbers["score"] > 0, numbers["score"] < 0
+        )
         counts = " + ".join(str(int((label == name).sum())) for name in NAMED)
         cells += [counts, f"{int((agree & shown).sum())} of {int(shown.sum())}"]
         cells.append(with_interval(numbers["score"], numbers[when], numbers["label"]))
@@ -93,9 +102,14 @@ def with_interval(score: np.ndarray, other: np.ndarray, label: np.ndarray) -> st
     chooses = np.isin(label, (*NAMED, "mixed"))
 
     def correlation(layers: np.ndarray) -> float:
-        x, y = (np.where(chooses, values, np.nan)[layers].ravel() for values in (score, other))
+        x, y = (
+            np.where(chooses, values, np.nan)[layers].ravel()
+            for values in (score, other)
+        )
         known = np.isfinite(x) & np.isfinite(y)
-        return stats.spearmanr(x[known], y[known]).statistic if known.sum() > 2 else np.nan
+        return (
+            stats.spearmanr(x[known], y[known]).statistic if known.sum() > 2 else np.nan
+        )
 
     random, count = np.random.default_rng(0), len(score)
     draws = [correlation(random.integers(count, size=count)) for _ in range(DRAWS)]
@@ -108,7 +122,9 @@ def pair_of(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> list[st
     cells = []
     for name in ("score", "positional_fraction"):
         known = np.isfinite(one[name]) & np.isfinite(other[name])
-        cells.append(f"{stats.spearmanr(one[name][known], other[name][known]).statistic:.2f}")
+        cells.append(
+            f"{stats.spearmanr(one[name][known], other[name][known]).statistic:.2f}"
+        )
     for name in ("label_before", "label"):
         cells.append(f"{(one[name] == other[name]).mean():.2f}")
     labels = np.stack([one["label"], other["label"]])

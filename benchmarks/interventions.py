@@ -57,9 +57,13 @@ def overlaps(call: AttentionCall, planes: Planes) -> dict[str, np.ndarray]:
     def moved(weights: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         return weights.gather(-1, index.expand(weights.shape))
 
-    def summed(weight: torch.Tensor, *pairs: tuple[torch.Tensor, torch.Tensor]) -> np.ndarray:
+    def summed(
+        weight: torch.Tensor, *pairs: tuple[torch.Tensor, torch.Tensor]
+    ) -> np.ndarray:
         parts = [torch.minimum(*pair).sum(-1) * weight for pair in pairs]
-        return torch.stack([x[..., rows].sum((0, 2)) for x in (*parts, weight)], -1).numpy()
+        return torch.stack(
+            [x[..., rows].sum((0, 2)) for x in (*parts, weight)], -1
+        ).numpy()
 
     before, sums = attention(call.key.float()), {}
     generator = torch.Generator().manual_seed(call.layer)
@@ -67,7 +71,9 @@ def overlaps(call: AttentionCall, planes: Planes) -> dict[str, np.ndarray]:
         number, source = (len(place) - 1) // size, place.clone()
         inside = 1 + torch.arange(number * size).unflatten(0, (number, size))
         order = torch.randperm(number, generator=generator)
-        source[1 : 1 + number * size] = inside[order].flatten()  # contents at each position
+        source[1 : 1 + number * size] = inside[
+            order
+        ].flatten()  # contents at each position
         new = source.argsort()
         both = keys & moved(keys, new)
         first, after = (
@@ -76,7 +82,9 @@ def overlaps(call: AttentionCall, planes: Planes) -> dict[str, np.ndarray]:
         )
         there, itself = (shares(moved(x, new), both) for x in (after, before))
         pairs = (first, shares(after, both)), (first, there), (first, itself)
-        sums[f"blocks of {size} keys"] = summed((before * both[:, None]).sum(-1), *pairs)
+        sums[f"blocks of {size} keys"] = summed(
+            (before * both[:, None]).sum(-1), *pairs
+        )
     for distance in DISTANCES:
         closer = (place + distance).clamp(max=len(place) - 1)
         behind = keys & (place <= place[:, None] - distance)
@@ -99,7 +107,9 @@ def scores(sums: np.ndarray) -> np.ndarray:
 
 def row_of(heads: pd.DataFrame, column: str) -> str:
     """Cells of one intervention: agreement with labels, and the rank correlation."""
-    named = heads[heads["label"].isin(["positional", "semantic"]) & heads[column].notna()]
+    named = heads[
+        heads["label"].isin(["positional", "semantic"]) & heads[column].notna()
+    ]
     agree = (named[column] > 0) == (named["label"] == "positional")
     by_layer = agree.groupby(named["layer"]).agg(["sum", "size"]).to_numpy()
     random = np.random.default_rng(0)
@@ -144,7 +154,9 @@ def main() -> None:
         for layer, sums in layers.items():
             values[layer, : len(sums)] = scores(sums)
         heads[name] = values[place]
-    print("| layers | intervention | labels that agree | rank correlation |\n|---|---|---|---|")
+    print(
+        "| layers | intervention | labels that agree | rank correlation |\n|---|---|---|---|"
+    )
     for kind, layers in layers_by_kind(profile).items():
         part = heads[heads["layer"].isin(layers)]
         for name in ("single keys", *total):

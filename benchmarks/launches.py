@@ -63,15 +63,23 @@ SHAPES = {
 }
 CONTEXTS = (512, 2048, 4096)
 ROWS = 512
-QUERY_STD = 1.2  # spread of queries and keys; fits of sharper heads need more evaluations
+QUERY_STD = (
+    1.2  # spread of queries and keys; fits of sharper heads need more evaluations
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", choices=SHAPES, action="append", help="[default: all]")
-    parser.add_argument("--context", type=int, action="append", help=f"[default: {CONTEXTS}]")
+    parser.add_argument(
+        "--shape", choices=SHAPES, action="append", help="[default: all]"
+    )
+    parser.add_argument(
+        "--context", type=int, action="append", help=f"[default: {CONTEXTS}]"
+    )
     parser.add_argument("--json", action="store_true", help="print one list of rows")
-    parser.add_argument("--lines", type=int, default=0, help="lines of each stage to print")
+    parser.add_argument(
+        "--lines", type=int, default=0, help="lines of each stage to print"
+    )
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     lines: list[str] = []
@@ -87,7 +95,9 @@ def main() -> None:
     sizes += f"{fast_products.BLOCK_ROWS['cuda']:,}, AT_ONCE {exchange.AT_ONCE['cuda']}"
     table = Table(title=f"one layer, one sequence, {ROWS} rows; {sizes}")
     for heading in rows[0]:
-        table.add_column(heading, justify="left" if heading in ("shape", "stage") else "right")
+        table.add_column(
+            heading, justify="left" if heading in ("shape", "stage") else "right"
+        )
     for row in rows:
         table.add_row(*(f"{x:,}" if isinstance(x, int) else x for x in row.values()))
         if row["stage"] == "rl.profile":
@@ -129,7 +139,9 @@ def in_stage(
     if part == "call":
         return counter.staged(function, stage)
     if part == "result":
-        return lambda *args, **options: counter.staged(function(*args, **options), stage)
+        return lambda *args, **options: counter.staged(
+            function(*args, **options), stage
+        )
 
     def run(*args: Any, **options: Any) -> Any:
         return function(*args, **options | {part: counter.staged(options[part], stage)})
@@ -137,12 +149,16 @@ def in_stage(
     return run
 
 
-def rows_of(shape: str, context: int, counts: Mapping[str, Count]) -> list[dict[str, Any]]:
+def rows_of(
+    shape: str, context: int, counts: Mapping[str, Count]
+) -> list[dict[str, Any]]:
     """Rows of the table: the stages, and their sum."""
     assert set(counts) <= set(NAMES), "the stages would not sum to the profile"
     table = [{"stage": name, **vars(counts[name])} for name in NAMES]
     total = {key: sum(row[key] for row in table) for key in SUMMED}
-    table.append({"stage": "rl.profile", **total, "peak": max(row["peak"] for row in table)})
+    table.append(
+        {"stage": "rl.profile", **total, "peak": max(row["peak"] for row in table)}
+    )
     return [{"shape": shape, "context": context, **row} for row in table]
 
 
@@ -151,8 +167,14 @@ def busiest_lines(counter: LaunchCounter, number: int) -> list[str]:
     lines = []
     for stage in NAMES:
         for kind in ("operations", "waits", "host"):
-            rows = [row for row in counter.lines.most_common() if row[0][:2] == (stage, kind)]
-            lines += [f"{stage}: {count:,} {kind} {row[2]}" for row, count in rows[:number]]
+            rows = [
+                row
+                for row in counter.lines.most_common()
+                if row[0][:2] == (stage, kind)
+            ]
+            lines += [
+                f"{stage}: {count:,} {kind} {row[2]}" for row, count in rows[:number]
+            ]
     return lines
 
 

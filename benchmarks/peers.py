@@ -92,12 +92,18 @@ WAYS: dict[str, Callable[[Tensor], Callable[[], object]]] = {
 
 
 def main(
-    lengths: str = typer.Option("512,1024,2048,4096,8192", help="Tokens of the sequence."),
-    out: Path = typer.Option(Path("reports/peers/random-llama"), help="Folder for the page."),
+    lengths: str = typer.Option(
+        "512,1024,2048,4096,8192", help="Tokens of the sequence."
+    ),
+    out: Path = typer.Option(
+        Path("reports/peers/random-llama"), help="Folder for the page."
+    ),
     nnsight_python: Path = typer.Option(
         Path(sys.executable), help="The Python of an environment with nnsight."
     ),
-    only: str = typer.Option("", hidden=True, help="Run only this way, and print its cost."),
+    only: str = typer.Option(
+        "", hidden=True, help="Run only this way, and print its cost."
+    ),
 ) -> None:
     counts = [int(length) for length in lengths.split(",")]
     if only:
@@ -106,7 +112,9 @@ def main(
     rows = []
     for length in counts:
         for way in WAYS:
-            python = nnsight_python if way.startswith("nnsight") else Path(sys.executable)
+            python = (
+                nnsight_python if way.startswith("nnsight") else Path(sys.executable)
+            )
             rows.append(row(python, way, length))
             typer.echo(rows[-1])
     table = pd.DataFrame(rows)
@@ -130,7 +138,9 @@ def row(python: Path, way: str, length: int) -> dict[str, object]:
     if ended.returncode < 0:
         return cells | {"problem": "killed, probably because it used all memory"}
     lines = [line.strip(" │") for line in ended.stderr.splitlines()]
-    return cells | {"problem": next((line for line in reversed(lines) if "Error" in line), "")}
+    return cells | {
+        "problem": next((line for line in reversed(lines) if "Error" in line), "")
+    }
 
 
 def cost_of(way: str, length: int) -> dict[str, float]:
@@ -162,7 +172,9 @@ LOOKS = {
 """Colour, dash and symbol of each way; lines overlap, so they differ in all three."""
 
 
-def draw(table: pd.DataFrame, name: str, title: str, ticks: dict[float, str]) -> go.Figure:
+def draw(
+    table: pd.DataFrame, name: str, title: str, ticks: dict[float, str]
+) -> go.Figure:
     """Figure of the column `name` by length, a line per way, on log scales."""
     figure = new_figure(title, height=420)
     for way in WAYS:
@@ -186,7 +198,9 @@ def findings(table: pd.DataFrame) -> list[str]:
     longest = int(ran[ran == ran.max()].index.max())
     rows = done[done["length"] == longest].set_index("way")
     ours = rows.loc["ropelens, all rows"]
-    not_collecting = [way for way in rows.index if way.startswith(("plain", "ropelens"))]
+    not_collecting = [
+        way for way in rows.index if way.startswith(("plain", "ropelens"))
+    ]
     others = rows.drop(index=[*not_collecting, SAME_SUMS], errors="ignore")
     sentence = (
         f"At {longest:,} tokens ropelens measures all rows in "
@@ -208,7 +222,10 @@ def findings(table: pd.DataFrame) -> list[str]:
             f"{same.peak_mib / ours.peak_mib:.0f} times the memory"
         )
     failed = table[table["seconds"].isna()].itertuples()
-    return [f"{sentence}.", *(f"{row.way} at {row.length:,}: {row.problem}" for row in failed)]
+    return [
+        f"{sentence}.",
+        *(f"{row.way} at {row.length:,}: {row.problem}" for row in failed),
+    ]
 
 
 def page(table: pd.DataFrame) -> str:
@@ -221,7 +238,10 @@ def page(table: pd.DataFrame) -> str:
         "Peak of the first run, above the memory that the process held before.":
             draw(table, "peak_mib", "peak memory (MiB)", mebibytes),
     }  # fmt: skip
-    threads, processor = torch.get_num_threads(), platform.processor() or platform.machine()
+    threads, processor = (
+        torch.get_num_threads(),
+        platform.processor() or platform.machine(),
+    )
     return render_figures(
         "answer.html",
         figures,

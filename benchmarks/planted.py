@@ -82,9 +82,13 @@ def llama_of(
             later = bool(copies_to and number)
             tables = {"q": query * np.sqrt(2 * planes), "k": key, "v": value}
             for name, table in tables.items():
-                by_coordinate = np.concatenate([table[number].real, table[number].imag], -1)
+                by_coordinate = np.concatenate(
+                    [table[number].real, table[number].imag], -1
+                )
                 rows = by_coordinate.transpose(0, 2, 1).reshape(-1, tokens)
-                rows = rows * np.sqrt((1 + later) / width)  # RMSNorm divides one or two codes
+                rows = rows * np.sqrt(
+                    (1 + later) / width
+                )  # RMSNorm divides one or two codes
                 weight = getattr(layer.self_attn, f"{name}_proj").weight
                 weight[:, block[name == "k" and later]] = torch.from_numpy(rows).float()
         if copies_to:
@@ -110,7 +114,9 @@ class Planted:
     noise: float = 0.0
     copies_to: int = 0
     repeats: bool = False
-    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    random: np.random.Generator = field(
+        default_factory=lambda: np.random.default_rng(0)
+    )
 
     def __post_init__(self) -> None:
         self.vocabulary = 1 + self.codes * self.places
@@ -128,7 +134,9 @@ class Planted:
         real, imaginary = self.random.normal(size=(2, *shape))
         return real + 1j * imaginary
 
-    def look(self, head: tuple[Any, Any], back: int, gain: float, planes: slice) -> "Planted":
+    def look(
+        self, head: tuple[Any, Any], back: int, gain: float, planes: slice
+    ) -> "Planted":
         """Heads whose score peaks `back` tokens back: each plane adds a cosine of `gain`."""
         self.q[*head, :, planes] += gain * np.exp(-1j * self.inv_freq[planes] * back)
         self.k[*head, :, planes] += 1
@@ -204,7 +212,9 @@ def fixed(*, longest: bool) -> Planted:
     """All tokens have the same vector in the longest plane, or in every plane except it."""
     planted = long_in(np.ones((6, PLANES)))
     chosen = (np.arange(6)[:, None] == PLACE)[:, None, None]
-    planted.q = np.where(chosen == longest, 1 + 0.1 * planted.q, planted.q) * (1 + 3 * chosen)
+    planted.q = np.where(chosen == longest, 1 + 0.1 * planted.q, planted.q) * (
+        1 + 3 * chosen
+    )
     return planted
 
 
@@ -215,7 +225,9 @@ def sinks(planes: Sequence[int], back: int, gain: float) -> Planted:
     """Each head looks at BOS through one of the planes."""
     planted = Planted(layers=4, noise=0.06)
     for head, plane in enumerate(planes):
-        planted.q[:, head, :, plane] += gain * np.exp(-1j * planted.inv_freq[plane] * back)
+        planted.q[:, head, :, plane] += gain * np.exp(
+            -1j * planted.inv_freq[plane] * back
+        )
         planted.k[:, head, BOS, plane] += 1
     return planted
 
@@ -260,7 +272,9 @@ def slow_positional() -> Planted:
 
 def others_predict() -> Planted:
     """Mean vectors that predict the curves of other heads better than the head's own curve."""
-    planted = Planted(layers=4, heads=8, base=30.0, codes=2, places=CONTEXT, noise=0.006)
+    planted = Planted(
+        layers=4, heads=8, base=30.0, codes=2, places=CONTEXT, noise=0.006
+    )
     for layer, head in np.ndindex(4, 8):
         for plane, gain in ((0, 1.5), (1 + head, -0.7)):
             planted.look((layer, head), 0, gain, slice(plane, plane + 1))
@@ -269,7 +283,11 @@ def others_predict() -> Planted:
 
 
 def looking(
-    backs: Sequence[int], layers: int, heads: int, gain: float = 2, planes: slice = slice(0, 8)
+    backs: Sequence[int],
+    layers: int,
+    heads: int,
+    gain: float = 2,
+    planes: slice = slice(0, 8),
 ) -> Planted:
     """A head for each number of tokens back, in turn."""
     planted = Planted(layers=layers, heads=heads, noise=0.015)
@@ -283,7 +301,9 @@ def looking(
 
 def reader(planes: slice, gain: float, **more: Any) -> Planted:
     """The next token repeats the token two back, which the head reads through `planes`."""
-    planted = Planted(layers=1, base=10.0, copies_to=2, repeats=True, **{"heads": 1} | more)
+    planted = Planted(
+        layers=1, base=10.0, copies_to=2, repeats=True, **{"heads": 1} | more
+    )
     return planted.look((0, 0), 2, gain, planes)
 
 
@@ -297,7 +317,9 @@ def long_for_nothing(first: int, gain: float) -> Planted:
 def induction(planes: slice, back: int, gain: float, base: float) -> Planted:
     """Head 1.0 matches keys of the previous token, best at `back` tokens back."""
     planted = Planted(2, 1, planes=48, codes=89, base=base, copies_to=1, repeats=True)
-    return planted.look((0, 0), 1, 4, slice(0, 30)).match((1, 0), gain, planes, back=back)
+    return planted.look((0, 0), 1, 4, slice(0, 30)).match(
+        (1, 0), gain, planes, back=back
+    )
 
 
 def still_selectors() -> Planted:
@@ -374,7 +396,10 @@ def row_of(name: str, planted: Planted) -> pd.Series:
     """Row of a claim in the ledger of a planted model."""
     tokens, model = planted.tokens(), planted.model()
     text = rl.Text(tokens, documents=range(len(tokens)))
-    few = {"excerpts": [tokens[0, :8]], "surrogates": 40 if name == "positional_fast" else 0}
+    few = {
+        "excerpts": [tokens[0, :8]],
+        "surrogates": 40 if name == "positional_fast" else 0,
+    }
     profile = rl.profile(model, text, **few)
     table = rl.test_claims(profile, draws=200)
     if name not in {*table["claim"]}:  # the model runs again for this claim
@@ -385,7 +410,9 @@ def row_of(name: str, planted: Planted) -> pd.Series:
 
 def main() -> None:
     for name in sys.argv[1:] or MODELS:
-        for built_for, make in zip(("holds", "contradicted"), MODELS[name], strict=True):
+        for built_for, make in zip(
+            ("holds", "contradicted"), MODELS[name], strict=True
+        ):
             row = row_of(name, make())
             print(f"{name} | {built_for} | {row['verdict']} | {row['why']}", flush=True)
 

@@ -32,7 +32,9 @@ def main() -> None:
     options = parser.parse_args()
     profile = rl.open(options.profile)
     arrays, rows = claim_arrays(profile), ledger(profile).set_index("claim")
-    print("claim | number | holds from | share of the effect found | layers that show it")
+    print(
+        "claim | number | holds from | share of the effect found | layers that show it"
+    )
     for claim in CLAIMS:
         if claim.null is FREQUENCIES or not arrays.keys() >= {*claim.arrays}:
             continue
@@ -48,7 +50,9 @@ def smallest(claim: Claim, arrays: list[np.ndarray], trials: int) -> tuple[str, 
     random = np.random.default_rng(0)
 
     def often(trial) -> bool:
-        return sum(holds(claim, trial(), random) for _ in range(trials)) >= OFTEN * trials
+        return (
+            sum(holds(claim, trial(), random) for _ in range(trials)) >= OFTEN * trials
+        )
 
     drawn = [*claim.null.draw(tuple(arrays), random, 10 * trials)]
 
@@ -60,7 +64,9 @@ def smallest(claim: Claim, arrays: list[np.ndarray], trials: int) -> tuple[str, 
         layers = np.sort(random.choice(len(arrays[0]), count, replace=False))
         return [x[layers] for x in arrays]
 
-    shares = SHARES if claim.null is not OFFSETS else ()  # draws of OFFSETS cannot be mixed
+    shares = (
+        SHARES if claim.null is not OFFSETS else ()
+    )  # draws of OFFSETS cannot be mixed
     smallest_share = next((s for s in shares if often(lambda s=s: mixed(s))), None)
     counts = range(2, len(arrays[0]) + 1)
     layers = next((n for n in counts if often(lambda n=n: random_layers(n))), None)

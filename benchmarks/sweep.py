@@ -28,7 +28,9 @@ def main(
     ),
     context: int = typer.Option(512, help="Tokens per sequence."),
     sequences: int = typer.Option(8, help="Number of sequences, drawn at random."),
-    rows: str = typer.Option("64", help="Rows of attention to measure: a number, or all."),
+    rows: str = typer.Option(
+        "64", help="Rows of attention to measure: a number, or all."
+    ),
 ) -> None:
     loaded, tokenizer = rl.load(model)
     documents = rl.read_documents(text or [SAMPLE])

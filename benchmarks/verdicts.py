@@ -53,7 +53,9 @@ def main() -> None:
         name = f"random {seed}: {layers} x {heads} of {size}, {SCALES[seed // 4 % 4]}"
         print(f"{name}: {holding} ({time.process_time() - begin:.0f} s)", flush=True)
     counts = pd.concat(tables).groupby("claim", sort=False)["verdict"].value_counts()
-    print(counts.unstack(fill_value=0).reindex(columns=VERDICTS, fill_value=0).to_string())
+    print(
+        counts.unstack(fill_value=0).reindex(columns=VERDICTS, fill_value=0).to_string()
+    )
 
 
 def random_model(seed: int) -> PreTrainedModel:

@@ -27,7 +27,9 @@ HERE = Path(__file__).parent
 OUT = HERE / "reference"
 FAMILIES = HERE / "families.md"
 STUB = HERE.parent / "ropelens" / "__init__.pyi"
-MODULE_PATH = re.compile(r'(?:<span class="n">\w+</span><span class="o">\.</span>)+(?=<span)')
+MODULE_PATH = re.compile(
+    r'(?:<span class="n">\w+</span><span class="o">\.</span>)+(?=<span)'
+)
 """The module before the name of a type in a signature, such as xarray.core.dataset."""
 
 
@@ -46,7 +48,9 @@ def reference() -> pdoc.doc.Module:
     """The package with its public names imported."""
     for name in rl.__all__:
         vars(rl)[name] = getattr(rl, name)  # pdoc does not import lazy names
-    for kind in rl.Options.__mro__[:2]:  # only types, without the help of the command line
+    for kind in rl.Options.__mro__[
+        :2
+    ]:  # only types, without the help of the command line
         kind.__annotations__ = kind.__init__.__annotations__ = get_type_hints(kind)
     package = pdoc.doc.Module(rl)
     undescribed = [name for name in rl.__all__ if not package.members[name].docstring]
@@ -58,7 +62,9 @@ def example(script: Path) -> pdoc.doc.Module:
     """The title of a script, its code, its output, and links to the pages that it wrote."""
     before = set(OUT.iterdir())
     command = [sys.executable, "-W", "error", script]
-    done = subprocess.run(command, cwd=OUT, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=OUT, stdout=subprocess.PIPE, text=True, check=True
+    )
     code = script.read_text()
     title = ast.get_docstring(ast.parse(code)) or ""
     body = code.split('"""', 2)[2].strip()
@@ -80,7 +86,9 @@ def main() -> None:
     )
     pdoc.render.env.globals["chapters"] = chapters()
     scripts = sorted((HERE / "examples").glob("*.py"))
-    pages = {"ropelens": reference()} | {script.stem: example(script) for script in scripts}
+    pages = {"ropelens": reference()} | {
+        script.stem: example(script) for script in scripts
+    }
     pages["families"] = pdoc.doc.Module(ModuleType("families", FAMILIES.read_text()))
     for name, module in pages.items():
         page = pdoc.render.html_module(module, pages)

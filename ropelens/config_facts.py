@@ -17,18 +17,23 @@ def layer_types(config: PreTrainedConfig) -> list[str]:
     """Type of each layer, such as "full_attention" or "sliding_attention"."""
     text = config.get_text_config()
     layers: int = getattr(text, "num_hidden_layers", 0)
-    return list(getattr(text, "layer_types", None) or ["full_attention"] * layers)[:layers]
+    return list(getattr(text, "layer_types", None) or ["full_attention"] * layers)[
+        :layers
+    ]
 
 
 def attending_layers(config: PreTrainedConfig, *, turning: bool = False) -> list[int]:
     """Layers that attend; with `turning`, only layers that also rotate."""
     facts = config.get_text_config().to_dict()
-    rotates = facts.get("no_rope_layers") or facts.get("layer_rope_theta") or ()  # 0: no
+    rotates = (
+        facts.get("no_rope_layers") or facts.get("layer_rope_theta") or ()
+    )  # 0: no
     without_rope = [layer for layer, rope in enumerate(rotates) if not rope]
     return [
         layer
         for layer, layer_type in enumerate(layer_types(config))
-        if layer_type not in WITHOUT_ATTENTION and not (turning and layer in without_rope)
+        if layer_type not in WITHOUT_ATTENTION
+        and not (turning and layer in without_rope)
     ]
 
 
@@ -73,11 +78,15 @@ def changes_with_position(config: PreTrainedConfig) -> bool:
 
 def trained_length(config: PreTrainedConfig) -> int:
     """Largest number of tokens at which a RoPE that changes with the length is unchanged."""
-    lengths = [p.get("original_max_position_embeddings") for p in rope_parameters(config)]
+    lengths = [
+        p.get("original_max_position_embeddings") for p in rope_parameters(config)
+    ]
     return min(int(length or config.max_position_embeddings) for length in lengths)
 
 
-def count_length_mismatches(config: PreTrainedConfig, lengths: Int[Tensor, " sequence"]) -> int:
+def count_length_mismatches(
+    config: PreTrainedConfig, lengths: Int[Tensor, " sequence"]
+) -> int:
     """Number of sequences that would rotate differently if each of them ran by itself."""
     if not depends_on_length(config):
         return 0
@@ -98,5 +107,7 @@ def stated_number(config: PreTrainedConfig, name: str, otherwise: int) -> int:
 
 def slides(config: Any, past: int) -> bool:
     """Whether a cache of `past` keys may have dropped the keys before a window."""
-    widths = [getattr(config, n, None) for n in ("sliding_window", "attention_chunk_size")]
+    widths = [
+        getattr(config, n, None) for n in ("sliding_window", "attention_chunk_size")
+    ]
     return any(past + 1 >= width for width in widths if width is not None)

@@ -44,10 +44,14 @@ class RopelensError(ValueError):
     `str(error)` has one line for each part. The command line prints `error.line`.
     """
 
-    def __init__(self, what: str, *, seen: str = "", means: str = "", hint: str = "") -> None:
+    def __init__(
+        self, what: str, *, seen: str = "", means: str = "", hint: str = ""
+    ) -> None:
         self.parts = {"seen": seen, "means": means, "try": hint}
         self.what = what
-        lines = [f"  {name + ':':<7}{text}" for name, text in self.parts.items() if text]
+        lines = [
+            f"  {name + ':':<7}{text}" for name, text in self.parts.items() if text
+        ]
         super().__init__("\n".join([what, *lines]))
 
     @property
@@ -128,9 +132,13 @@ def public(function: Function) -> Function:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
-            variadic = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+            variadic = (
+                signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+            )
             for item in value if variadic else [value]:
-                check_value(f"{function.__name__}: {name}", item, hints().get(name, Any))
+                check_value(
+                    f"{function.__name__}: {name}", item, hints().get(name, Any)
+                )
         return function(*args, **kwargs)
 
     return call  # type: ignore[return-value]

@@ -36,7 +36,9 @@ def mean_and_error(
     return mean, float(error), count
 
 
-def jackknife_half(without: Float[np.ndarray, " unit *shape"]) -> Float[np.ndarray, "*shape"]:
+def jackknife_half(
+    without: Float[np.ndarray, " unit *shape"],
+) -> Float[np.ndarray, "*shape"]:
     """Half of a 95 % interval by the jackknife. `without` has the number without each unit.
 
     Efron and Tibshirani 1993, *An Introduction to the Bootstrap*, eq. 11.5, with Student's t.
@@ -57,5 +59,9 @@ def paired_interval(
     one cluster. It equals `scipy.stats.ttest_1samp` if pairs are clusters with equal weights.
     """
     mean, error, count = mean_and_error(change, weight, group)
-    half = float(special.stdtrit(count - 1, (1 + LEVEL) / 2)) * error if count > 1 else math.nan
+    half = (
+        float(special.stdtrit(count - 1, (1 + LEVEL) / 2)) * error
+        if count > 1
+        else math.nan
+    )
     return mean, mean - half, mean + half

@@ -45,7 +45,8 @@ def common_tokens(length: int) -> int:
 
 
 def logit_change(
-    one: Float[Tensor, "sequence position token"], other: Float[Tensor, "_ position token"]
+    one: Float[Tensor, "sequence position token"],
+    other: Float[Tensor, "_ position token"],
 ) -> Float[Tensor, "sequence position"]:
     """Root mean square change of logits, relative to their spread over the vocabulary."""
     one, other = one.double(), other.double()
@@ -53,7 +54,11 @@ def logit_change(
 
 
 @torch.no_grad()
-def run_noise(run: Callable[[Tensor], Tensor], ids: Int[Tensor, "sequence position"]) -> float:
+def run_noise(
+    run: Callable[[Tensor], Tensor], ids: Int[Tensor, "sequence position"]
+) -> float:
     """Largest change of the logits of the last sequence, by itself, again, and within `ids`."""
     alone = run(ids[-1:])
-    return max(float(logit_change(alone, x).max()) for x in (run(ids[-1:]), run(ids)[-1:]))
+    return max(
+        float(logit_change(alone, x).max()) for x in (run(ids[-1:]), run(ids)[-1:])
+    )

@@ -45,7 +45,9 @@ class Ended:
     def problem(self) -> str:
         """The line on stderr that states the error, without the plan and lines of progress."""
         lines = self.err.splitlines()
-        lines = [line for line in lines if not re.match(f"{PLAN}|[a-z ]+: [\\d,]+ of ", line)]
+        lines = [
+            line for line in lines if not re.match(f"{PLAN}|[a-z ]+: [\\d,]+ of ", line)
+        ]
         assert len(lines) == 1, self.err
         assert lines[0].startswith("ropelens: ")
         assert len(lines[0]) < 700

@@ -49,7 +49,9 @@ def forked(count: int, code: str, *args: object) -> subprocess.CompletedProcess[
         return subprocess.CompletedProcess([code, *args], *ended)
 
 
-def _run(code: str, args: list[str], environment: dict[str, str], out: Path, err: Path) -> None:
+def _run(
+    code: str, args: list[str], environment: dict[str, str], out: Path, err: Path
+) -> None:
     for number, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.environ |= environment

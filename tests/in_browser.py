@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed"
+)
 
 # Waits for the page to follow its address. An unchanged address is cleared first.
 GO_TO = """async (hash) => {
@@ -21,7 +23,9 @@ GO_TO = """async (hash) => {
 class Opened:
     """A page in a browser, with a record of its messages, requests and dialogs."""
 
-    def __init__(self, browser: playwright.Browser, path: Path, **options: object) -> None:
+    def __init__(
+        self, browser: playwright.Browser, path: Path, **options: object
+    ) -> None:
         window = {"viewport": {"width": 1280, "height": 800}}
         self.context = browser.new_context(**window | options)
         self.page = self.context.new_page()
@@ -32,7 +36,9 @@ class Opened:
         self.page.on("console", lambda message: self.console.append(message.text))
         self.page.on("pageerror", lambda error: self.console.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("dialog", lambda dialog: (self.dialogs.append("!"), dialog.dismiss()))
+        self.page.on(
+            "dialog", lambda dialog: (self.dialogs.append("!"), dialog.dismiss())
+        )
 
     def __enter__(self) -> "Opened":
         return self
@@ -41,7 +47,9 @@ class Opened:
         self.context.close()
         assert error or self.harmless()
 
-    def load(self, fragment: str = "", *, ready: str = "html[data-shown]") -> playwright.Page:
+    def load(
+        self, fragment: str = "", *, ready: str = "html[data-shown]"
+    ) -> playwright.Page:
         if self.page.url != "about:blank":
             self.page.goto("about:blank")
         self.page.goto(self.url + fragment)
@@ -101,4 +109,8 @@ def values(page: playwright.Page, name: str, axis: str, trace: int = 0) -> np.nd
 def broken(page: playwright.Page, context: str | None = None) -> set[tuple[str, str]]:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     violations = axe.run(page, context=context).response["violations"]
-    return {(rule["id"], node["html"][:120]) for rule in violations for node in rule["nodes"]}
+    return {
+        (rule["id"], node["html"][:120])
+        for rule in violations
+        for node in rule["nodes"]
+    }

@@ -26,7 +26,9 @@ def kind(value: object) -> object:
     try:
         form = FORMS[cls]
     except KeyError:
-        form = FORMS[cls] = next((form for base, form in KINDS if issubclass(cls, base)), None)
+        form = FORMS[cls] = next(
+            (form for base, form in KINDS if issubclass(cls, base)), None
+        )
     return cls if form is None else form(cls, value)
 
 
@@ -35,7 +37,13 @@ KINDS: list[tuple[Any, Form]] = [
     ((Tensor, np.ndarray), lambda cls, value: (cls, value.dtype, value.shape)),
     (tuple, lambda cls, value: (cls, *map(kind, value))),
     ((list, set, frozenset), lambda cls, value: (cls, frozenset(map(kind, value)))),
-    (dict, lambda cls, value: (cls, frozenset((kind(x), kind(y)) for x, y in value.items()))),
+    (
+        dict,
+        lambda cls, value: (
+            cls,
+            frozenset((kind(x), kind(y)) for x, y in value.items()),
+        ),
+    ),
     ((str, int, float, type(None)), lambda cls, value: (cls, value)),
 ]
 FORMS: dict[type, Form | None] = {}
@@ -92,7 +100,9 @@ def checked(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
             if is_dataclass(function):
                 function.__init__ = decorate(function.__init__)
             return function
-        if "ALL_SHAPES" not in os.environ and not ARRAY.search(str(function.__annotations__)):
+        if "ALL_SHAPES" not in os.environ and not ARRAY.search(
+            str(function.__annotations__)
+        ):
             return function
         # Names, because torch.compile evaluates the key as an expression.
         line = function.__code__.co_firstlineno

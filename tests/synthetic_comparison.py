@@ -45,7 +45,9 @@ class Drawn:
         moved = np.stack([np.roll(label, n) for n in (6, 2, 1, 0)], axis=1)
         turning = [np.arange(8) < {0: 8, 1: 4}.get(g, 0) for g in self.number]
         wavelength = 2 * np.pi * 10_000.0 ** (np.arange(8) / 8)
-        lengths = np.array([[np.where(turns, wavelength, np.inf)] * 2 for turns in turning])
+        lengths = np.array(
+            [[np.where(turns, wavelength, np.inf)] * 2 for turns in turning]
+        )
         return made.assign({f"growth_{name}": x for name, x in grown.items()}).assign(
             label=(("entry", *HEADS), label),
             growth_label=(("entry", "step", *HEADS), moved),
@@ -78,7 +80,10 @@ def synthetic_comparison(*, groups: tuple[str, ...] = GROUPS) -> xr.Dataset:
     """Two seeds of each group. Half of the second's planes, and all of the third's, stand."""
     draw = Drawn(groups)
     hit, count = draw(*NEEDLES, "retrieval_trial").round(), len(draw.group)
-    names = [f"{group} seed {seed}" for group, seed in zip(draw.group, draw.seed, strict=True)]
+    names = [
+        f"{group} seed {seed}"
+        for group, seed in zip(draw.group, draw.seed, strict=True)
+    ]
     made = draw.heads_and_planes().assign(draw.losses())
     start = np.array([1, 2, 4, 8, 16, 32, 64])
     return (
@@ -86,7 +91,10 @@ def synthetic_comparison(*, groups: tuple[str, ...] = GROUPS) -> xr.Dataset:
         .assign_coords(
             entry=np.array(names, dtype=object),
             **{"group": ("entry", draw.group), "variant": ("entry", draw.group.copy())},
-            **{"seed": ("entry", draw.seed), "partner": ("entry", len(groups) * draw.seed)},
+            **{
+                "seed": ("entry", draw.seed),
+                "partner": ("entry", len(groups) * draw.seed),
+            },
             size=("entry", np.array(["tiny"] * count, dtype=object)),
             position_start=("position_bin", start),
             position_stop=("position_bin", 2 * start),
@@ -96,8 +104,15 @@ def synthetic_comparison(*, groups: tuple[str, ...] = GROUPS) -> xr.Dataset:
             tokens_seen=(("entry", "step"), [[128 * step for step in STEPS]] * count),
         )
         .assign_attrs(
-            **{"model": ", ".join(groups), "baseline": groups[0], "findings": "A finding."},
-            **{"versions": json.dumps({"torch": "2"}), "created": "2026-01-01T00:00:00+00:00"},
+            **{
+                "model": ", ".join(groups),
+                "baseline": groups[0],
+                "findings": "A finding.",
+            },
+            **{
+                "versions": json.dumps({"torch": "2"}),
+                "created": "2026-01-01T00:00:00+00:00",
+            },
             **{"seed": 0, "context": CONTEXT, "trained_context": CONTEXT},
             **{"sequences": 8, "head_sequences": 4, "growth_sequences": 2},
         )

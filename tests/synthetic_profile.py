@@ -66,7 +66,12 @@ def synthetic_profile(
         },
         attrs={
             **{"kind": "profile", "model": "toy/llama-5l", "revision": "0123abcd"},
-            **{"dtype": "float32", "seed": 0, "context": context, "trained_context": context},
+            **{
+                "dtype": "float32",
+                "seed": 0,
+                "context": context,
+                "trained_context": context,
+            },
             **{"sequences": 32, "rows": "all", "tokens": 32 * context},
             **{"loss": 1.2345, "loss_se": 0.0123},
             "versions": '{"ropelens": "0.1.0", "torch": "2.13.0", "transformers": "5.23.0"}',
@@ -108,19 +113,34 @@ def _planes(kinds: Array, kv_heads: int, wavelength: Array, rng: Random) -> dict
     by_head = {
         "q_norm": 0.5 * noise + 2.2 * bump * strength,
         "q_coherence": np.clip(coherence * bump + 0.1 * noise, 0, 1),
-        **{"selectivity": 1.1 * push, "selectivity_keys": push, "selectivity_sink": 0.1 * push},
+        **{
+            "selectivity": 1.1 * push,
+            "selectivity_keys": push,
+            "selectivity_sink": 0.1 * push,
+        },
     }
     shape = (len(kinds), kv_heads, -1, len(place))
-    by_key = {f"k_{x}": by_head[f"q_{x}"].reshape(shape).mean(2) for x in ("norm", "coherence")}
+    by_key = {
+        f"k_{x}": by_head[f"q_{x}"].reshape(shape).mean(2)
+        for x in ("norm", "coherence")
+    }
     by_key["v_norm"] = np.ones_like(by_key["k_norm"])
-    of_keys = {name: (("layer", "kv_head", "frequency"), x) for name, x in by_key.items()}
+    of_keys = {
+        name: (("layer", "kv_head", "frequency"), x) for name, x in by_key.items()
+    }
     return of_keys | {name: (PLANE, x) for name, x in by_head.items()}
 
 
 def _budget(kinds: Array, rng: Random) -> dict:
-    total = np.where(kinds == "diffuse", 0.06, 1.0 + 3.5 * rng.beta(2, 2, size=kinds.shape))
-    sink = np.where(kinds == "sink", 0.95, 0.04 + 0.3 * rng.beta(1, 3, size=kinds.shape))
-    lean = by_kind(kinds, 0.02, positional=0.72, mixed=0.4) + 0.25 * rng.random(kinds.shape)
+    total = np.where(
+        kinds == "diffuse", 0.06, 1.0 + 3.5 * rng.beta(2, 2, size=kinds.shape)
+    )
+    sink = np.where(
+        kinds == "sink", 0.95, 0.04 + 0.3 * rng.beta(1, 3, size=kinds.shape)
+    )
+    lean = by_kind(kinds, 0.02, positional=0.72, mixed=0.4) + 0.25 * rng.random(
+        kinds.shape
+    )
     share = rng.random(kinds.shape)
     per_head = {
         "total_bits": total,
@@ -146,12 +166,16 @@ def _budget(kinds: Array, rng: Random) -> dict:
     return named | {"trial_induction": (("trial", *HEAD), trials)}
 
 
-def _offsets(kinds: Array, looks_back: Array, start: Array, stop: Array, rng: Random) -> dict:
+def _offsets(
+    kinds: Array, looks_back: Array, start: Array, stop: Array, rng: Random
+) -> dict:
     context, width = int(stop[-1]), stop - start
     peak = np.exp(-np.abs(start - looks_back[..., None]) * 1.8)
     decay = (1.0 + start) ** -1.1
     height = by_kind(kinds, 0.03, positional=6.0, mixed=1.0)[..., None]
-    kernel = height * peak + decay * rng.gamma(20, 1 / 20, size=(*kinds.shape, len(start)))
+    kernel = height * peak + decay * rng.gamma(
+        20, 1 / 20, size=(*kinds.shape, len(start))
+    )
     sink = np.where(kinds == "sink", 0.9, 0.1)
     kernel *= ((1 - sink) / (kernel * width).sum(-1))[..., None]
     mass = kernel * width * (1 - start / context)
@@ -173,7 +197,9 @@ def _offsets(kinds: Array, looks_back: Array, start: Array, stop: Array, rng: Ra
     }
 
 
-def _excerpts(kinds: Array, kv_heads: int, wavelength: Array, count: int, rng: Random) -> dict:
+def _excerpts(
+    kinds: Array, kv_heads: int, wavelength: Array, count: int, rng: Random
+) -> dict:
     """Two excerpts, the second half as long, with attention computed from queries and keys."""
     layers, heads = kinds.shape
     planes, size = int(np.isfinite(wavelength[0]).sum()), 2 * wavelength.shape[1]
@@ -183,7 +209,10 @@ def _excerpts(kinds: Array, kv_heads: int, wavelength: Array, count: int, rng: R
     query = np.where(plain, query.mean(3, keepdims=True) + 0.2 * query, query)
     query, key = (x.astype(np.float16).astype(np.float32) for x in (query, key))
     turns = np.exp(2j * np.pi * np.arange(count)[:, None] / wavelength[0, :planes])
-    q, k = (_turned(x, turns) for x in (query, key[:, :, np.arange(heads) * kv_heads // heads]))
+    q, k = (
+        _turned(x, turns)
+        for x in (query, key[:, :, np.arange(heads) * kv_heads // heads])
+    )
     scores = SCALE * (q @ k.conj().swapaxes(-1, -2)).real
     weights = np.exp(scores - scores.max(-1, keepdims=True)) * np.tri(count)
     attention = (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
@@ -226,12 +255,19 @@ def _surrogates(data: dict, wavelength: Array, rng: Random) -> dict:
     push = data["selectivity_keys"][1].clip(min=1e-9) * np.isfinite(wavelength)[:, None]
     log = np.log(np.where(np.isfinite(wavelength), wavelength, 1.0))[:, None]
     mean = (push * log).sum(-1) / push.sum(-1)
-    total, sink, position = (data[f"{name}_bits"][1] for name in ("total", "sink", "position"))
+    total, sink, position = (
+        data[f"{name}_bits"][1] for name in ("total", "sink", "position")
+    )
     counts = (total >= 0.1) & (sink <= 0.9 * total)
     noise = rng.normal(0, 1, (41, *mean.shape))
     noise[0] = 0
     values = {
-        "surrogate_offset_fraction": np.broadcast_to(position / (total - sink), noise.shape),
+        "surrogate_offset_fraction": np.broadcast_to(
+            position / (total - sink), noise.shape
+        ),
         "surrogate_log_wavelength": mean + noise,
     }
-    return {name: (("draw", *HEAD), np.where(counts, x, np.nan)) for name, x in values.items()}
+    return {
+        name: (("draw", *HEAD), np.where(counts, x, np.nan))
+        for name, x in values.items()
+    }

@@ -19,7 +19,9 @@ COPIED = ("model", "dtype", "seed", "sequences", "rows", "versions", "created")
 COPIED += ("context", "trained_context")
 
 
-def synthetic_truncation(*, ends=("slow", "fast"), bands=8, controls=3, **sizes) -> xr.Dataset:
+def synthetic_truncation(
+    *, ends=("slow", "fast"), bands=8, controls=3, **sizes
+) -> xr.Dataset:
     """A sweep of the model of `synthetic_profile` with these sizes."""
     rng = np.random.default_rng(0)
     profile, table = synthetic_profile(**sizes, context=CONTEXT)
@@ -27,7 +29,9 @@ def synthetic_truncation(*, ends=("slow", "fast"), bands=8, controls=3, **sizes)
     turning = [dict(enumerate(wavelength.tolist()))] * shape[0]
     sweep = PlaneSweep(keep=KEEP, ends=ends, bands=bands, controls=controls)
     cuts = sweep.plan(turning, seed=0)
-    cost = np.where(wavelength < CONTEXT, 4.0 * wavelength**-0.3 / len(wavelength), 1e-4)
+    cost = np.where(
+        wavelength < CONTEXT, 4.0 * wavelength**-0.3 / len(wavelength), 1e-4
+    )
     total = np.array([sum(cost[n] for n in cut.stopped[0]) for cut in cuts])
     data = _losses(total, rng) | _tasks(total, shape, rng)
     data |= _heads(total, table["label"].to_numpy().reshape(shape), rng)
@@ -64,7 +68,10 @@ def _losses(total: np.ndarray, rng: np.random.Generator) -> dict:
     position = 1.2 + total[:, None] + 2 / np.sqrt(1 + start)
     return {
         "loss": (("edit", "sequence"), loss),
-        "predicted_tokens": ("sequence", rng.integers(CONTEXT // 2, CONTEXT, SEQUENCES)),
+        "predicted_tokens": (
+            "sequence",
+            rng.integers(CONTEXT // 2, CONTEXT, SEQUENCES),
+        ),
         "position_loss": (("edit", "position_bin"), position),
         "position_loss_se": (("edit", "position_bin"), 0.02 + 0 * position),
         "far_loss": (("edit", "sequence"), loss),
@@ -85,7 +92,10 @@ def _tasks(total: np.ndarray, heads: tuple[int, int], rng: np.random.Generator) 
     return {
         "induction": (("edit", "layer", "head"), share[:, None, None] * best),
         "trial_induction": (("edit", "trial", "layer", "head"), scores),
-        "duplicate_token": (("edit", "layer", "head"), share[:, None, None] * best[::-1]),
+        "duplicate_token": (
+            ("edit", "layer", "head"),
+            share[:, None, None] * best[::-1],
+        ),
         "repeat_loss": (("edit", "trial"), 5.0 - 2.0 * share[:, None] + trials),
         "first_loss": (("edit", "trial"), 6.0 + trials),
         "copy_loss": (("edit", "copy_distance", "trial"), copies),

@@ -49,14 +49,20 @@ def test_uses_the_public_api_only(script: Path):
         "report import write_index",
         "train.run import run_study",
     }
-    allowed = {"import ropelens as rl", *(f"from ropelens.{name}" for name in for_scripts)}
+    allowed = {
+        "import ropelens as rl",
+        *(f"from ropelens.{name}" for name in for_scripts),
+    }
     assert {*re.findall(r"^\s*((?:import|from) ropelens.*)", code, re.M)} <= allowed
     assert set(re.findall(r"\brl\.(\w+)", code)) <= set(rl.__all__)
 
 
 def run_copy(python: Command, script: Path, place: Path, *options: object) -> Path:
     (place / "analyses").mkdir()
-    copy, sweep = place / "analyses" / script.name, '"bands": 2, "keep": [0.5], "controls": 1'
+    copy, sweep = (
+        place / "analyses" / script.name,
+        '"bands": 2, "keep": [0.5], "controls": 1',
+    )
     copy.write_text(script.read_text().replace('"bands": 8', sweep))
     ended = python(copy, *options, "--context", 48, "--sequences", 4)
     assert ended.code == 0, ended.err
@@ -64,7 +70,9 @@ def run_copy(python: Command, script: Path, place: Path, *options: object) -> Pa
     (folder,) = (reports / script.stem).iterdir()
     assert ended.out == f"{folder / 'index.html'}\n"
     common = {"index.html", "profile.nc", "heads.csv", "run.json"}
-    assert {path.name for path in folder.iterdir()} == common | MORE.get(script.stem, set())
+    assert {path.name for path in folder.iterdir()} == common | MORE.get(
+        script.stem, set()
+    )
     assert (reports / "index.html").exists()
     return folder
 
@@ -87,8 +95,12 @@ def test_runs_on_a_model_and_text(script: Path, tmp_path: Path, python: Command)
 
 @pytest.mark.thorough
 def test_claims_skip_models_that_were_measured_before(tmp_path, python, monkeypatch):
-    def run_here(command: list[str]) -> SimpleNamespace:  # a new process would take seconds
-        return SimpleNamespace(returncode=CliRunner().invoke(app, command[3:]).exit_code)
+    def run_here(
+        command: list[str],
+    ) -> SimpleNamespace:  # a new process would take seconds
+        return SimpleNamespace(
+            returncode=CliRunner().invoke(app, command[3:]).exit_code
+        )
 
     monkeypatch.setattr("subprocess.run", run_here)
     monkeypatch.chdir(tmp_path)
@@ -101,7 +113,10 @@ def test_claims_skip_models_that_were_measured_before(tmp_path, python, monkeypa
         assert ended.code == 0, ended.err
         written.add(ledger.stat().st_mtime_ns)
     assert len(written) == 1
-    assert 'href="one/index.html#norms-title"' in (ledger.parent / "index.html").read_text()
+    assert (
+        'href="one/index.html#norms-title"'
+        in (ledger.parent / "index.html").read_text()
+    )
     assert (ledger.parent / "one" / "index.html").is_file()
     table = pd.read_csv(tmp_path / "reports" / "claims" / "models" / "claims.csv")
     assert table["model"].unique().tolist() == ["one", "two"]
@@ -109,7 +124,9 @@ def test_claims_skip_models_that_were_measured_before(tmp_path, python, monkeypa
 
 
 def script_named(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "analyses" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(
+        name, ROOT / "analyses" / f"{name}.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -138,8 +155,17 @@ def test_random_heads_come_from_the_layers_of_the_chosen_heads():
 
 
 def test_at_most_half_of_the_heads_of_a_layer_are_silenced():
-    causal, heads = script_named("causal"), table_of(9, 5)  # a ninth is 5, layer 0 the first
-    assert causal.most(heads, "positional_fraction")["layer"].tolist() == [0, 0, 1, 1, 2]
+    causal, heads = (
+        script_named("causal"),
+        table_of(9, 5),
+    )  # a ninth is 5, layer 0 the first
+    assert causal.most(heads, "positional_fraction")["layer"].tolist() == [
+        0,
+        0,
+        1,
+        1,
+        2,
+    ]
     heads.loc[heads["layer"] > 0, "label"] = "diffuse"
     assert len(causal.most(heads, "positional_fraction")) == 2
     assert causal.most(table_of(9, 1), "positional_fraction").empty
@@ -151,7 +177,9 @@ def losses_of(changes: np.ndarray) -> list[xr.Dataset]:
     for row in changes:
         values = {"loss": (dims, np.tile(10 * row, (3, 1)))}
         values["count"] = dims, np.full((3, len(row)), 10)
-        results.append(xr.Dataset(values, coords={"group": ("sequence", np.arange(len(row)))}))
+        results.append(
+            xr.Dataset(values, coords={"group": ("sequence", np.arange(len(row)))})
+        )
     return results
 
 
@@ -161,12 +189,17 @@ def test_the_interval_covers_draws_and_documents():
     changes = np.random.default_rng(0).normal(size=6)
     (silent,) = losses_of(np.zeros((1, 6)))
     wanted = (-changes).mean(), *stats.ttest_1samp(-changes, 0).confidence_interval()
-    for random in (losses_of(np.tile(changes, (8, 1))), losses_of(np.tile(changes, (6, 1)).T)):
+    for random in (
+        losses_of(np.tile(changes, (8, 1))),
+        losses_of(np.tile(changes, (6, 1)).T),
+    ):
         for interval in causal.changes_beyond(random, silent, 1.0):
             assert interval == pytest.approx(wanted)
     both = losses_of(changes + changes[:, None])
     interval = causal.changes_beyond(both, silent, 1.0)[0]
-    assert interval[2] - interval[1] == pytest.approx(math.sqrt(2) * (wanted[2] - wanted[1]))
+    assert interval[2] - interval[1] == pytest.approx(
+        math.sqrt(2) * (wanted[2] - wanted[1])
+    )
     all_drawn = causal.changes_beyond(both, silent, 0.0)[0]
     assert all_drawn[2] - all_drawn[1] == pytest.approx(wanted[2] - wanted[1])
 
@@ -174,13 +207,19 @@ def test_the_interval_covers_draws_and_documents():
 def test_planes_are_split_near_half_of_the_push():
     """Three planes of 0.45, 0.45, 0.1: only the first, not the first two with 90 %."""
     causal = script_named("causal")
-    push = xr.DataArray([[[0.45, 0.1, 0.45, -1.0]]], dims=("layer", "head", "frequency"))
+    push = xr.DataArray(
+        [[[0.45, 0.1, 0.45, -1.0]]], dims=("layer", "head", "frequency")
+    )
     wavelength = xr.DataArray([[6.0, 60.0, 600.0, 6000.0]], dims=("layer", "frequency"))
     profile = xr.Dataset({"selectivity_keys": push, "wavelength": wavelength})
     chosen = pd.DataFrame({"layer": [0], "head": [0]})
     strong, weak, share = causal.planes_of(SimpleNamespace(profile=profile), chosen)
-    stopped = [[(edit.select, edit.heads) for edit in edits] for edits in (strong, weak)]
-    assert stopped == [[(rl.PlaneNumbers(planes), "0.0")] for planes in ([0], [2, 1, 3])]
+    stopped = [
+        [(edit.select, edit.heads) for edit in edits] for edits in (strong, weak)
+    ]
+    assert stopped == [
+        [(rl.PlaneNumbers(planes), "0.0")] for planes in ([0], [2, 1, 3])
+    ]
     assert share == pytest.approx(0.45)
 
 
@@ -210,7 +249,9 @@ def test_copying_is_compared_with_random_heads_without_a_role():
     drawn = copying.random_heads(scores, ["1.0", "1.1", "1.2"])
     assert len(drawn) == len({*map(tuple, drawn)}) == 3
     assert all(len({*heads}) == 3 and "2.4" not in heads for heads in drawn)
-    assert {name.split(".")[0] for heads in drawn for name in heads} == {"2"}, "none of layer 0"
+    assert {name.split(".")[0] for heads in drawn for name in heads} == {"2"}, (
+        "none of layer 0"
+    )
     early = copying.random_heads(scores, ["2.0", "2.1", "2.2", "2.3", "2.4"])
     assert {name.split(".")[0] for heads in early for name in heads} == {"0", "2"}
     scores[0], scores[2, 1:] = 0.5, 0.5
@@ -222,7 +263,13 @@ def test_copying_is_compared_with_random_heads_without_a_role():
 def test_costs_of_copying_are_given_by_seed_and_minus_random_heads():
     copying = script_named("copying")
     rows = [
-        {"variant": variant, "seed": seed, "what": what, "copy_loss": loss, "retrieval": 0.5}
+        {
+            "variant": variant,
+            "seed": seed,
+            "what": what,
+            "copy_loss": loss,
+            "retrieval": 0.5,
+        }
         for variant in ("rope", "p-rope:0.5")
         for seed, cost in enumerate((2.9, 3.0, 3.1))
         for what, loss in (

@@ -12,7 +12,11 @@ from llms import llms
 import ropelens as rl
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 ANALYZE = functools.cache(rl.analyze)  # two pages analyze the bundled model
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
@@ -31,10 +35,14 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             assert printed.getvalue() == output
             continue
         small = "rl.Options(context=48, sequences=4)"
-        code = code.replace('analyze("bundled")', f'analyze("bundled", options={small})')
+        code = code.replace(
+            'analyze("bundled")', f'analyze("bundled", options={small})'
+        )
         code = code.replace("rl.Options(context=128, sequences=12)", small)
         code = code.replace("rl.Options(", "rl.Options(surrogates=2, ")
-        code = code.replace("rl.profile(model, ", "rl.profile(model, budget=False, text=")
+        code = code.replace(
+            "rl.profile(model, ", "rl.profile(model, budget=False, text="
+        )
         code = code.replace("rl.reach(model, ", "rl.reach(model, copies=[48], text=")
         code = code.replace("range(16)", "range(2)")
         exec(compile(code, page.name, "exec"), names)

@@ -22,8 +22,13 @@ def test_for_clusters_of_any_size_it_is_the_textbooks_ratio():
     """R = sum y / sum m has the variance s^2 / (n mean(m)^2), s^2 the variance of y - R m."""
     random = np.random.default_rng(2)
     group = random.integers(0, 7, size=40)
-    weight, change = random.integers(20, 500, size=40).astype(float), random.normal(size=40)
-    y = [sum(weight[n] * change[n] for n in np.flatnonzero(group == g)) for g in range(7)]
+    weight, change = (
+        random.integers(20, 500, size=40).astype(float),
+        random.normal(size=40),
+    )
+    y = [
+        sum(weight[n] * change[n] for n in np.flatnonzero(group == g)) for g in range(7)
+    ]
     m = [sum(weight[n] for n in np.flatnonzero(group == g)) for g in range(7)]
     ratio = sum(y) / sum(m)
     s2 = sum((a - ratio * b) ** 2 for a, b in zip(y, m, strict=True)) / 6
@@ -52,7 +57,10 @@ def test_sequences_of_one_document_are_drawn_together(documents: int):
 
 
 def test_one_cluster_has_no_interval():
-    for values, group in ((np.array([0.5]), None), (np.array([0.3, 0.7]), np.array([4, 4]))):
+    for values, group in (
+        (np.array([0.5]), None),
+        (np.array([0.3, 0.7]), np.array([4, 4])),
+    ):
         mean, low, high = paired_interval(values, group=group)
         assert mean == 0.5
         assert np.isnan([low, high]).all()

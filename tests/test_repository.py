@@ -27,9 +27,21 @@ ROOMS = {
         "noise.py": 59,
         "rope": 624,
     },
-    **{"text": 763, "attention": 1897, "budget": 1484, "runtime": 708, "checkpoints": 866},
+    **{
+        "text": 763,
+        "attention": 1897,
+        "budget": 1484,
+        "runtime": 708,
+        "checkpoints": 866,
+    },
     **{"model": 1560, "rotation": 1423, "profiles": 2100, "interventions": 2477},
-    **{"claims": 1172, "train": 1061, "comparison": 534, "figures": 1969, "report": 1658},
+    **{
+        "claims": 1172,
+        "train": 1061,
+        "comparison": 534,
+        "figures": 1969,
+        "report": 1658,
+    },
     **{"analysis": 1275, "commands": 1138},
 }
 PACKAGE, TESTS, NAMES = 23_093, 20_644, 62
@@ -74,11 +86,15 @@ def test_what_is_installed_is_pinned_by_its_hashes():
     for file in ("run.txt", "work.txt"):
         text = (ROOT / "requirements" / file).read_text()
         assert "://" not in text
-        found = re.findall(r"^(\S+==\S+) \\\n    --hash=sha256:[0-9a-f]{64}", text, re.M)
+        found = re.findall(
+            r"^(\S+==\S+) \\\n    --hash=sha256:[0-9a-f]{64}", text, re.M
+        )
         assert len(found) == text.count("==")
         locked += found
     known = {pin.lower().replace("_", "-") for pin in pinned}
-    assert {pin.lower().replace("_", "-") for pin in locked} == known - {"torch==2.13.0"}
+    assert {pin.lower().replace("_", "-") for pin in locked} == known - {
+        "torch==2.13.0"
+    }
 
 
 @pytest.mark.parametrize("rooms", ROOMS)
@@ -118,7 +134,9 @@ def import_graph(package: Path) -> dict[str, set[str]]:
     """Modules that each module imports, at any depth of its code."""
     graph = {}
     paths = package.rglob("*.py")
-    files = {path: path.relative_to(package.parent).with_suffix("").parts for path in paths}
+    files = {
+        path: path.relative_to(package.parent).with_suffix("").parts for path in paths
+    }
     names = {".".join(parts).removesuffix(".__init__") for parts in files.values()}
     for path, parts in files.items():
         imported = set()
@@ -166,7 +184,9 @@ def test_every_kind_of_import_closes_a_cycle(tmp_path: Path, statement: str):
     (package / "__init__.py").touch()
     (package / "first.py").write_text("from pkg.second import other")
     (package / "second.py").write_text(statement)
-    with pytest.raises(pytest.fail.Exception, match=r"import cycle: pkg\.\w+ -> pkg\.\w+"):
+    with pytest.raises(
+        pytest.fail.Exception, match=r"import cycle: pkg\.\w+ -> pkg\.\w+"
+    ):
         check_no_cycle(import_graph(package))
 
 
@@ -182,7 +202,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / name, source)
     ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "ropelens", source / "ropelens", ignore=ignore)
-    build = f"from setuptools.build_meta import build_wheel; build_wheel({str(place)!r})"
+    build = (
+        f"from setuptools.build_meta import build_wheel; build_wheel({str(place)!r})"
+    )
     command = [sys.executable, "-c", build]
     done = subprocess.run(command, cwd=source, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -194,7 +216,9 @@ def test_a_wheel_has_all_files_except_the_weights_of_early_models(wheel: Path):
     paths = [path for path in (ROOT / "ropelens").rglob("*") if path.is_file()]
     paths = [path for path in paths if "__pycache__" not in path.parts]
     files = {path.relative_to(ROOT).as_posix() for path in paths}
-    early = {f"ropelens/bundled/rope-step-{n}/model.safetensors" for n in (1000, 3000, 5000)}
+    early = {
+        f"ropelens/bundled/rope-step-{n}/model.safetensors" for n in (1000, 3000, 5000)
+    }
     assert files - contents == early
     assert {"ropelens/bundled/rope/model.safetensors", "ropelens/py.typed"} <= contents
 
@@ -202,9 +226,13 @@ def test_a_wheel_has_all_files_except_the_weights_of_early_models(wheel: Path):
 def test_missing_weights_are_reported(wheel, tmp_path, monkeypatch):
     assert wheel.stat().st_size < LARGEST
     zipfile.ZipFile(wheel).extractall(tmp_path)
-    monkeypatch.setattr("ropelens.checkpoints.bundled.files", lambda _: tmp_path / "ropelens")
+    monkeypatch.setattr(
+        "ropelens.checkpoints.bundled.files", lambda _: tmp_path / "ropelens"
+    )
     facts = {name: bundled_facts(name)["what"] for name in BUNDLED}
-    left_out = [name for name, what in facts.items() if "(only in the repository)" in what]
+    left_out = [
+        name for name, what in facts.items() if "(only in the repository)" in what
+    ]
     assert left_out == [f"rope-step-{step}" for step in (1000, 3000, 5000)]
     with pytest.raises(BadArgument, match="a wheel does not contain the early steps"):
         bundled_path("rope-step-1000")

@@ -8,14 +8,28 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from ropelens.checkpoints.identity import identity
 from ropelens.checkpoints.load import open_checkpoint
 from ropelens.checkpoints.load_options import Loading
 
-SIZES = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-SIZES |= {"num_attention_heads": 4, "max_position_embeddings": 64, "initializer_range": 0.3}
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+}
+SIZES |= {
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+}
 
 
 def tiny_llama(**changes: object) -> LlamaForCausalLM:
@@ -38,7 +52,9 @@ def edit_config(folder: Path, name: str = "config.json", **changes: object) -> N
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+def edit_weights(
+    folder: Path, change: Callable[[dict[str, torch.Tensor]], object]
+) -> None:
     weights = load_file(folder / "model.safetensors")
     change(weights)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

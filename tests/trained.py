@@ -17,7 +17,13 @@ from ropelens.train.settings import SIZES, Settings, Size
 
 SHAPE = {"layers": 2, "width": 32, "heads": 2, "kv_heads": 1, "head_dim": 16, "mlp": 64}
 NANO = SIZES["nano"] = Size(**SHAPE, batch=4, micro_batch=2, learning_rate=1e-2)
-OPTIONS = {"size": "nano", "context": 32, "vocabulary": 300, "steps": 60, "precision": "bf16"}
+OPTIONS = {
+    "size": "nano",
+    "context": 32,
+    "vocabulary": 300,
+    "steps": 60,
+    "precision": "bf16",
+}
 
 
 def train(text=(), *, out: Path, **options: Any) -> Path:

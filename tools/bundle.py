@@ -60,13 +60,19 @@ def main(
     recipe: Annotated[
         str, typer.Option(help="The commands that made the checkpoints.")
     ] = RECIPE,
-    text: Annotated[str, typer.Option(help="A description of the training text.")] = TEXT,
+    text: Annotated[
+        str, typer.Option(help="A description of the training text.")
+    ] = TEXT,
 ) -> None:
     for name in BUNDLED:
         variant, _, step = name.partition("-step-")
         (run,) = study.glob(f"*/{variant}/seed-0")
         measured = write_bundle(
-            run, out=out / name, recipe=recipe, text=text, step=int(step) if step else None
+            run,
+            out=out / name,
+            recipe=recipe,
+            text=text,
+            step=int(step) if step else None,
         )
         typer.echo(f"{name}: validation loss {measured.half_loss:.4f}")
 
@@ -95,7 +101,9 @@ def write_bundle(
     """
     record = json.loads((run / "run.json").read_text(encoding="utf-8"))
     if "finished" not in record:
-        raise BadArgument(f"the run in {run} is not finished.", hint="its command again")
+        raise BadArgument(
+            f"the run in {run} is not finished.", hint="its command again"
+        )
     steps = record["settings"]["steps"] if step is None else step
     context = record["settings"]["context"]
     model = _model(run, step)
@@ -142,7 +150,9 @@ def _model(run: Path, step: int | None) -> LlamaForCausalLM:
     folder = run if step is None else run / "history" / f"step-{step:06d}"
     if not folder.is_dir():
         raise BadArgument(f"the run in {run} did not keep step {step}.")
-    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    return LlamaForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True
+    )
 
 
 def _write_sample(
@@ -167,14 +177,18 @@ def _write_sample(
     return len(texts)
 
 
-def measure_half(model: LlamaForCausalLM, rows: np.ndarray, *, batch: int = 16) -> Measured:
+def measure_half(
+    model: LlamaForCausalLM, rows: np.ndarray, *, batch: int = 16
+) -> Measured:
     """Compare `model` (float32) with its own weights rounded to float16.
 
     Both losses are computed in float32, on all of `rows`, uint16 [sequence, context].
     """
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
     rounded = LlamaForCausalLM(model.config).eval()
-    rounded.load_state_dict({n: t.half().float() for n, t in model.state_dict().items()})
+    rounded.load_state_dict(
+        {n: t.half().float() for n, t in model.state_dict().items()}
+    )
     return Measured(
         parameters=len(weights),
         vanished=int(((weights.half() == 0) & (weights != 0)).sum()),

@@ -122,12 +122,16 @@ def model_card(
     settings = record["settings"]
     rates = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
     variant = parse_variant(settings["variant"])
-    inv_freq, _ = frequencies(variant, Shape(settings["size"]["head_dim"], 10_000.0, 2048))
+    inv_freq, _ = frequencies(
+        variant, Shape(settings["size"]["head_dim"], 10_000.0, 2048)
+    )
     drawn = {"samples": samples, "sample_seed": sample_seed, "temperature": temperature}
     return CARD.format(
         **settings["size"]
         | {k: v for k, v in settings.items() if k != "size"}
-        | {"vocabulary": vocabulary},  # smaller than in the settings if the text is short
+        | {
+            "vocabulary": vocabulary
+        },  # smaller than in the settings if the text is short
         **vars(measured),
         name=name,
         able="copies words that came before, and writes like a bad novel"
@@ -148,13 +152,19 @@ def model_card(
         planes=len(inv_freq),
         text=text,
         step=step,
-        early="" if samples else f", of {settings['steps']:,} steps in the whole training",
+        early=""
+        if samples
+        else f", of {settings['steps']:,} steps in the whole training",
         tokens=tokens,
-        versions=", ".join(f"{package} {v}" for package, v in record["versions"].items()),
+        versions=", ".join(
+            f"{package} {v}" for package, v in record["versions"].items()
+        ),
         recipe=textwrap.indent(recipe, "    "),
         valid_tokens=measured.sequences * settings["context"],
         uniform=math.log(vocabulary),
-        part="" if samples else f"; this checkpoint has the weights after step {step:,}",
+        part=""
+        if samples
+        else f"; this checkpoint has the weights after step {step:,}",
         table=loss_table(rows),
         seen=seen,
         rate=round(median(rates)),
@@ -213,7 +223,9 @@ def loss_curve(rows: Sequence[Row], *, width: int = 640, height: int = 320) -> s
     """An SVG of training and validation loss (nats/token) over tokens seen."""
     left, right, top, bottom = 50, 15, 15, 40
     most = max(row["tokens"] for row in rows)
-    losses = [row[key] for row in rows for key in ("train_loss", "valid_loss") if key in row]
+    losses = [
+        row[key] for row in rows for key in ("train_loss", "valid_loss") if key in row
+    ]
     low, high = math.floor(min(losses)), math.ceil(max(losses))
 
     def point(tokens: float, loss: float) -> tuple[float, float]:
@@ -222,13 +234,17 @@ def loss_curve(rows: Sequence[Row], *, width: int = 640, height: int = 320) -> s
         return round(x, 1), round(y, 1)
 
     def line(key: str, colour: str) -> str:
-        points = " ".join("{},{}".format(*point(r["tokens"], r[key])) for r in rows if key in r)
+        points = " ".join(
+            "{},{}".format(*point(r["tokens"], r[key])) for r in rows if key in r
+        )
         return f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
 
     def label(
         x: float, y: float, text: str, *, anchor: str = "middle", ink: str = "#333"
     ) -> str:
-        return f'<text x="{x}" y="{y}" text-anchor="{anchor}" fill="{ink}">{text}</text>'
+        return (
+            f'<text x="{x}" y="{y}" text-anchor="{anchor}" fill="{ink}">{text}</text>'
+        )
 
     parts = [f'<rect width="{width}" height="{height}" fill="#fff"/>']
     for loss in range(low, high + 1):

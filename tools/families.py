@@ -132,7 +132,9 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "layer_types": _LOCAL_GLOBAL,
         "rope_parameters": {kind: dict(_ROPE) for kind in _LOCAL_GLOBAL},
     },
-    "BailingHybridForCausalLM": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "BailingHybridForCausalLM": {
+        "layer_types": ["linear_attention", "full_attention"] * 2
+    },
     "BambaForCausalLM": {"attn_layer_indices": [1, 3]},
     "BltForCausalLM": {
         "patch_size": 4,
@@ -195,7 +197,9 @@ def rotating() -> dict[str, str]:
     for model_type, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
         by_rotation.setdefault(name, []).append(model_type)
     return {
-        name: ", ".join(types) for name, types in sorted(by_rotation.items()) if _rotates(name)
+        name: ", ".join(types)
+        for name, types in sorted(by_rotation.items())
+        if _rotates(name)
     }
 
 
@@ -206,12 +210,16 @@ def _rotates(name: str) -> bool:
     return "rotary" in Path(source).read_text(encoding="utf-8").lower()
 
 
-def tiny_config(kind: type[PreTrainedConfig], changes: dict[str, Any]) -> PreTrainedConfig:
+def tiny_config(
+    kind: type[PreTrainedConfig], changes: dict[str, Any]
+) -> PreTrainedConfig:
     """A configuration of this class with `SIZES` and `changes`, also in its parts."""
     plain = kind()
     named = plain.to_dict().keys() | plain.attribute_map.keys()
     latent = LATENT if "kv_lora_rank" in named else {}
-    sizes = {key: value for key, value in SIZES.items() if key in named} | latent | changes
+    sizes = (
+        {key: value for key, value in SIZES.items() if key in named} | latent | changes
+    )
     sizes = {key: value for key, value in sizes.items() if value is not None}
     for part in plain.sub_configs:
         if isinstance(getattr(plain, part), PreTrainedConfig):
@@ -254,7 +262,9 @@ def row(name: str, types: str) -> Row:
     except RopelensError as error:
         reason = error.parts["seen"]
         return Row(
-            name, types, refused=f"{error.what} Seen: {reason}." if reason else error.what
+            name,
+            types,
+            refused=f"{error.what} Seen: {reason}." if reason else error.what,
         )
 
 
@@ -278,7 +288,9 @@ def try_model(model: PreTrainedModel) -> tuple[str, str]:
         last = partial(model, tokens, use_cache=False, logits_to_keep=1)
         last_logits = last().logits
         with rl.observe(model, lambda call, planes: None):
-            assert torch.equal(last().logits, last_logits), "observing changes the last logits"
+            assert torch.equal(last().logits, last_logits), (
+                "observing changes the last logits"
+            )
         features.add("last logits only")
     with rl.edit_rope(model, rl.stop_slowest(0.25)):
         edited = rl.measure_rope(model)
@@ -309,7 +321,11 @@ def described(rope: xr.Dataset) -> str:
     turning = (rope["inv_freq"] > 0).sum("frequency").values
     attends = rope["residual"].notnull().values
     kinds = [
-        f"{planes} planes, {pairing}" if planes else "none" if attend else "no attention"
+        f"{planes} planes, {pairing}"
+        if planes
+        else "none"
+        if attend
+        else "no attention"
         for planes, pairing, attend in zip(
             turning, rope["pairing"].values, attends, strict=True
         )
@@ -329,8 +345,12 @@ def bounded(name: str, types: str) -> Row:
             return pool.apply_async(row, (name, types)).get(SECONDS)
         except multiprocessing.TimeoutError:
             return Row(name, types, untried=f"takes more than {SECONDS} seconds")
-        except Exception as error:  # such as too little memory, or a fault of this script
-            return Row(name, types, untried=f"fails: {words_of(error, kind=True)[:160]}")
+        except (
+            Exception
+        ) as error:  # such as too little memory, or a fault of this script
+            return Row(
+                name, types, untried=f"fails: {words_of(error, kind=True)[:160]}"
+            )
 
 
 def _limit() -> None:

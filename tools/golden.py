@@ -38,7 +38,16 @@ import ropelens as rl
 HERE = Path(rl.__file__).parent
 SAMPLE = HERE / "bundled/rope/sample.jsonl"
 SMALL = ("--context", 96, "--sequences", 12, "--seed", 0)
-TINY = ("--size", "2x32x2x1", "--context", 32, "--vocabulary", 300, "--precision", "fp32")
+TINY = (
+    "--size",
+    "2x32x2x1",
+    "--context",
+    32,
+    "--vocabulary",
+    300,
+    "--precision",
+    "fp32",
+)
 EDITS = {"slow": "p-rope:0.5", "yarn": "yarn:4", "nope": "nope"}
 TRAINED = ("rope", "p-rope:0.5")
 KEPT = {".nc", ".csv", ".json", ".txt", ".safetensors"}
@@ -105,7 +114,12 @@ def measure(name: str, text: Path | None, out: Path) -> None:
     """Run every command, and the main Python calls, on one model."""
     out.mkdir()
     options = (name, *(("--text", text) if text else ()), *SMALL)
-    look = ("--prompt", "Once there was a cat. Once there was", "--attention-on", "punctuation")
+    look = (
+        "--prompt",
+        "Once there was a cat. Once there was",
+        "--attention-on",
+        "punctuation",
+    )
     command("analyze", *options, *look, "--out", out / "analyze")
     command("report", out / "analyze")
     steps = ("--keep", "1,0.5", "--bands", 2, "--controls", 1, "--rows", 32)
@@ -134,7 +148,9 @@ def measure(name: str, text: Path | None, out: Path) -> None:
         "rope-compared": rl.compare_rope(model, model),
     }
     for call, result in calls.items():
-        plain = {key: v if np.isscalar(v) else str(v) for key, v in result.attrs.items()}
+        plain = {
+            key: v if np.isscalar(v) else str(v) for key, v in result.attrs.items()
+        }
         result.assign_attrs(plain).to_netcdf(out / f"{call}.nc", engine="h5netcdf")
 
 
@@ -156,7 +172,12 @@ def compare(
 
 
 def differences(
-    before: Path, after: Path, *, tolerance: float, strict: bool = False, exact: bool = False
+    before: Path,
+    after: Path,
+    *,
+    tolerance: float,
+    strict: bool = False,
+    exact: bool = False,
 ) -> int:
     """Print a line for each difference and a summary; return the number of failures."""
     failed, equal, close = 0, 0, 0
@@ -179,8 +200,13 @@ def differences(
             elif difference:
                 print(f"close   {file} {name}: {difference:.2g}")
             failed += bool(word) or difference > allowed
-            equal, close = equal + (not word and not difference), close + (difference > 0)
-    print(f"{equal} variables equal bit for bit, {close} with differences, {failed} failures")
+            equal, close = (
+                equal + (not word and not difference),
+                close + (difference > 0),
+            )
+    print(
+        f"{equal} variables equal bit for bit, {close} with differences, {failed} failures"
+    )
     return failed
 
 
@@ -200,8 +226,12 @@ def committed(reports: Path, shared: Shared = None, tolerance: float = 1e-4) -> 
                 if shared or not any("/" in word for word in words):
                     places = [shared / word if "/" in word else word for word in words]
                     command(*places, program=script)
-        names = sorted(path.parent.relative_to(again) for path in again.glob("*/*/run.json"))
-        failed = [differences(reports / n, again / n, tolerance=tolerance) for n in names]
+        names = sorted(
+            path.parent.relative_to(again) for path in again.glob("*/*/run.json")
+        )
+        failed = [
+            differences(reports / n, again / n, tolerance=tolerance) for n in names
+        ]
     print(f"measured again: {', '.join(map(str, names))}")
     raise SystemExit(any(failed))
 
@@ -218,12 +248,16 @@ def values(path: Path) -> dict[str, np.ndarray]:
     elif path.suffix == ".safetensors":
         arrays = load_file(path)
     elif path.suffix == ".json":
-        arrays = {name: np.array([v]) for name, v in leaves(json.loads(path.read_text()))}
+        arrays = {
+            name: np.array([v]) for name, v in leaves(json.loads(path.read_text()))
+        }
     else:
         arrays = {"text": np.array([path.read_text()])}
     parts = {name: name.split(" ")[-1].split(".") for name in arrays}
     return {
-        name: v for name, v in arrays.items() if not any(map(VOLATILE.fullmatch, parts[name]))
+        name: v
+        for name, v in arrays.items()
+        if not any(map(VOLATILE.fullmatch, parts[name]))
     }
 
 
@@ -242,7 +276,11 @@ def differs(name: str, a: np.ndarray, b: np.ndarray) -> tuple[float, str]:
         return 0, f"shape {a.shape}, now {b.shape}"
     if a.dtype.kind not in "fiub" or b.dtype.kind not in "fiub":
         for x, y in zip(map(str, a.ravel()), map(str, b.ravel()), strict=True):
-            if x != y and sorted(NUMBER.findall(x)) == sorted(NUMBER.findall(y)) and " " in x:
+            if (
+                x != y
+                and sorted(NUMBER.findall(x)) == sorted(NUMBER.findall(y))
+                and " " in x
+            ):
                 print(f"reworded {name}: {x[:90]!r}, now {y[:90]!r}")
             elif x != y:
                 return 0, f"{x[:300]!r}, now {y[:300]!r}"

@@ -18,7 +18,12 @@ from ropelens.commands.app import app
 
 PAGE = Path("llms.txt")
 SECTIONS = {
-    "README.md": ["Two commands", "Your own model", "In Python", "Meaning of the numbers"],
+    "README.md": [
+        "Two commands",
+        "Your own model",
+        "In Python",
+        "Meaning of the numbers",
+    ],
     "docs/tasks.md": ["Pitfalls", "Tasks"],
     "docs/guide.md": ["Guide", "Texts", "Looking inside a head"],
     "docs/variants.md": ["Variants of RoPE", "Editing a live model"],
@@ -46,7 +51,9 @@ SHORT: dict[str, Any] = {
     r": (?:int|str|bool|Real|float)(?= = )| -> None$": "",
     r" = (?=[^>])": "=",
     r"Mapping\[str, Edit \| Silence.*?\]\]": "EDITS",
-    r"self, |\bIntegral\b|<factory>": lambda found: {"Integral": "int"}.get(found[0], ""),
+    r"self, |\bIntegral\b|<factory>": lambda found: {"Integral": "int"}.get(
+        found[0], ""
+    ),
 }
 """Replacements that make signatures short."""
 TYPES = """MODEL is a transformers model, a compiled or peft model, or a TransformerBridge.
@@ -68,10 +75,15 @@ def llms() -> str:
     title, summary = Path("README.md").read_text().split("\n\n")[:2]
     quoted = "\n".join(f"> {line}" for line in summary.splitlines())
     parts = [title, quoted]
-    parts += [section(Path(page), name) for page, names in SECTIONS.items() for name in names]
+    parts += [
+        section(Path(page), name) for page, names in SECTIONS.items() for name in names
+    ]
     parts += ["## Variables of profile.nc and columns of heads.csv", variables()]
     parts += ["## Python: public names of `import ropelens as rl`", TYPES, *names()]
-    parts += ["## Claims of `rl.test_claims` (slow_norms to diagonal need no model)", *claims()]
+    parts += [
+        "## Claims of `rl.test_claims` (slow_norms to diagonal need no model)",
+        *claims(),
+    ]
     parts += ["## Command line", *commands(), "## Documentation", *pages()]
     return "\n\n".join(parts) + "\n"
 
@@ -79,9 +91,13 @@ def llms() -> str:
 def section(page: Path, name: str) -> str:
     """A section of a page without pictures; its links become plain words."""
     text = page.read_text()
-    found = re.search(rf"^#+ {re.escape(name)}\n.*?(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
+    found = re.search(
+        rf"^#+ {re.escape(name)}\n.*?(?=^## |\Z)", text, re.DOTALL | re.MULTILINE
+    )
     assert found, f"{page} has no section {name!r}"
-    plain = re.sub(r"!\[[^]]*\]\([^)]*\)\n*|(?<!!)\[([^]]+)\]\([^)]*\)", r"\1", found[0])
+    plain = re.sub(
+        r"!\[[^]]*\]\([^)]*\)\n*|(?<!!)\[([^]]+)\]\([^)]*\)", r"\1", found[0]
+    )
     return re.sub(r"^#+", "##", plain).strip()
 
 
@@ -131,7 +147,9 @@ def words_of(thing: object) -> str:
 def claims() -> Iterator[str]:
     """One list with the name and statement of each claim."""
     named = tomllib.loads(Path("ropelens/claims/claims.toml").read_text())["claims"]
-    yield "\n".join(f"- `{name}`: {claim['statement']}" for name, claim in named.items())
+    yield "\n".join(
+        f"- `{name}`: {claim['statement']}" for name, claim in named.items()
+    )
 
 
 def commands() -> Iterator[str]:
@@ -163,7 +181,9 @@ def option_line(parameter: object, context: typer.Context) -> str:
 def pages() -> Iterator[str]:
     """Links to the pages, with the questions that they answer (the table of README.md)."""
     table = Path("README.md").read_text().partition("## Documentation")[2]
-    for name, path, question in re.findall(r"^\| \[(\w+)\]\((\S+)\) \| (.+) \|$", table, re.M):
+    for name, path, question in re.findall(
+        r"^\| \[(\w+)\]\((\S+)\) \| (.+) \|$", table, re.M
+    ):
         yield f"- [{name}]({path}): {question}"
 
 

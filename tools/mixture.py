@@ -136,7 +136,9 @@ def phrases(make: Maker) -> np.ndarray:
 def repeats(make: Maker) -> np.ndarray:
     words, distance = make.pool(), make.between(4, make.room * 2 // 3)
     segment = (
-        distance if make.random.random() < 0.5 else int(make.random.integers(2, distance + 1))
+        distance
+        if make.random.random() < 0.5
+        else int(make.random.integers(2, distance + 1))
     )
     rounds = make.room // distance + 1
     drawn = make.random.choice(words, (rounds, distance))
@@ -154,7 +156,9 @@ def needles(make: Maker) -> np.ndarray:
     places = np.sort(make.random.integers(len(around) + 1, size=len(hidden)))
     first, *others = np.split(around, places)
     parts = [first]
-    for needle, stretch in zip(make.random.permutation(len(hidden)), others, strict=True):
+    for needle, stretch in zip(
+        make.random.permutation(len(hidden)), others, strict=True
+    ):
         parts += [hidden[needle], stretch]
     return np.concatenate(parts)
 
@@ -164,7 +168,10 @@ def lists(make: Maker) -> np.ndarray:
     line = key + 2
     words = make.random.permutation(make.pool())
     count = min(make.between(2, make.room // 2 // line), len(words) // (key + 1))
-    keys, values = words[: count * key].reshape(count, key), words[count * key :][:count]
+    keys, values = (
+        words[: count * key].reshape(count, key),
+        words[count * key :][:count],
+    )
     pairs = np.column_stack([keys, values, np.full(count, make.text.line_end)])
     rounds = make.room // pairs.size + 1
     return np.concatenate(
@@ -202,7 +209,9 @@ def main(
         }
         typer.echo(f"{name}: {len(rows):,} sequences of {stage.length} tokens")
     # Written last, so that a folder with data.json is complete.
-    write_json(out / DATA, record | {"stages": list(made), "mixture": made, "seed": seed})
+    write_json(
+        out / DATA, record | {"stages": list(made), "mixture": made, "seed": seed}
+    )
 
 
 def text_of(folder: Path) -> Text:

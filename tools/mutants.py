@@ -17,7 +17,14 @@ OPERATORS = {
     **{ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is},
     **{ast.In: ast.NotIn, ast.NotIn: ast.In},
 }
-PAIRS = ("min max", "any all", "sum mean", "amin amax", "argmin argmax", "minimum maximum")
+PAIRS = (
+    "min max",
+    "any all",
+    "sum mean",
+    "amin amax",
+    "argmin argmax",
+    "minimum maximum",
+)
 FUNCTIONS = {a: b for pair in PAIRS for a, b in (pair.split(), pair.split()[::-1])}
 SAME_VALUE = ast.parse("lambda x: x", mode="eval").body
 IGNORED = {"annotation", "returns", "decorator_list"}  # parts of the syntax tree
@@ -45,7 +52,9 @@ class Mutant:
         return ast.unparse(ast.fix_missing_locations(tree))
 
 
-def places(outer: ast.AST, function: str = "module") -> Iterator[tuple[str, ast.AST, ast.AST]]:
+def places(
+    outer: ast.AST, function: str = "module"
+) -> Iterator[tuple[str, ast.AST, ast.AST]]:
     """Each node in `outer`, with the name of its function and the node that contains it."""
     for part, value in ast.iter_fields(outer):
         for node in value if isinstance(value, list) else [value]:
@@ -54,7 +63,9 @@ def places(outer: ast.AST, function: str = "module") -> Iterator[tuple[str, ast.
                 and part not in IGNORED
                 and not _is_ignored(node, outer)
             ):
-                inside = getattr(node, "name", function)  # functions and classes have a name
+                inside = getattr(
+                    node, "name", function
+                )  # functions and classes have a name
                 yield inside, node, outer
                 yield from places(node, inside)
 
@@ -73,7 +84,9 @@ def _is_ignored(node: ast.AST, outer: ast.AST) -> bool:
 def changes(node: ast.AST) -> Iterator[dict[str, Any]]:
     """Small changes of a node, as new values of its fields."""
     match node:
-        case ast.BinOp(left=ast.Constant(value=str())) | ast.BinOp(left=ast.JoinedStr()):
+        case (
+            ast.BinOp(left=ast.Constant(value=str())) | ast.BinOp(left=ast.JoinedStr())
+        ):
             return
         case ast.BinOp(op=op) | ast.BoolOp(op=op) if type(op) in OPERATORS:
             yield {"op": OPERATORS[type(op)]()}
@@ -122,7 +135,9 @@ def mutants_of(file: str, package: Path) -> dict[str, list[Mutant]]:
             name = f"{file}: {function}: {old} -> {new}"
             names[name] += 1
             name += f" #{names[name]}" * (names[name] > 1)
-            by_function.setdefault(function, []).append(Mutant(name, file, place, fields))
+            by_function.setdefault(function, []).append(
+                Mutant(name, file, place, fields)
+            )
     return by_function
 
 

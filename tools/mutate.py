@@ -35,14 +35,21 @@ import typer
 from mutants import Mutant, choose
 
 ROOT = Path(__file__).parents[1]
-SLOW_IMPORTS = ("torch", "transformers.modeling_utils", "scipy.stats", "pandas", "xarray")
+SLOW_IMPORTS = (
+    "torch",
+    "transformers.modeling_utils",
+    "scipy.stats",
+    "pandas",
+    "xarray",
+)
 
 PARITY = ["profiles/test_parity.py::test_every_family[glm]"]
 PARITY += ["profiles/test_parity.py::test_every_family[gpt_oss]"]
 PARITY += ["profiles/test_parity.py::test_masks_with_gaps"]
 LOGIT = "budget/test_logit.py::test_"
 FITS = [
-    f"{LOGIT}gains_are_scipys_on_tiny_models[{name}]" for name in ("phi", "gemma2", "gpt_oss")
+    f"{LOGIT}gains_are_scipys_on_tiny_models[{name}]"
+    for name in ("phi", "gemma2", "gpt_oss")
 ]
 # fmt: off
 TESTS: dict[str, tuple[str, ...]] = {
@@ -122,7 +129,9 @@ def _run_in_child(copy: Path, tests: Sequence[str], log: Path) -> None:
         sys.stdout = sys.stderr = log.open("w")
         for number in (1, 2):  # tests may start processes
             os.dup2(sys.stdout.fileno(), number)
-        sys.dont_write_bytecode = True  # or the next mutant of this file could run as this one
+        sys.dont_write_bytecode = (
+            True  # or the next mutant of this file could run as this one
+        )
         sys.path.insert(0, str(copy.parent))
         options = ["-xq", "-pno:cacheprovider", "-Wignore:Module already imported"]
         code = pytest.main([*options, *tests])
@@ -137,16 +146,25 @@ def _run_in_child(copy: Path, tests: Sequence[str], log: Path) -> None:
 
 def try_mutants(mutants: list[Mutant], package: Path, out: Path) -> dict[str, str]:
     """Outcome of each mutant by name; `out` has the known results, and gets the new results."""
-    results: dict[str, dict[str, str]] = json.loads(out.read_text()) if out.exists() else {}
+    results: dict[str, dict[str, str]] = (
+        json.loads(out.read_text()) if out.exists() else {}
+    )
     limits: dict[tuple[str, ...], float] = {}
     with tempfile.TemporaryDirectory() as folder:
         ignored = shutil.ignore_patterns("__pycache__")
-        copy = Path(shutil.copytree(package, Path(folder) / package.name, ignore=ignored))
+        copy = Path(
+            shutil.copytree(package, Path(folder) / package.name, ignore=ignored)
+        )
         for mutant in mutants:
             tests = TESTS.get(mutant.file) or TESTS[mutant.file.split("/")[0]]
-            source, known = mutant.source(package), results.get(mutant.name, {"outcome": ""})
+            source, known = (
+                mutant.source(package),
+                results.get(mutant.name, {"outcome": ""}),
+            )
             row = {"source": _digest(source), "tests": _digest(*map(_read, tests))}
-            unchanged = ("source", "tests") if known["outcome"] == "survived" else ("source",)
+            unchanged = (
+                ("source", "tests") if known["outcome"] == "survived" else ("source",)
+            )
             if mutant.name in EQUIVALENT:
                 results[mutant.name] = {"outcome": "equivalent"}
             elif any(known.get(name) != row[name] for name in unchanged):
@@ -154,7 +172,9 @@ def try_mutants(mutants: list[Mutant], package: Path, out: Path) -> dict[str, st
                     outcome, _, seconds = run_tests(copy, tests, 3600)
                     limits[tests] = 30 + 3 * seconds
                     if outcome != "survived":
-                        sys.exit((copy.parent / "log").read_text() + "This is not a mutant.")
+                        sys.exit(
+                            (copy.parent / "log").read_text() + "This is not a mutant."
+                        )
                 (copy / mutant.file).write_text(source)
                 outcome, failed, seconds = run_tests(copy, tests, limits[tests])
                 shutil.copy(package / mutant.file, copy / mutant.file)
@@ -173,23 +193,32 @@ def _digest(*texts: str) -> str:
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="JSON file with the results; it is continued.")],
+    out: Annotated[
+        Path, typer.Option(help="JSON file with the results; it is continued.")
+    ],
     room: Annotated[str, typer.Option(help="Only this room.")] = "",
     most: Annotated[int, typer.Option(help="Mutants of each room.")] = 32,
 ) -> None:
     out = out.absolute()
     out.parent.mkdir(parents=True, exist_ok=True)
     os.chdir(ROOT / "tests")
-    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    os.environ |= {
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     for name in SLOW_IMPORTS:
         importlib.import_module(name)
     gc.freeze()
     package, survivors = ROOT / "ropelens", []
     for name in [room] if room else [key for key in TESTS if "/" not in key]:
         outcomes = try_mutants(choose(name, package, most), package, out)
-        survivors += [mutant for mutant, outcome in outcomes.items() if outcome == "survived"]
+        survivors += [
+            mutant for mutant, outcome in outcomes.items() if outcome == "survived"
+        ]
         print(
-            f"{name}: {len(outcomes)} mutants, {dict(Counter(outcomes.values()))}", flush=True
+            f"{name}: {len(outcomes)} mutants, {dict(Counter(outcomes.values()))}",
+            flush=True,
         )
     for name in survivors:
         print(f"survived: {name}")

@@ -35,11 +35,10 @@ FITTED: dict[str, Callable[..., object]] = {
 
 def reference() -> str:
     """The table, with a row for each variable."""
-    head = (
-        "| variable | dims | unit | is | computed by | heads.csv |\n|---|---|---|---|---|---|"
-    )
+    head = "| variable | dims | unit | is | computed by | heads.csv |"
+    rule = "|---|---|---|---|---|---|"
     rows = [*(row for row in MEASURES if row.saved), *REQUESTED.values()]
-    return "\n".join([head, *map(row_of, rows)])
+    return "\n".join([head, rule, *map(row_of, rows)])
 
 
 def row_of(row: Variable) -> str:
@@ -56,9 +55,8 @@ def source(row: Variable) -> str:
     if isinstance(row, Statistic):
         over = "tokens" if row.over == "tokens" else "rows"
         function = getattr(row.values, "func", row.values)  # of a partial function
-        return (
-            f"{'maximum' if row.pool == 'max' else 'mean'} over {over} of {name_of(function)}"
-        )
+        pool = "maximum" if row.pool == "max" else "mean"
+        return f"{pool} over {over} of {name_of(function)}"
     if isinstance(row, Derived):
         return name_of(getattr(row.value, "func", row.value))
     found = [name_of(f) for name, f in FITTED.items() if re.fullmatch(name, row.name)]

@@ -27,7 +27,9 @@ def sample_documents(
     with torch.random.fork_rng(), torch.inference_mode():
         torch.manual_seed(seed)
         for _ in range(ROUNDS):
-            tokens = _sample(model, rows=documents, context=context, temperature=temperature)
+            tokens = _sample(
+                model, rows=documents, context=context, temperature=temperature
+            )
             written = (_text(row, tokenizer) for row in tokens.tolist())
             cut = (_cut(text, tokenizer, tokens=context) for text in written)
             texts += [text for text in cut if text is not None]
@@ -46,7 +48,9 @@ def _sample(
     """
     bos, eos = model.config.bos_token_id, model.config.eos_token_id
     start = torch.full((rows, 1), bos, device=model.device)
-    first = _continue(model, start, new=context - 1, temperature=temperature, barred=[bos, eos])
+    first = _continue(
+        model, start, new=context - 1, temperature=temperature, barred=[bos, eos]
+    )
     prompt = torch.cat([start, first[:, -(context // 2) :]], dim=1)
     more = _continue(
         model, prompt, new=context // 8, temperature=temperature, barred=[bos, eos]

@@ -37,7 +37,9 @@ TITLES = (
 def summary(claims: pd.DataFrame) -> go.Figure:
     """Verdicts by claim and model; ρ of each model next to the 95 % range of its surrogates."""
     claims = claims[claims["model"].isin(MODELS)].replace({"model": MODELS})
-    rank = claims["verdict"].map(WORST.index)  # a claim may have several kinds of layers
+    rank = claims["verdict"].map(
+        WORST.index
+    )  # a claim may have several kinds of layers
     claims = claims.loc[rank.sort_values(kind="stable").index]
     claims = claims.drop_duplicates(["model", "claim"])
     holding = (claims["verdict"] == "holds").groupby(claims["statement"]).sum()
@@ -63,16 +65,24 @@ def summary(claims: pd.DataFrame) -> go.Figure:
         {"y": rows["model"], "row": 1, "col": 2},
     )
     bar = {"base": low, "x": high - low, "orientation": "h", "width": 0.3}
-    figure.add_bar(**bar, **place, marker_color="#bbbbbb", name="ρ of 40 surrogates (95 %)")
+    figure.add_bar(
+        **bar, **place, marker_color="#bbbbbb", name="ρ of 40 surrogates (95 %)"
+    )
     marker = {"color": "#0072b2", "symbol": "diamond", "size": 15}
     figure.add_scatter(
         x=rows["number"], **place, mode="markers", marker=marker, name="ρ of the model"
     )
     order = {"categoryorder": "array", "categoryarray": holding.sort_values().index}
     figure.update_yaxes(**order, dtick=1, col=1)
-    figure.update_yaxes(categoryorder="array", categoryarray=[*MODELS.values()][4::-1], col=2)
+    figure.update_yaxes(
+        categoryorder="array", categoryarray=[*MODELS.values()][4::-1], col=2
+    )
     figure.update_xaxes(
-        categoryorder="array", categoryarray=[*MODELS.values()], side="top", tickangle=0, col=1
+        categoryorder="array",
+        categoryarray=[*MODELS.values()],
+        side="top",
+        tickangle=0,
+        col=1,
     )
     figure.update_xaxes(range=[-1, 1], zeroline=True, zerolinecolor="#777777", col=2)
     figure.update_annotations(yshift=46)

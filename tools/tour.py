@@ -44,7 +44,10 @@ def picture(page: str) -> bytes:
     from PIL import Image
 
     with sync_playwright() as driver:
-        chromium = {"executable_path": shutil.which("chromium"), "args": ["--no-sandbox"]}
+        chromium = {
+            "executable_path": shutil.which("chromium"),
+            "args": ["--no-sandbox"],
+        }
         view = driver.chromium.launch(**chromium).new_page(
             viewport={"width": 1000, "height": 9}
         )

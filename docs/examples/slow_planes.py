@@ -24,4 +24,6 @@ print(table.round(3).to_string())
 with rl.edit_rope(model, rl.stop_slowest(0.25, heads="4.*")):
     wavelength = rl.measure_rope(model)["wavelength"]
 print()
-print(wavelength.round().to_pandas().loc[[3, 4], 10:].to_string())  # tokens; inf: no rotation
+print(
+    wavelength.round().to_pandas().loc[[3, 4], 10:].to_string()
+)  # tokens; inf: no rotation

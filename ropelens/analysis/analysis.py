@@ -35,7 +35,13 @@ from ropelens.report.page import (
 )
 from ropelens.report.tables import about
 from ropelens.runtime.folder import file_name, locked, write_whole
-from ropelens.runtime.results import PAGE, open_results, read_record, write_folder, write_page
+from ropelens.runtime.results import (
+    PAGE,
+    open_results,
+    read_record,
+    write_folder,
+    write_page,
+)
 from ropelens.runtime.savepoint import UNFINISHED
 from ropelens.text.text import Text
 from ropelens.train.data import differences
@@ -65,13 +71,22 @@ class Analysis:
     @cached_property
     def truncation_table(self) -> pd.DataFrame | None:
         """The table in truncation.csv, with a row for each edit; None without a sweep."""
-        return None if self.truncation is None else summarize_truncation(self.truncation)
+        return (
+            None if self.truncation is None else summarize_truncation(self.truncation)
+        )
 
     @property
     def results(self) -> dict[str, xr.Dataset | pd.DataFrame]:
         """All datasets and tables, by the names of their files."""
-        results = {"profile.nc": self.profile, "heads.csv": self.heads, "reach.nc": self.reach}
-        results |= {"truncation.nc": self.truncation, "truncation.csv": self.truncation_table}
+        results = {
+            "profile.nc": self.profile,
+            "heads.csv": self.heads,
+            "reach.nc": self.reach,
+        }
+        results |= {
+            "truncation.nc": self.truncation,
+            "truncation.csv": self.truncation_table,
+        }
         return {name: result for name, result in results.items() if result is not None}
 
     @property
@@ -83,7 +98,9 @@ class Analysis:
         first, *more = words.heads_sentences(self.heads)
         searched = words.attention_sentences(self.profile)
         return [
-            *filter(None, [*sweep, first, *searched, *more, words.scope(self.profile.attrs)])
+            *filter(
+                None, [*sweep, first, *searched, *more, words.scope(self.profile.attrs)]
+            )
         ]
 
     def page(self, *, beside: "Analysis | None" = None) -> str:
@@ -114,7 +131,9 @@ class Analysis:
         with locked(folder):
             check_model(folder, model, again=again)
             earlier = earlier_results(folder, model.get("fingerprint")) or {}
-            lacking = [name for name in ("truncation", "reach") if getattr(self, name) is None]
+            lacking = [
+                name for name in ("truncation", "reach") if getattr(self, name) is None
+            ]
             added: Any = {name: earlier.get(name) for name in lacking}
             joined = replace(self, **added)
             kind = "analysis" if joined.truncation is None else "truncation"
@@ -129,7 +148,9 @@ class Analysis:
             hint = f"the same command continues from {unfinished}" * unfinished.exists()
             what = f"Not all results could be written to {folder}."
             with explained(what, hint, error=BadArgument, catch=OSError):
-                written = write_folder(folder, record=record, results=joined.results, page=page)
+                written = write_folder(
+                    folder, record=record, results=joined.results, page=page
+                )
         self.pages.append(written)
         return written
 
@@ -142,7 +163,9 @@ class Analysis:
         with TemporaryDirectory() as folder:
             results = Path(folder) / "results"
             replace(self, pages=[]).save(results)
-            return hub.upload(results, repo, self.provenance, self.findings, private=private)
+            return hub.upload(
+                results, repo, self.provenance, self.findings, private=private
+            )
 
     def _repr_html_(self) -> str:
         page = self.pages[-1] if self.pages else None
@@ -167,7 +190,9 @@ def open(path: str | Path) -> Analysis | xr.Dataset:
     if (kind := read_record(path).get("kind")) == "comparison":
         return open_results(Path(path) / "comparison.nc", "comparison")
     if kind == "watch":
-        from ropelens.train.watch import open_steps  # slow: imports transformers' Trainer
+        from ropelens.train.watch import (
+            open_steps,
+        )  # slow: imports transformers' Trainer
 
         return open_steps(Path(path))
     if Path(path).is_dir():
@@ -182,26 +207,40 @@ def _read_numbers(folder: Path) -> dict[str, Any]:
     with locked(folder):
         record = read_record(folder)
         profile = open_profile(folder / "profile.nc")
-        profile.attrs |= {"command": str(record["command"])} if "command" in record else {}
+        profile.attrs |= (
+            {"command": str(record["command"])} if "command" in record else {}
+        )
         file, swept = folder / "reach.nc", record.get("kind") == "truncation"
         reach = open_results(file, "reach") if file.exists() else None
         sweep = open_results(folder / "truncation.nc", "truncation") if swept else None
-    return {"profile": profile, "provenance": record, "truncation": sweep, "reach": reach}
+    return {
+        "profile": profile,
+        "provenance": record,
+        "truncation": sweep,
+        "reach": reach,
+    }
 
 
-def open_analysis(folder: str | Path, numbers: Mapping[str, Any] | None = None) -> Analysis:
+def open_analysis(
+    folder: str | Path, numbers: Mapping[str, Any] | None = None
+) -> Analysis:
     """Read an analysis that `Analysis.save` wrote, or take its `numbers`; label its heads."""
     numbers, file = numbers or _read_numbers(Path(folder)), Path(folder) / "profile.nc"
     what = f"{file} lacks numbers that labels are computed from."
     with explained(what, "measure again", error=BadArgument):
-        heads = classify_heads(numbers["profile"], seed=numbers["profile"].attrs["seed"])
+        heads = classify_heads(
+            numbers["profile"], seed=numbers["profile"].attrs["seed"]
+        )
     return Analysis(heads=heads, pages=[*Path(folder).glob(PAGE)], **numbers)
 
 
 def earlier_results(folder: Path, fingerprint: str | None) -> dict[str, Any] | None:
     """Results in `folder` that were measured on this model; None if missing or damaged."""
     record = read_record(folder)
-    same = fingerprint is not None and record.get("model", {}).get("fingerprint") == fingerprint
+    same = (
+        fingerprint is not None
+        and record.get("model", {}).get("fingerprint") == fingerprint
+    )
     with contextlib.suppress(BadArgument):  # damaged results are replaced
         if same and record["kind"] in ("analysis", "truncation"):
             return _read_numbers(folder)
@@ -232,13 +271,19 @@ def check_sweep(folder: Path, arguments: Mapping[str, Any]) -> None:
     if read_record(folder).get("kind") != "truncation":
         return
     changes = ""
-    with contextlib.suppress(AttributeError, KeyError, ValueError):  # damage is replaced
+    with contextlib.suppress(
+        AttributeError, KeyError, ValueError
+    ):  # damage is replaced
         sweep = open_results(folder / "truncation.nc", "truncation")
         before = json.loads(sweep.attrs["arguments"])
         changes = differences(before, arguments, before | arguments, between=", now ")
     if changes:
-        what = f"{folder} has a sweep with other options, which this sweep would replace."
-        raise BadArgument(what, seen=changes[:300], hint="another folder, or the same options")
+        what = (
+            f"{folder} has a sweep with other options, which this sweep would replace."
+        )
+        raise BadArgument(
+            what, seen=changes[:300], hint="another folder, or the same options"
+        )
 
 
 @dataclass(frozen=True)
@@ -254,7 +299,9 @@ class Answer:
     figures: Mapping[str, go.Figure] = field(default_factory=dict)
     more: Mapping[str, xr.Dataset | pd.DataFrame] = field(default_factory=dict)
 
-    def save(self, folder: str | Path, comparison: xr.Dataset, *, lead: str = "") -> Path:
+    def save(
+        self, folder: str | Path, comparison: xr.Dataset, *, lead: str = ""
+    ) -> Path:
         """Write the result of `compare` and its table to `folder`; return the page.
 
         `folder` gets index.html, comparison.nc, comparison.csv, run.json and `more`. The page
@@ -265,7 +312,10 @@ class Answer:
         table, facts = summarize_comparison(comparison), comparison.attrs
         entries = comparison["entry"].values.tolist()
         findings = [*words.comparison_sentences(comparison, table), words.scope(facts)]
-        record: Any = facts | {"kind": "comparison", "findings": [*filter(None, findings)]}
+        record: Any = facts | {
+            "kind": "comparison",
+            "findings": [*filter(None, findings)],
+        }
         record |= {"entries": entries, "versions": json.loads(facts["versions"])}
         record["model"] = {"name": str(facts["model"])}
         if "fingerprint" in comparison.coords:
@@ -280,7 +330,9 @@ def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path
     """Write the answer and all numbers to a folder in `folder` named after the model."""
     attrs = analysis.profile.attrs
     folder = Path(folder) / (file_name(str(attrs["model"])).strip(".-") or "model")
-    facts = {n: attrs[n] for n in ("revision", "backend", "text", "command", "warnings")}
+    facts = {
+        n: attrs[n] for n in ("revision", "backend", "text", "command", "warnings")
+    }
     findings = [*filter(None, [*answer.findings, words.scope(attrs)])]
     record: Any = {"kind": "answer", "question": answer.question, "findings": findings}
     more = {
@@ -299,7 +351,9 @@ def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Pat
     folder, record = Path(folder), read_record(folder)
     if record.get("kind") == "answer":
         what = f"Only the script that wrote {folder} can draw its page."
-        raise BadArgument(what, seen=str(record["question"]), hint=str(record.get("command")))
+        raise BadArgument(
+            what, seen=str(record["question"]), hint=str(record.get("command"))
+        )
     if record.get("kind") == "comparison" and beside is None:
         comparison = open_results(folder / "comparison.nc", "comparison")
         table = summarize_comparison(comparison)
@@ -315,7 +369,10 @@ def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Pat
 def is_measured(folder: Path, plan: Plan) -> bool:
     """True if `folder` has the results of the plan, with the same model and versions."""
     record = read_record(folder)
-    if (record.get("arguments"), record.get("versions")) != (plan.arguments, versions()):
+    if (record.get("arguments"), record.get("versions")) != (
+        plan.arguments,
+        versions(),
+    ):
         return False
     saved = [record.get(name, {}).get("fingerprint") for name in ("model", "text")]
     return saved == [plan.model["fingerprint"], plan.text.documents_sha256]
@@ -325,5 +382,9 @@ def write_checkpoints(folder: Path, names: Sequence[str]) -> Path:
     """Compare the analyses `names` in `folder`, with a table of all heads; return the page."""
     tables = {name: open_analysis(folder / name).heads for name in names}
     heads = pd.concat(tables, names=["checkpoint", None])
-    comparison = compare([folder / name for name in names], cache=folder)  # writes no cache
-    return Answer(more={"heads.csv": heads.reset_index("checkpoint")}).save(folder, comparison)
+    comparison = compare(
+        [folder / name for name in names], cache=folder
+    )  # writes no cache
+    return Answer(more={"heads.csv": heads.reset_index("checkpoint")}).save(
+        folder, comparison
+    )

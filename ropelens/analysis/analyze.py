@@ -18,7 +18,13 @@ import xarray as xr
 
 from ropelens.analysis.analysis import Analysis, earlier_results, open_analysis
 from ropelens.analysis.options import Options
-from ropelens.analysis.plan import Plan, TextSource, keep_warnings, plan_analysis, this_command
+from ropelens.analysis.plan import (
+    Plan,
+    TextSource,
+    keep_warnings,
+    plan_analysis,
+    this_command,
+)
 from ropelens.checkpoints.load import Opened
 from ropelens.claims.tables import classify_heads
 from ropelens.errors import BadArgument, public
@@ -69,7 +75,9 @@ def analyze(
     """
     show = display_of(progress)
     with opening(show, "reading"):
-        plan = plan_analysis(model, text, options, tokenizer=tokenizer, truncation=truncation)
+        plan = plan_analysis(
+            model, text, options, tokenizer=tokenizer, truncation=truncation
+        )
     analysis = run_plan(plan, folder=None, progress=show)
     shown: Any = analysis.model if isinstance(model, (str, Path)) else model
     return replace(analysis, model=shown)
@@ -94,18 +102,26 @@ def run_plan(plan: Plan, *, folder: Path | None, progress: ShowProgress) -> Anal
                 revision = source.checkpoint.revision
         loaded, shown = time.perf_counter(), live.model
         display: dict[str, Any] = {"tokenizer": source.tokenizer, "progress": progress}
-        hint = "a smaller --context, fewer --rows, --dtype bfloat16, or another --device"
+        hint = (
+            "a smaller --context, fewer --rows, --dtype bfloat16, or another --device"
+        )
         seen = f"context {plan.text.ids.shape[1]:,}"
         explain_memory = explain_full_memory("The measurement", seen=seen, hint=hint)
         with explain_memory, _saved_in(folder, plan):
-            measurement = Measurement.of(live, plan.text, batch_size=plan.batch_size, **how)
+            measurement = Measurement.of(
+                live, plan.text, batch_size=plan.batch_size, **how
+            )
             if plan.truncation is not None:
                 sweep = truncate(measurement, plan.text, **plan.truncation, **display)
-                earlier = _joined_by_sweep(folder, fingerprint, plan.text.documents_sha256)
+                earlier = _joined_by_sweep(
+                    folder, fingerprint, plan.text.documents_sha256
+                )
             if options.backend == "transformer-lens" and live is not source:
                 shown = bridge(live.model, source.tokenizer)
                 live = as_live_model(shown, source.tokenizer)
-                measurement = replace(measurement, live=live, rotation=RotationProbe(live))
+                measurement = replace(
+                    measurement, live=live, rotation=RotationProbe(live)
+                )
             if earlier is None:
                 display |= {"excerpts": plan.excerpts, "statistics": plan.statistics}
                 display |= {"surrogates": options.surrogates}
@@ -113,7 +129,11 @@ def run_plan(plan: Plan, *, folder: Path | None, progress: ShowProgress) -> Anal
                 with opening(progress, "labelling"):
                     heads = classify_heads(profile, seed=options.seed)
     facts: dict[str, Any] = {} if revision is None else {"revision": revision}
-    facts |= {"backend": options.backend, "text": plan.text.source, "command": this_command()}
+    facts |= {
+        "backend": options.backend,
+        "text": plan.text.source,
+        "command": this_command(),
+    }
     facts["warnings"] = "\n".join(plan.warnings)
     if sweep is not None:
         sweep.attrs |= facts | {"arguments": json.dumps(plan.arguments)}
@@ -138,11 +158,15 @@ def _bytes_per_token(text: Text, tokenizer: Any) -> float:
     return len("".join(pieces).encode()) / max(1, int(text.real[:, 1:].sum()))
 
 
-def _joined_by_sweep(folder: Path | None, fingerprint: str, text: str) -> Analysis | None:
+def _joined_by_sweep(
+    folder: Path | None, fingerprint: str, text: str
+) -> Analysis | None:
     """The analysis in `folder` that a sweep joins, or None; the same for all processes."""
     analysis = None
     if folder is not None and (results := earlier_results(folder, fingerprint)):
-        same_text = results["provenance"].get("text", {}).get("fingerprint") == text != ""
+        same_text = (
+            results["provenance"].get("text", {}).get("fingerprint") == text != ""
+        )
         command, sweep = results["profile"].attrs.get("command"), results["truncation"]
         if same_text and (sweep is None or sweep.attrs.get("command") != command):
             with suppress(BadArgument):  # a damaged profile is measured again
@@ -169,7 +193,10 @@ def _record(
     record = {name: _known(attrs[name]) for name in RECORDED} | {
         "arguments": plan.arguments,
         "model": plan.model | {"revision": attrs["revision"], "class": live.class_name},
-        "text": {"source": attrs["text"], "fingerprint": plan.text.documents_sha256 or None},
+        "text": {
+            "source": attrs["text"],
+            "fingerprint": plan.text.documents_sha256 or None,
+        },
         "labels": heads["label"].value_counts().to_dict(),
         "thresholds": heads.attrs["thresholds"],
         "claim": {name: _known(value) for name, value in heads.attrs["claim"].items()},

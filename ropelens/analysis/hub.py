@@ -28,7 +28,9 @@ def upload(
     api, of_repo = HfApi(), cast(Any, {"repo_id": repo, "repo_type": "dataset"})
     write_whole(folder / "README.md", card(repo, record, findings))
     hint = "a token with write access (hf auth login), and a network (HF_HUB_OFFLINE=0)"
-    with explained(f"The dataset {repo} could not be uploaded.", hint, error=BadArgument):
+    with explained(
+        f"The dataset {repo} could not be uploaded.", hint, error=BadArgument
+    ):
         address = api.create_repo(**of_repo, private=private, exist_ok=True)
         info = api.dataset_info(repo)
         files = {file.rfilename for file in info.siblings or ()} - {".gitattributes"}
@@ -38,8 +40,12 @@ def upload(
         public = "it is public, and private=True" * (private and not info.private)
         if fault := public or foreign:
             what = f"The dataset {repo} exists already: {fault}."
-            raise BadArgument(what, hint="another name, or private=False for a public dataset")
-        old: Any = {"delete_patterns": [*NUMBERS, "*.csv"]}  # an earlier sweep must not remain
+            raise BadArgument(
+                what, hint="another name, or private=False for a public dataset"
+            )
+        old: Any = {
+            "delete_patterns": [*NUMBERS, "*.csv"]
+        }  # an earlier sweep must not remain
         api.upload_folder(**of_repo, folder_path=folder, **old)
     return str(address)
 
@@ -64,12 +70,22 @@ def card(repo: str, record: Mapping[str, Any], findings: Sequence[str]) -> str:
     from huggingface_hub import DatasetCardData
 
     model, text = record.get("model", {}), record.get("text", {})
-    facts = {f"model {name}": model.get(name) for name in ("name", "revision", "fingerprint")}
+    facts = {
+        f"model {name}": model.get(name) for name in ("name", "revision", "fingerprint")
+    }
     facts |= {f"text {name}": text.get(name) for name in ("source", "fingerprint")}
-    facts |= {n: record.get(n) for n in ("context", "tokens")} | record.get("versions", {})
-    rows = [f"| {escape(name)} | {escape(fact)} |" for name, fact in facts.items() if fact]
+    facts |= {n: record.get(n) for n in ("context", "tokens")} | record.get(
+        "versions", {}
+    )
+    rows = [
+        f"| {escape(name)} | {escape(fact)} |" for name, fact in facts.items() if fact
+    ]
     use = f'`ropelens.open("hf://datasets/{repo}")` reads this analysis.'
-    lines = [f"# An analysis by ropelens\n\n{use}\n", *[f"- {escape(x)}" for x in findings], ""]
+    lines = [
+        f"# An analysis by ropelens\n\n{use}\n",
+        *[f"- {escape(x)}" for x in findings],
+        "",
+    ]
     head = DatasetCardData(tags=["ropelens", "rope", "interpretability"]).to_yaml()
     return "\n".join(["---", head, "---", *lines, "| | |", "|---|---|", *rows, ""])
 

@@ -46,7 +46,10 @@ class Options(Loading):
         None, "N", "Tokens in a sequence. [default: up to 2048, more in a sweep]", min=3
     )
     sequences: int | None = setting(
-        None, "N", "Number of random sequences. [default: up to 64, fewer if long]", min=1
+        None,
+        "N",
+        "Number of random sequences. [default: up to 64, fewer if long]",
+        min=1,
     )
     bos: Literal["always", "tokenizer"] = setting(
         "always",
@@ -65,7 +68,10 @@ class Options(Loading):
         None, "N", "Sequences in a batch. [default: as many as fit into memory]", min=1
     )
     surrogates: int = setting(
-        40, "N", "Random orders of the frequencies; a verdict on wavelengths needs 39.", min=0
+        40,
+        "N",
+        "Random orders of the frequencies; a verdict on wavelengths needs 39.",
+        min=0,
     )
     seed: int = setting(0, "N", "Seed of all random choices.", min=0, max=2**32 - 1)
     backend: Literal["hf", "transformer-lens"] = setting(
@@ -95,8 +101,13 @@ def with_options(
         for field in fields:
             default, info = field.default, copy(field.metadata["option"])
             if field.name in defaults:  # typer adds the new default
-                default, info.help = defaults[field.name], info.help.partition(" [default:")[0]
-            hint = hints[field.name] if info.parser is None else Any  # typer refuses unions
+                default, info.help = (
+                    defaults[field.name],
+                    info.help.partition(" [default:")[0],
+                )
+            hint = (
+                hints[field.name] if info.parser is None else Any
+            )  # typer refuses unions
             hint = Annotated[hint, info]
             parameter = inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY)
             parameters.append(parameter.replace(default=default, annotation=hint))
@@ -113,7 +124,9 @@ def path_of(text: str) -> Any:
     return Path(text)
 
 
-MODEL_HELP = "A folder, a GGUF file, a Hub id, bundled, or bundled:NAME (ropelens list)."
+MODEL_HELP = (
+    "A folder, a GGUF file, a Hub id, bundled, or bundled:NAME (ropelens list)."
+)
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
 TextOption = Annotated[
     list[Path] | None,

@@ -55,7 +55,9 @@ from ropelens.text.tokenize import (
 
 DEFAULT_CONTEXT = 2048
 LONG_SWEEP: dict[str, Any] = {"keep": (1, 0.75, 0.5, 0.25, 0), "controls": 1}
-LONG_SWEEP |= {"measures": ("loss", "induction", "change", "copying")}  # for longer text
+LONG_SWEEP |= {
+    "measures": ("loss", "induction", "change", "copying")
+}  # for longer text
 OPERATIONS = {"cpu": 8e14, "cuda": 1e17}  # of a sweep by default: about two hours
 
 GPU_COUNTS = {
@@ -134,7 +136,9 @@ def plan_analysis(
     If the plan is not for a `run`, this machine may lack a GPU.
     """
     if truncation is not None:
-        truncation = {name: value for name, value in truncation.items() if value is not None}
+        truncation = {
+            name: value for name, value in truncation.items() if value is not None
+        }
         wanted_measures(public(PlaneSweep)(**truncation).measures)
     messages: list[str] = []
     source: ModelSource
@@ -144,7 +148,9 @@ def plan_analysis(
             source = as_live_model(model, tokenizer)
         else:
             source = open_checkpoint(model, options, used=run)
-            source = source if tokenizer is None else replace(source, tokenizer=tokenizer)
+            source = (
+                source if tokenizer is None else replace(source, tokenizer=tokenizer)
+            )
         tokenizer, config = source.tokenizer, source.config
         if truncation is not None and isinstance(documents, list):
             truncation, options = _fit_sweep(truncation, options, source, documents)
@@ -153,14 +159,18 @@ def plan_analysis(
         if writers := {writer_of(Path(path)) for path in paths} - {""}:
             origin = f"{sequences.source}, sampled from {', '.join(writers)}"
             sequences = replace(sequences, source=origin)
-        prompts = [prompt_tokens(p, tokenizer, options.bos) for p in options.prompts or ()]
+        prompts = [
+            prompt_tokens(p, tokenizer, options.bos) for p in options.prompts or ()
+        ]
         batch_size, facts, cost = options.batch_size, dict[str, str](), 0.0
         if isinstance(source, Opened):
             batch_size, facts, cost = _sizes(source, sequences, options)
         if truncation is not None:
             facts["sweep"] = _describe_sweep(PlaneSweep(**truncation), config)
     excerpts = check_excerpts(config, prompts)
-    searched = [attention_on(sequences, w, tokenizer) for w in options.attention_on or ()]
+    searched = [
+        attention_on(sequences, w, tokenizer) for w in options.attention_on or ()
+    ]
     own = {field.name: getattr(options, field.name) for field in fields(Options)}
     arguments = names | own | dict(truncation or {})
     return Plan(
@@ -178,20 +188,30 @@ def plan_analysis(
     )
 
 
-def _sizes(source: Opened, text: Text, options: Options) -> tuple[int, dict[str, str], float]:
+def _sizes(
+    source: Opened, text: Text, options: Options
+) -> tuple[int, dict[str, str], float]:
     """The batch size, the work in words, and the cost. Warns if the memory may not suffice."""
     config, devices, dtype = source.config, source.devices, source.torch_dtype
     (count, context), longest = text.ids.shape, text.context
     free = sum(map(free_bytes, devices))
     left = free - source.weight_bytes
-    batch: Any = {"context": context, "width": dtype.itemsize, "device": devices[0].type}
-    batch["scores"] = options.backend == "transformer-lens"  # it keeps all scores of a layer
+    batch: Any = {
+        "context": context,
+        "width": dtype.itemsize,
+        "device": devices[0].type,
+    }
+    batch["scores"] = (
+        options.backend == "transformer-lens"
+    )  # it keeps all scores of a layer
     size = options.batch_size or sequences_at_once(
         config, sequences=count, free=left // len(devices), **batch
     )
     largest = max(
         pass_bytes(config, sequences=min(size, count), **batch),
-        pass_bytes(config, sequences=fitted_sequences(count, context), logits=False, **batch),
+        pass_bytes(
+            config, sequences=fitted_sequences(count, context), logits=False, **batch
+        ),
     )
     bytes_used = source.weight_bytes + largest + LIBRARIES * (devices[0].type == "cpu")
     memory = f"about {bytes_used / 1e9:.1f} GB"
@@ -204,7 +224,9 @@ def _sizes(source: Opened, text: Text, options: Options) -> tuple[int, dict[str,
     layers = len(config_facts.attending_layers(config))
     sizes = source.parameters, heads, _head_dim(config) // 2, longest
     fits = layers * fit_cost(*sizes, options.surrogates)
-    rows_scored = scored_rows(text) * count * (DRAWS if text.single_long_sequence else 1)
+    rows_scored = (
+        scored_rows(text) * count * (DRAWS if text.single_long_sequence else 1)
+    )
     keys = layers * exchange_cost(source.parameters, heads, rows_scored, longest)
     precision = f"{options.quantize}, computed in " * (options.quantize is not None)
     precision += str(dtype).removeprefix("torch.")
@@ -234,7 +256,8 @@ def _sizes(source: Opened, text: Text, options: Options) -> tuple[int, dict[str,
 def _gpu_time(layers: int, row: int, work: Sequence[tuple[float, float]]) -> str:
     """Predicted time; `work` has the runs and rows of a stage, and `row` is keys x heads."""
     seconds = {
-        name: layers * (runs * operations * PER_OPERATION + rows * row * moved * PER_BYTE)
+        name: layers
+        * (runs * operations * PER_OPERATION + rows * row * moved * PER_BYTE)
         for (name, (operations, moved)), (runs, rows) in zip(
             GPU_COUNTS.items(), work, strict=True
         )
@@ -251,10 +274,15 @@ def _head_dim(config: PreTrainedConfig) -> int:
 
 
 def _fit_sweep(
-    truncation: Mapping[str, Any], options: Options, source: ModelSource, documents: list[str]
+    truncation: Mapping[str, Any],
+    options: Options,
+    source: ModelSource,
+    documents: list[str],
 ) -> tuple[Mapping[str, Any], Options]:
     """Arguments of a sweep, and options with the trained context, halved until it fits."""
-    context = options.context or config_facts.stated_context(source.config) or DEFAULT_CONTEXT
+    context = (
+        options.context or config_facts.stated_context(source.config) or DEFAULT_CONTEXT
+    )
     if context <= DEFAULT_CONTEXT:
         return truncation, replace(options, context=context)
     if isinstance(source, Opened):
@@ -278,7 +306,9 @@ def _fit_sweep(
         while context > DEFAULT_CONTEXT and not fits(context):
             context = max(context // 2, DEFAULT_CONTEXT)
     count = options.sequences or max(2, 2**14 // context)
-    return {**LONG_SWEEP, **truncation}, replace(options, context=context, sequences=count)
+    return {**LONG_SWEEP, **truncation}, replace(
+        options, context=context, sequences=count
+    )
 
 
 def _describe_sweep(sweep: PlaneSweep, config: PreTrainedConfig) -> str:
@@ -293,7 +323,9 @@ def _describe_sweep(sweep: PlaneSweep, config: PreTrainedConfig) -> str:
     edits = kinds * (len({cut.stopped for cut in cuts}) - 1)
     names = ("num_hidden_layers", "num_attention_heads")
     layers, heads = (config_facts.stated_number(config, name, 0) for name in names)
-    by_kind = any(letter.isalpha() for letter in sweep.heads)  # known when the model runs
+    by_kind = any(
+        letter.isalpha() for letter in sweep.heads
+    )  # known when the model runs
     if layers and heads and some and not by_kind:
         able = torch.zeros(layers, heads, dtype=torch.bool)
         able[config_facts.attending_layers(config, turning=True)] = True
@@ -309,7 +341,9 @@ def _documents(
     """Names of model and text for run.json, and the documents (or the given tokens)."""
     name = str(model) if isinstance(model, (str, Path)) else type(model).__name__
     tokens = (Text, Tensor, Mapping)
-    parts: list[Any] = [text] if isinstance(text, (Path, str, *tokens)) else list(text or ())
+    parts: list[Any] = (
+        [text] if isinstance(text, (Path, str, *tokens)) else list(text or ())
+    )
     check_text(name, parts)
     if isinstance(text, tokens):
         return {"model": name, "text": "tokens"}, text
@@ -322,10 +356,14 @@ def _documents(
         else:
             documents += read_documents([part])
             names.append(str(part))
-    return {"model": name, "text": names}, documents or read_documents([sample_path(name)])
+    return {"model": name, "text": names}, documents or read_documents(
+        [sample_path(name)]
+    )
 
 
-def _sequences(documents: list[str] | Tokens, source: ModelSource, options: Options) -> Text:
+def _sequences(
+    documents: list[str] | Tokens, source: ModelSource, options: Options
+) -> Text:
     """The documents as tokens, cut to the context; given tokens are not cut."""
     config = source.config.get_text_config()
     if not isinstance(documents, list):
@@ -336,9 +374,15 @@ def _sequences(documents: list[str] | Tokens, source: ModelSource, options: Opti
     context = options.context or min(maximum or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     warn_beyond(context, maximum)
     with warnings.catch_warnings():
-        if options.sequences is None:  # no warning about fewer sequences than the default
+        if (
+            options.sequences is None
+        ):  # no warning about fewer sequences than the default
             warnings.filterwarnings("ignore", message=".*were asked for")
-        cut = {"context": context, "sequences": options.sequences or 64, "seed": options.seed}
+        cut = {
+            "context": context,
+            "sequences": options.sequences or 64,
+            "seed": options.seed,
+        }
         text = tokenize(documents, source.tokenizer, bos=options.bos, **cut)
     check_ids(text.ids, vocabulary=config.vocab_size)
     return text
@@ -347,7 +391,9 @@ def _sequences(documents: list[str] | Tokens, source: ModelSource, options: Opti
 def this_command() -> str:
     """The shell command that runs this process again."""
     ropelens = Path(sys.argv[0]).name in ("ropelens", "__main__.py")
-    return shlex.join(["ropelens", *sys.argv[1:]] if ropelens else ["python", *sys.argv])
+    return shlex.join(
+        ["ropelens", *sys.argv[1:]] if ropelens else ["python", *sys.argv]
+    )
 
 
 @contextmanager

@@ -61,12 +61,16 @@ def explain_prompt(
             other = one_sequence(live, versus, tokenizer).text
             others = _chances(live, other)
             rivals = others.topk(LIKELY).indices.tolist()
-            likely = sorted(likely[:LIKELY], key=lambda token: others[token] - chances[token])
+            likely = sorted(
+                likely[:LIKELY], key=lambda token: others[token] - chances[token]
+            )
             rival = sorted(rivals, key=lambda token: chances[token] - others[token])
         first = next(token for token in likely if token not in rival[:1])
         pair = first, (rival or likely[1:])[0]
     if other is not None and torch.equal(other.ids, text.ids):
-        raise BadArgument("The two prompts are the same.", hint="another prompt, or one token")
+        raise BadArgument(
+            "The two prompts are the same.", hint="another prompt, or one token"
+        )
     with opening(show, "attributing"):
         attribution = attribute_planes(live, text, pair, check=CHECKED, source=other)
     options: dict[str, Any] = {"tokenizer": tokenizer, "progress": show}
@@ -76,13 +80,25 @@ def explain_prompt(
     options |= {"excerpts": [ids], "budget": False, "surrogates": 0}
     profile = measure(live, ids[None], **options).assign_attrs(command=this_command())
     names = token_names(torch.tensor([int(chances.argmax()), *pair]), tokenizer)
-    facts: dict[str, Any] = {"prompt": prompt, "versus": versus if other is not None else ""}
+    facts: dict[str, Any] = {
+        "prompt": prompt,
+        "versus": versus if other is not None else "",
+    }
     facts |= zip(("next", "first", "second"), map(visible_token, names), strict=True)
-    facts |= {name: attribution.attrs.get(name, 0.0) for name in ("answer", "source_answer")}
-    return PromptResults(profile, attribution, patches, facts | {"share": float(chances.max())})
+    facts |= {
+        name: attribution.attrs.get(name, 0.0) for name in ("answer", "source_answer")
+    }
+    return PromptResults(
+        profile, attribution, patches, facts | {"share": float(chances.max())}
+    )
 
 
 @torch.no_grad()
 def _chances(live: LiveModel, text: Text) -> Float[Tensor, " token"]:
     """Probability of each token after the text."""
-    return live.forward(text.ids, hidden=text.hidden, last=1)[0, -1].float().softmax(-1).cpu()
+    return (
+        live.forward(text.ids, hidden=text.hidden, last=1)[0, -1]
+        .float()
+        .softmax(-1)
+        .cpu()
+    )

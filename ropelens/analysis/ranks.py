@@ -16,7 +16,9 @@ Project = Literal["mha2mla", "triattention", "duoattention"]
 
 
 @public
-def write_ranks(profile: xr.Dataset, project: Project, folder: str | Path) -> list[Path]:
+def write_ranks(
+    profile: xr.Dataset, project: Project, folder: str | Path
+) -> list[Path]:
     """Write the files that `project` reads to `folder`, and return their paths.
 
     Raises `BadArgument` if the profile lacks the numbers or the model rotates in another way.
@@ -26,13 +28,22 @@ def write_ranks(profile: xr.Dataset, project: Project, folder: str | Path) -> li
     alike = np.ptp(profile["inv_freq"].values, axis=0).max() < 1e-3
     whole = (profile["excerpt_planes"] == profile.sizes["frequency"]).all()
     pairs = profile.attrs.get("pairing", "half") == "half" and whole and alike
-    lacks = ", ".join(n for n, x in zip(names, arrays, strict=True) if not np.isfinite(x).all())
+    lacks = ", ".join(
+        n for n, x in zip(names, arrays, strict=True) if not np.isfinite(x).all()
+    )
     if lacks or not (pairs or project == "duoattention"):
-        seen = "planes that do not pair coordinates f and f + F, or differ between layers"
-        what, seen = f"{project} cannot use this profile.", f"no {lacks}" if lacks else seen
+        seen = (
+            "planes that do not pair coordinates f and f + F, or differ between layers"
+        )
+        what, seen = (
+            f"{project} cannot use this profile.",
+            f"no {lacks}" if lacks else seen,
+        )
         raise BadArgument(what, seen=seen, hint="measure again, or another model")
     files = make(profile, *arrays)
-    return [write_whole(Path(folder) / name, content) for name, content in files.items()]
+    return [
+        write_whole(Path(folder) / name, content) for name, content in files.items()
+    ]
 
 
 def rank_planes(_: xr.Dataset, q: np.ndarray, k: np.ndarray) -> dict[str, bytes]:
@@ -46,7 +57,9 @@ def rank_planes(_: xr.Dataset, q: np.ndarray, k: np.ndarray) -> dict[str, bytes]
     return {"mha2mla-2_norm_rank.pth": _saved(torch.from_numpy(np.tile(ranks, 2)))}
 
 
-def center_queries(profile: xr.Dataset, q: np.ndarray, length: np.ndarray) -> dict[str, bytes]:
+def center_queries(
+    profile: xr.Dataset, q: np.ndarray, length: np.ndarray
+) -> dict[str, bytes]:
     """Mean q~ and mean |q| of each plane of a head. (TriAttention needs no mean keys.)
 
     Source: scripts/calibrate.py and triattention/methods/pruning_utils.py of
@@ -65,8 +78,15 @@ def center_queries(profile: xr.Dataset, q: np.ndarray, length: np.ndarray) -> di
     metadata |= {"use_chat_template": False, "system_prompt": "", "prompt_template": ""}
     metadata |= {"dtype": profile.attrs["dtype"], "attn_implementation": "sdpa"}
     scaling = str(profile["scaling"].values[0]).partition(" ")[0]
-    metadata |= {"kv_budget": 0, "rope_style": "half", "rope_type": scaling or "default"}
-    metadata |= {"inv_freq": profile["inv_freq"].values[0].tolist(), "sampled_heads": heads}
+    metadata |= {
+        "kv_budget": 0,
+        "rope_style": "half",
+        "rope_type": scaling or "default",
+    }
+    metadata |= {
+        "inv_freq": profile["inv_freq"].values[0].tolist(),
+        "sampled_heads": heads,
+    }
     return {"triattention-stats.pt": _saved({"metadata": metadata, "stats": stats})}
 
 
@@ -79,7 +99,10 @@ def score_heads(profile: xr.Dataset, induction: np.ndarray) -> dict[str, str]:
     scores = induction.reshape(len(induction), profile.sizes["kv_head"], -1).max(-1)
     np.savetxt(table := io.StringIO(), scores, delimiter="\t")
     config = {"model_name": profile.attrs["model"], "sink_size": 64, "recent_size": 256}
-    return {"full_attention_heads.tsv": table.getvalue(), "config.json": json.dumps(config)}
+    return {
+        "full_attention_heads.tsv": table.getvalue(),
+        "config.json": json.dumps(config),
+    }
 
 
 def _saved(content: object) -> bytes:

@@ -46,4 +46,6 @@ def _log_attention(block: Block) -> Float[Tensor, "batch head row key"]:
     if block.call.sink_logits is None:
         return scores.log_softmax(-1)
     sink = block.call.sink_logits.to(scores)[None, :, None, None]
-    return torch.cat([scores, sink.expand(*scores.shape[:3], 1)], dim=-1).log_softmax(-1)
+    return torch.cat([scores, sink.expand(*scores.shape[:3], 1)], dim=-1).log_softmax(
+        -1
+    )

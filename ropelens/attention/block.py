@@ -39,7 +39,9 @@ def blocks_of(
         area //= 2 * (heads.stop - heads.start)
     most = fast_products.BLOCK_ROWS[device]
     ends = sampled.rows.ends
-    if not sampled.rows.dense:  # in a block of many distant rows, most rows see few of the keys
+    if (
+        not sampled.rows.dense
+    ):  # in a block of many distant rows, most rows see few of the keys
         few = count * max(ends) <= area // 4
         most = count if few else sparse_rows(count, device)
     chosen, begin = heads or slice(0, kv_heads), 0
@@ -124,7 +126,9 @@ class Block:
     def _softmax(self) -> tuple[Tensor, Tensor]:
         out = self.buffer("attention")
         if self.call.softcap is None and "scores" not in vars(self):
-            return fast_products.softmax(self._scores(out))  # one matrix in the caches, not two
+            return fast_products.softmax(
+                self._scores(out)
+            )  # one matrix in the caches, not two
         return fast_products.softmax(self.scores, out=out)
 
     def expect(self, values: ByKey) -> ByRow:
@@ -169,7 +173,9 @@ class Block:
         return self.attention[..., self.sinks] * self.visible_sinks
 
     @cached_property
-    def visible_sinks(self) -> Float[Tensor, "batch shared_kv_head shared_group row sink"]:
+    def visible_sinks(
+        self,
+    ) -> Float[Tensor, "batch shared_kv_head shared_group row sink"]:
         """1 if the row sees a sink of the head in a column, otherwise 0."""
         seen = self.device_visibility.sees(self.sinks + self.keys.start)
         return (seen[:, None, None] & (self.sink_kind > 0)).to(self.k)
@@ -203,7 +209,9 @@ class Block:
         begin = _begin_in_folds(self._begins[0], len(out), len(x), x[0].numel())
         return fast_products.windows(x, begin, out=out)
 
-    def by_offset(self, values: ByKey) -> Float[Tensor, "batch kv_head group row offset"]:
+    def by_offset(
+        self, values: ByKey
+    ) -> Float[Tensor, "batch kv_head group row offset"]:
         """The value of the key at each offset, from the farthest offset of the block to 0.
 
         It is 0 if there is no such key. Values of hidden keys must be 0.
@@ -224,7 +232,9 @@ class Block:
         """Where the windows of both functions begin, and the offsets beyond the first key."""
         return _begins(self.device_visibility, self.q.shape[:4], self.call.key.shape[2])
 
-    def sum_by_offset(self, values: ByKey) -> Float[Tensor, "batch kv_head group offset"]:
+    def sum_by_offset(
+        self, values: ByKey
+    ) -> Float[Tensor, "batch kv_head group offset"]:
         """Weighted sum over the rows at each offset. Sets values of the first key to 0."""
         values = values.contiguous()
         values[..., 0] = 0

@@ -52,7 +52,9 @@ def waves(block: Block, distance: Int[Tensor, " distance"]) -> Tensor:
     return (1j * (w if w.ndim == 2 else w[block.query_heads]) * distance).exp()
 
 
-def drawn_keys(block: Block, *, evenly: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+def drawn_keys(
+    block: Block, *, evenly: bool = False
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield c_f [batch, head, row, term] of two keys of each row, and whether they exist.
 
     Keys other than sinks are drawn by the attention of the row, or evenly, without return.
@@ -61,11 +63,16 @@ def drawn_keys(block: Block, *, evenly: bool = False) -> Iterator[tuple[Tensor, 
     assert order is not None
     others = block.q.new_ones(*block.q.shape[:3], 1, len(block.keys))
     others[..., block.sinks] = (block.sink_kind == 0).to(others)
-    by_key = block.device_visibility.sees()[:, None, None] if evenly else block.attention
+    by_key = (
+        block.device_visibility.sees()[:, None, None] if evenly else block.attention
+    )
     weight = (others * by_key).double()
     below = weight.cumsum(-1)
     left = before = below[..., -1:]
-    own, keys = 0 * left, block.k_still[:, :, None].expand(-1, -1, left.shape[2], -1, -1)
+    own, keys = (
+        0 * left,
+        block.k_still[:, :, None].expand(-1, -1, left.shape[2], -1, -1),
+    )
     for numbers in order.unbind(1)[2 * evenly :][:2]:
         number = numbers.gather(1, block.position.expand(len(numbers), -1)).to(own)
         target = number[:, None, None, :, None] * left
@@ -78,11 +85,17 @@ def drawn_keys(block: Block, *, evenly: bool = False) -> Iterator[tuple[Tensor, 
         yield c.flatten(1, 2), own[..., 0].flatten(1, 2) > 0
 
 
-def mean_by_bin(block: Block, values: Tensor, counts: Tensor, size: int = PER_BIN) -> Tensor:
+def mean_by_bin(
+    block: Block, values: Tensor, counts: Tensor, size: int = PER_BIN
+) -> Tensor:
     """Means of `values` over the distances of bins of this `size`; other rows have 0."""
     visible, (_, far, start) = block.device_visibility, distances_of(block)
-    weight = (start * (far <= (visible.position - visible.first)[:, None, :, None])).float()
-    part, whole = (x.unflatten(-1, (-1, size)).sum(-1) for x in (values * weight, weight))
+    weight = (
+        start * (far <= (visible.position - visible.first)[:, None, :, None])
+    ).float()
+    part, whole = (
+        x.unflatten(-1, (-1, size)).sum(-1) for x in (values * weight, weight)
+    )
     sees = counts[..., None] & (whole > 0)
     result = block.q.new_zeros(*sees.shape, 2)
     result[..., 0], result[..., 1] = (part / whole).where(sees, 0), sees
@@ -107,7 +120,9 @@ def reverses(lead: Tensor, moved: Tensor) -> Tensor:
 def reversal(block: Block, *, evenly: bool = False) -> Tensor:
     """Whether two keys change their order if both move away by the same distance."""
     lead, counts = leads(block, evenly=evenly)
-    return mean_by_bin(block, reverses(lead, waves(block, distances_of(block)[1])), counts)
+    return mean_by_bin(
+        block, reverses(lead, waves(block, distances_of(block)[1])), counts
+    )
 
 
 uniform_reversal = partial(reversal, evenly=True)

@@ -29,7 +29,10 @@ from ropelens.rope.planes import kept, on_device, unrotate
 from ropelens.text.rows import Rows, generator_of
 
 DRAWS = 4  # permutations of each sequence, which the rows use in turn
-AT_ONCE = {"cpu": 1, "cuda": DRAWS}  # draws of a batch: a GPU has room, a CPU has small caches
+AT_ONCE = {
+    "cpu": 1,
+    "cuda": DRAWS,
+}  # draws of a batch: a GPU has room, a CPU has small caches
 SHARE = 1.5  # size of a block, compared with blocks of other statistics
 EARLY = 1 / 3  # share of a sequence whose rows have too few keys to exchange
 
@@ -85,7 +88,9 @@ class Exchange:
     ) -> tuple[Float[Tensor, "sequence set row"], Float[Tensor, "sequence set 1"]]:
         """The `share` of the weights of the rows of each set, in each draw, and their sum."""
         number = self.pi.shape[1]
-        position, weight = (x[:number, None] for x in (self.rows.position, self.rows.weight))
+        position, weight = (
+            x[:number, None] for x in (self.rows.position, self.rows.weight)
+        )
         sets = sets.repeat(number // len(sets), 1, 1)
         in_sets = sets.gather(2, position.expand(-1, sets.shape[1], -1))
         weight = in_sets * (weight * share)
@@ -104,7 +109,10 @@ def permute_keys(
 ) -> Exchange:
     """Permute tokens that are not sinks; if rows see W keys, within blocks of W/2 keys."""
     assert rows.order is not None
-    index, order = torch.arange(rows.order.shape[-1]), rows.order[:, draws.start : draws.stop]
+    index, order = (
+        torch.arange(rows.order.shape[-1]),
+        rows.order[:, draws.start : draws.stop],
+    )
     is_sink = (by_kv_head(sinks, kv_heads) > 0).any(2)
     real = ~rows.padding(index)
     movable, block = ~is_sink & real[:, None], index // block_size(visibility, real)
@@ -132,7 +140,9 @@ def block_size(
     rows = real[:, visibility.position[0] - visibility.keys.start]
     widest, end = (visibility.count.cpu() * rows).amax(1), visibility.keys.stop
     if visibility.mask is None:
-        slides = (visibility.first * rows).amax(1) > visibility.first.where(rows, end).amin(1)
+        slides = (visibility.first * rows).amax(1) > visibility.first.where(
+            rows, end
+        ).amin(1)
     else:
         slides = 3 * widest < 2 * real.sum(1)
     return torch.where(slides, (widest // 2).clamp(min=1), end + 1)[:, None, None]
@@ -161,7 +171,9 @@ def follow_sums(
         for block in blocks_of(pair, share=SHARE):
             overlaps(block, exchange.pi, out=by_row[:, :, block.heads, :, block.rows])
         by_row = by_row.transpose(0, 1).flatten(1, 3)
-        sums = (on_device(weight, device).to(by_row) @ by_row.mT).to("cpu", torch.float64)
+        sums = (on_device(weight, device).to(by_row) @ by_row.mT).to(
+            "cpu", torch.float64
+        )
         mass, position, chance, content = sums.unflatten(-1, (4, -1)).unbind(2)
         number = number.expand_as(mass)
         part = torch.stack([position, content, chance, mass, number], dim=-1)

@@ -17,7 +17,9 @@ SPARSE_BLOCKS = {"cpu": 8, "cuda": 2}
 """Number of blocks of sampled rows: half of a block with all rows would be hidden."""
 
 FEWEST_ROWS = 16  # least number of rows of a block: products of fewer rows are slow
-HIDDEN = -1e30  # score of a key that a row does not see: the weight is 0, products are finite
+HIDDEN = (
+    -1e30
+)  # score of a key that a row does not see: the weight is 0, products are finite
 STRETCH = 64  # positions that a running sum adds by one product
 
 
@@ -38,7 +40,9 @@ def products(
 
 
 def softmax(
-    scores: Float[Tensor, "*batch key"], *, out: Float[Tensor, "*batch key"] | None = None
+    scores: Float[Tensor, "*batch key"],
+    *,
+    out: Float[Tensor, "*batch key"] | None = None,
 ) -> tuple[Float[Tensor, "*batch key"], Float[Tensor, "*batch"]]:
     """Softmax and log sum_j exp(score_j); exact, as the largest weight is at least 1 / keys."""
     largest = scores.amax(-1)
@@ -81,7 +85,8 @@ def windows(
 
 
 def sum_diagonals(
-    values: Float[Tensor, "batch kv_head group row key"], row_weight: Float[Tensor, "batch row"]
+    values: Float[Tensor, "batch kv_head group row key"],
+    row_weight: Float[Tensor, "batch row"],
 ) -> Float[Tensor, "batch kv_head group offset"]:
     """Weighted sum of contiguous `values` at each offset, for rows that are consecutive.
 

@@ -57,7 +57,9 @@ def v_norm(call: SampledCall) -> Float[Tensor, "batch kv_head key term"]:
     keys, values = call.k, call.call.value.to(call.k.dtype)
     if keys.shape[-1] != values.shape[-1]:
         return keys.new_full((*keys.shape[:3], call.planes.terms), math.nan)
-    return call.planes.norms(values.repeat_interleave(keys.shape[1] // values.shape[1], dim=1))
+    return call.planes.norms(
+        values.repeat_interleave(keys.shape[1] // values.shape[1], dim=1)
+    )
 
 
 def q_coherence(layer: LayerMeans) -> Float[Tensor, "head term"]:
@@ -96,7 +98,9 @@ def sink_mass(block: Block) -> Float[Tensor, "batch kv_head group row"]:
     return block.sink_attention.sum(-1)
 
 
-def selectivity_keys(block: Block) -> Float[Tensor, "batch kv_head group row coordinate"]:
+def selectivity_keys(
+    block: Block,
+) -> Float[Tensor, "batch kv_head group row coordinate"]:
     """(1 - A0) (E_a c - E_u c) by coordinate.
 
     E_a and E_u are means over the keys that are not sinks, under A and evenly. (1 - A0) E_a k
@@ -108,7 +112,9 @@ def selectivity_keys(block: Block) -> Float[Tensor, "batch kv_head group row coo
     return block.q * (block.attended_key - on_sinks - evenly)
 
 
-def mean_other_key(block: Block) -> Float[Tensor, "batch kv_head shared_group row coordinate"]:
+def mean_other_key(
+    block: Block,
+) -> Float[Tensor, "batch kv_head shared_group row coordinate"]:
     """E_u k: the mean of the keys that each row sees and that are not sinks; 0 without any."""
     sinks = block.visible_sinks
     others = block.sum_of_keys - sinks @ block.k[:, :, None, block.sinks]
@@ -141,7 +147,9 @@ def attention_budget(
     """
     total, sink_gain, position_gain, content_gain, both_gain = gains
     sink = np.maximum(sink_gain, 0)
-    position, content = (np.maximum(gain, sink) for gain in (position_gain, content_gain))
+    position, content = (
+        np.maximum(gain, sink) for gain in (position_gain, content_gain)
+    )
     both = np.maximum(both_gain, np.maximum(position, content))
     total = np.maximum(total, both)  # a model gains more only by rounding
     return {
@@ -165,7 +173,9 @@ def describe_kernel(
     kernel = kappa.masked_fill(seen_by < SEEN_BY, -math.inf).softmax(-1)
     weight, offset = kernel.max(-1)
     below, last = kernel.cumsum(-1), kernel.shape[-1] - 1
-    low, high = ((below < quantile).sum(-1).clamp(max=last) for quantile in (0.25, 0.75))
+    low, high = (
+        (below < quantile).sum(-1).clamp(max=last) for quantile in (0.25, 0.75)
+    )
     band = {"offset_low": low, "offset_high": high}
     return {"kernel": kernel, "offset": offset, "offset_weight": weight} | band
 
@@ -190,7 +200,9 @@ def describe_wavelengths(
     rotates = np.isfinite(wavelength)
     weight = push * rotates
     log = np.log(np.where(rotates, wavelength, 1.0))
-    with np.errstate(invalid="ignore", divide="ignore"):  # NaN if nothing rotates or pushes
+    with np.errstate(
+        invalid="ignore", divide="ignore"
+    ):  # NaN if nothing rotates or pushes
         mean = np.exp((weight * log).sum(-1) / weight.sum(-1))
         top_share = np.where(pushes, share[..., 0] / total, np.nan)
     return {
@@ -226,7 +238,9 @@ def learned_sink_mass(block: Block) -> Float[Tensor, "batch kv_head group row"]:
     logits = block.call.sink_logits
     if logits is None:
         return block.log_norm.new_zeros(block.log_norm.shape)
-    by_head = logits.to(block.q.dtype)[block.query_heads].unflatten(0, block.q.shape[1:3])
+    by_head = logits.to(block.q.dtype)[block.query_heads].unflatten(
+        0, block.q.shape[1:3]
+    )
     return (by_head[..., None] - block.log_norm).sigmoid()
 
 

@@ -72,8 +72,12 @@ class SampledCall:
         on = chosen if isinstance(chosen, slice) else on_device(chosen, self.k.device)
         names = ("query", "key", "value", "output")
         parts: dict[str, Any] = {name: vars(self.call)[name][on] for name in names}
-        call = replace(self.call, visibility=self.call.visibility.of_sequences(chosen), **parts)
-        tables = {field.name: vars(self.rows)[field.name] for field in fields(self.rows)}
+        call = replace(
+            self.call, visibility=self.call.visibility.of_sequences(chosen), **parts
+        )
+        tables = {
+            field.name: vars(self.rows)[field.name] for field in fields(self.rows)
+        }
         parts = {name: x[chosen] for name, x in tables.items() if isinstance(x, Tensor)}
         rows = replace(self.rows, **parts)
         sinks, tokens = self.sinks[chosen], self.tokens[on]
@@ -95,7 +99,10 @@ class SampledCall:
     def padding(self) -> Bool[Tensor, "batch key"] | None:
         """The keys that are padding or that a mask hides, or None if there are none."""
         visible = self.call.visibility
-        if self.rows.hidden is None and int(self.rows.length.min()) >= visible.keys.stop:
+        if (
+            self.rows.hidden is None
+            and int(self.rows.length.min()) >= visible.keys.stop
+        ):
             return None
         keys = visible.key_position(self.rows.length.device)
         return self.rows.padding(keys).to(self.k.device)
@@ -111,7 +118,9 @@ class SampledCall:
     @cached_property
     def k_still(self) -> Float[Tensor, "batch kv_head key coordinate"]:
         """k~: the keys with their rotation removed."""
-        return _unrotate_once(self.k, self.key_position, self.planes.of_keys(self.k.shape[1]))
+        return _unrotate_once(
+            self.k, self.key_position, self.planes.of_keys(self.k.shape[1])
+        )
 
     @cached_property
     def row_q(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
@@ -144,7 +153,9 @@ class SampledCall:
 
 
 @kept(most=2)
-def _rows_of_call(rows: Rows, visible: Visibility) -> tuple[Int[Tensor, "_ row"], Visibility]:
+def _rows_of_call(
+    rows: Rows, visible: Visibility
+) -> tuple[Int[Tensor, "_ row"], Visibility]:
     """The indices of the rows in a call, and the keys that they see."""
     return visible.index_of(rows.shared_position), visible.at(rows.shared_position)
 

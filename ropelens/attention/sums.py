@@ -24,14 +24,18 @@ SequenceSums = dict[str, Float[Tensor, "batch _ ..."]]
 """Sums over the tokens or rows of each sequence, by the names of the statistics, in float64."""
 
 
-def sum_attention(sampled: SampledCall, statistics: Sequence[Statistic]) -> SequenceSums:
+def sum_attention(
+    sampled: SampledCall, statistics: Sequence[Statistic]
+) -> SequenceSums:
     """Sums, or maxima, of one attention call over its tokens and rows, without padding."""
     over_rows = [row for row in statistics if row.over != "tokens"]
     # Sums of some heads side by side, by the slice of these heads, or () of all tokens; maxima.
     flat: dict[tuple[Any, ...], Tensor] = {}
     shapes: dict[tuple[Any, ...], dict[str, torch.Size]] = {}
     for name in (row.name for row in over_rows if row.pool == "max"):
-        flat[name,] = sampled.q.new_full(sampled.q.shape[:2], -torch.inf, dtype=torch.float64)
+        flat[name,] = sampled.q.new_full(
+            sampled.q.shape[:2], -torch.inf, dtype=torch.float64
+        )
         shapes[name,] = {name: flat[name,][:, None].shape}
 
     def add(heads: tuple[int, ...], parts: Mapping[str, Tensor]) -> None:
@@ -47,7 +51,9 @@ def sum_attention(sampled: SampledCall, statistics: Sequence[Statistic]) -> Sequ
         values = [(row, _row_values(row, block)) for row in over_rows]
         for row, x in values:
             if row.pool == "max":
-                by_row = x.masked_fill(block.weight[:, None, None] == 0, -torch.inf).amax(-1)
+                by_row = x.masked_fill(
+                    block.weight[:, None, None] == 0, -torch.inf
+                ).amax(-1)
                 of_heads = flat[row.name,][:, block.query_heads]
                 torch.maximum(of_heads, by_row.flatten(1, 2), out=of_heads)
         summed = [(row, x) for row, x in values if row.pool != "max"]
@@ -69,7 +75,9 @@ def sum_attention(sampled: SampledCall, statistics: Sequence[Statistic]) -> Sequ
     return sums
 
 
-def _sum_over_tokens(row: Statistic, sampled: SampledCall) -> Float[Tensor, "batch head value"]:
+def _sum_over_tokens(
+    row: Statistic, sampled: SampledCall
+) -> Float[Tensor, "batch head value"]:
     by_token = row.values(sampled)
     if sampled.padding is not None:
         by_token = by_token.masked_fill(sampled.padding[:, None, :, None], 0)
@@ -77,7 +85,10 @@ def _sum_over_tokens(row: Statistic, sampled: SampledCall) -> Float[Tensor, "bat
 
 
 def _row_values(statistic: Statistic, block: Block) -> Tensor:
-    values, keys = statistic.values(block), [len(block.keys)] * (statistic.over == "offsets")
+    values, keys = (
+        statistic.values(block),
+        [len(block.keys)] * (statistic.over == "offsets"),
+    )
     wanted = (*block.q.shape[:4], *keys)
     if values.shape[: len(wanted)] != wanted or values.ndim > 5:
         raise BadArgument(
@@ -118,7 +129,11 @@ class LayerSums:
 
     @classmethod
     def of(
-        cls, sums: SequenceSums, sampled: SampledCall, rows: Sequence[Statistic], farthest: int
+        cls,
+        sums: SequenceSums,
+        sampled: SampledCall,
+        rows: Sequence[Statistic],
+        farthest: int,
     ) -> "LayerSums":
         """Sums of a batch of sequences. `rows` are the rows of the table of statistics."""
         edges = offset_edges(sampled.k.shape[2])
@@ -134,8 +149,12 @@ class LayerSums:
         """Sums over both texts. The longer context sets the bins."""
         weight = _add(self.offset_weight, other.offset_weight)
         farthest = max(self.farthest, other.farthest)
-        maxima = {name: x.maximum(other.maxima[name]) for name, x in self.maxima.items()}
-        return LayerSums(self.scale, farthest, weight, _add(self.sums, other.sums), maxima)
+        maxima = {
+            name: x.maximum(other.maxima[name]) for name, x in self.maxima.items()
+        }
+        return LayerSums(
+            self.scale, farthest, weight, _add(self.sums, other.sums), maxima
+        )
 
 
 @dataclass(frozen=True)
@@ -154,7 +173,9 @@ class Sums:
     tokens: int = 0
     sequences: int = 0
     layers: dict[int, LayerSums] = field(default_factory=dict)
-    scores: dict[int, Float[Tensor, "group set head score"]] = field(default_factory=dict)
+    scores: dict[int, Float[Tensor, "group set head score"]] = field(
+        default_factory=dict
+    )
 
     def __add__(self, other: "Sums") -> "Sums":
         return Sums(**_add(vars(self), vars(other)))
@@ -169,7 +190,11 @@ class LayerMeans:
     """Means of a layer by the names of its statistics: `layer["entropy"]`."""
 
     def __init__(
-        self, sums: LayerSums, total: Sums, planes: Planes, statistics: Sequence[Statistic]
+        self,
+        sums: LayerSums,
+        total: Sums,
+        planes: Planes,
+        statistics: Sequence[Statistic],
     ) -> None:
         self.sums, self.total, self.planes, self.scale = sums, total, planes, sums.scale
         self._over = {row.name: row.over for row in statistics}
@@ -180,7 +205,9 @@ class LayerMeans:
         """The mean of a statistic over tokens or rows, or its maximum."""
         if name in self.sums.maxima:
             return self.sums.maxima[name]
-        count = self.total.tokens if self._over[name] == "tokens" else self.row_weight.sum()
+        count = (
+            self.total.tokens if self._over[name] == "tokens" else self.row_weight.sum()
+        )
         return self.sums.sums[name] / count
 
     @property

@@ -24,7 +24,9 @@ if TYPE_CHECKING:  # figures read these rows, and do not import torch
 else:
     Tensor = Any
 
-IN_WORDS[xr.Dataset] = "results, such as the profile, truncation or reach of rl.open(FOLDER)"
+IN_WORDS[xr.Dataset] = (
+    "results, such as the profile, truncation or reach of rl.open(FOLDER)"
+)
 
 
 @dataclass(frozen=True)

@@ -38,14 +38,23 @@ class Visibility:
         return _causal(rows, window, torch.is_inference_mode_enabled())
 
     @classmethod
-    def from_mask(cls, mask: Bool[Tensor, "batch row key"], rows: range) -> "Visibility":
+    def from_mask(
+        cls, mask: Bool[Tensor, "batch row key"], rows: range
+    ) -> "Visibility":
         """The visibility that a mask states. Rows of padding, which see no key, are ignored."""
-        first, position = mask.byte().argmax(-1).cpu(), torch.arange(rows.start, rows.stop)
+        first, position = (
+            mask.byte().argmax(-1).cpu(),
+            torch.arange(rows.start, rows.stop),
+        )
         interval = cls(position[None], first, range(mask.shape[2]))
         is_padding = ~mask.any(-1, keepdim=True)
         if not bool(((mask == interval.sees().to(mask.device)) | is_padding).all()):
             return replace(interval, mask=mask)
-        return replace(interval, first=first[:1]) if (first == first[0]).all() else interval
+        return (
+            replace(interval, first=first[:1])
+            if (first == first[0]).all()
+            else interval
+        )
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "Visibility":
         mask = None if self.mask is None else change(self.mask)
@@ -110,7 +119,9 @@ class Visibility:
             )
         batch = max(len(self.first), len(later.first))
         first = torch.cat([x.first.expand(batch, -1) for x in (self, later)], dim=1)
-        return Visibility(torch.cat([self.position, later.position], 1), first, later.keys)
+        return Visibility(
+            torch.cat([self.position, later.position], 1), first, later.keys
+        )
 
     @kept()
     def key_position(self, device: torch.device) -> Int[Tensor, " key"]:
@@ -121,7 +132,9 @@ class Visibility:
         """`position` with an axis for heads, as one object whose waves can be kept."""
         return self.position[:, None]
 
-    def sees(self, key: Int[Tensor, " some"] | None = None) -> Bool[Tensor, "_ row some"]:
+    def sees(
+        self, key: Int[Tensor, " some"] | None = None
+    ) -> Bool[Tensor, "_ row some"]:
         """Which of the keys at these positions, by default of all keys, each row sees."""
         if key is None:
             key = self.key_position(self.position.device)
@@ -197,20 +210,26 @@ class Visibility:
         return torch.zeros_like(seen).scatter_add_(-1, offset.expand(seen.shape), seen)
 
     @kept(most=2)
-    def offset_weight(self, weight: Float[Tensor, "batch row"]) -> Float[Tensor, "2 offset"]:
+    def offset_weight(
+        self, weight: Float[Tensor, "batch row"]
+    ) -> Float[Tensor, "2 offset"]:
         """Weight of the rows that see each offset, for any key and for keys other than 0."""
         weight = weight.double()
         total = weight.new_zeros(2, len(self.keys))
         if self.mask is None:
             for nearest, by_offset in enumerate(total):
-                offset = (self.position - self.first.clamp(min=nearest)).expand(weight.shape)
+                offset = (self.position - self.first.clamp(min=nearest)).expand(
+                    weight.shape
+                )
                 by_offset.index_add_(0, offset.flatten(), weight.flatten())
             return total.flip(1).cumsum(1).flip(1)
         offset = self.position[..., None] - torch.arange(len(self.keys))
         seen = weight[..., None] * (self.mask.cpu() & (offset >= 0))
         offset = offset.clamp(min=0).expand(seen.shape)
         for part, by_offset in zip((slice(None), slice(1, None)), total, strict=True):
-            by_offset.index_add_(0, offset[..., part].flatten(), seen[..., part].flatten())
+            by_offset.index_add_(
+                0, offset[..., part].flatten(), seen[..., part].flatten()
+            )
         return total
 
 
@@ -243,6 +262,8 @@ def sum_bins(mass: torch.Tensor, edges: Int[Tensor, " edge"]) -> torch.Tensor:
     return sums.index_add_(-1, bins, mass)
 
 
-def bin_of(offset: Int[Tensor, "*shape"], edges: Int[Tensor, " edge"]) -> Int[Tensor, "*shape"]:
+def bin_of(
+    offset: Int[Tensor, "*shape"], edges: Int[Tensor, " edge"]
+) -> Int[Tensor, "*shape"]:
     edges = on_device(edges, offset.device)
     return torch.bucketize(offset.contiguous(), edges, right=True) - 1

@@ -36,7 +36,9 @@ from ropelens.rope.planes import kept, on_device
 from ropelens.text.rows import Rows
 from ropelens.text.text import SINKS
 
-CURVATURE_ROWS = 64  # rows whose scores by plane give the curvature of the likelihood in beta
+CURVATURE_ROWS = (
+    64  # rows whose scores by plane give the curvature of the likelihood in beta
+)
 CURVATURE_KEYS = 64  # keys of such a row
 CURVATURE_EVALUATIONS = (0, 8, 24)  # evaluations of a fit that compute this curvature
 
@@ -60,18 +62,26 @@ def fit_models(
     explained, observed = sums[:, 0], sums[:, 1:]
     table = OffsetRows.of(sampled, folds=folds)
     ridge = (RIDGE / number).to(observed.device).repeat_interleave(kv_heads * group)
-    tolerance = fit_tolerance(explained) / 10  # S and P cost little, and S may leave little
-    sink, position = fit_offsets(observed[:, terms:], table, ridge=ridge, tolerance=tolerance)
+    tolerance = (
+        fit_tolerance(explained) / 10
+    )  # S and P cost little, and S may leave little
+    sink, position = fit_offsets(
+        observed[:, terms:], table, ridge=ridge, tolerance=tolerance
+    )
     uniform = table.uniform.expand(folds, kv_heads * group).flatten()
     tolerance = fit_tolerance(explained + sink.value - uniform)
-    fit = partial(_fit_content, _parts_of(sampled, folds), ridge=ridge, tolerance=tolerance)
+    fit = partial(
+        _fit_content, _parts_of(sampled, folds), ridge=ridge, tolerance=tolerance
+    )
     start = pad(sink.point[:, : len(SINKS)], (terms, 0))
     content = fit(observed[:, :first], start, slice(0, 0))
     points = [pad(model.point, (terms, 0)) for model in (sink, position)]
     points.append(pad(content.point, (0, size - first)))
     # Start B from the better of P and C, plus half of the step from S to the other model.
     ahead = (position.value < content.value)[:, None]
-    start = (torch.where(ahead, points[1], points[2]) + points[1] + points[2] - points[0]) / 2
+    start = (
+        torch.where(ahead, points[1], points[2]) + points[1] + points[2] - points[0]
+    ) / 2
     points.append(fit(observed, start, slice(first, first + context)).point)
     return torch.stack(points).view(len(MODELS), folds, -1, size)
 
@@ -100,7 +110,9 @@ def _fit_content(
         for part in parts:
             index = on_device(part.problems, start.device)
             of_heads = head_weights(weights[index], part.blocks[0], model)
-            moments.index_copy_(0, index.flatten(), part.moments(of_heads, squares=curvature))
+            moments.index_copy_(
+                0, index.flatten(), part.moments(of_heads, squares=curvature)
+            )
             if curvature:
                 joint.index_add_(0, index.flatten(), part.covariance(of_heads))
         log_z, expected, squares = moments[problems].tensor_split((1, 1 + size), dim=-1)
@@ -108,7 +120,11 @@ def _fit_content(
             return log_z[:, 0], expected, ()
         diagonal = expected.clone()
         diagonal[:, first:] -= squares
-        return log_z[:, 0], expected, (diagonal, _cholesky(joint[problems], ridge[problems]))
+        return (
+            log_z[:, 0],
+            expected,
+            (diagonal, _cholesky(joint[problems], ridge[problems])),
+        )
 
     fit = partial(fit_log_linear, evaluate, observed, start=start, smooth=offsets)
     return fit(ridge=ridge, tolerance=tolerance, divide=_divide)
@@ -121,7 +137,9 @@ def _divide(
 ) -> Float[Tensor, "problem any variable"]:
     first = factor.shape[-1]
     beta_and_sigma = torch.cholesky_solve(vectors[..., :first].mT, factor).mT
-    return torch.cat([beta_and_sigma, vectors[..., first:] / diagonal[:, None, first:]], -1)
+    return torch.cat(
+        [beta_and_sigma, vectors[..., first:] / diagonal[:, None, first:]], -1
+    )
 
 
 @dataclass(frozen=True)
@@ -137,13 +155,17 @@ class _Part:
         is_alive = torch.isin(self.problems, alive)
         heads, members = is_alive.any(2).any(0), is_alive.any(0).any(0)
         have, need = is_alive[0].numel(), int(heads.sum() * members.sum())
-        if need == have or (need and len(heads) > 1 and 2 * need > have):  # keys are copied
+        if need == have or (
+            need and len(heads) > 1 and 2 * need > have
+        ):  # keys are copied
             return self
         if not need:
             return _Part(self.problems, [], [])
         device = self.blocks[0].q.device
         index = [on_device(x.nonzero()[:, 0], device) for x in (heads, members)]
-        blocks, few = ([_of_heads(x, *index) for x in y] for y in (self.blocks, self.few))
+        blocks, few = (
+            [_of_heads(x, *index) for x in y] for y in (self.blocks, self.few)
+        )
         return _Part(self.problems[:, heads][:, :, members], blocks, few)
 
     def moments(
@@ -155,18 +177,24 @@ class _Part:
         sampled, shape = self.blocks[0].sampled, self.blocks[0].q.shape[:3]
         with_offsets = weights.kappa is not None
         options = {"offsets": with_offsets, "squares": squares and with_offsets}
-        return sum_heads(sampled, rows, shape, folds=len(self.problems), **options).flatten(
-            0, 2
-        )
+        return sum_heads(
+            sampled, rows, shape, folds=len(self.problems), **options
+        ).flatten(0, 2)
 
     def covariance(self, weights: HeadWeights) -> Float[Tensor, "problem first first"]:
-        blocks = (sum_folds(covariance(x, weights), len(self.problems)) for x in self.few)
+        blocks = (
+            sum_folds(covariance(x, weights), len(self.problems)) for x in self.few
+        )
         return reduce(torch.add, blocks).flatten(0, 2)
 
 
 def _parts_of(sampled: SampledCall, folds: int) -> list[_Part]:
     """All folds together on a GPU; on a CPU, parts that fit into its caches."""
-    (kv_heads, group), device, parts = sampled.row_q.shape[1:3], sampled.k.device.type, []
+    (kv_heads, group), device, parts = (
+        sampled.row_q.shape[1:3],
+        sampled.k.device.type,
+        [],
+    )
     step = folds if device == "cpu" else 1
     few = sampled.with_rows(_curvature_rows(sampled.rows, folds))
     few, _ = normalize_weights(few, folds)
@@ -187,7 +215,9 @@ def _of_heads(block: Block, heads: Tensor, members: Tensor) -> Block:
     """The part of a block that has some key-value heads, and some members of their groups."""
     part = copy(block)
     vars(part).pop("sink_variables", None)
-    part.q, part.q_still = (x[:, heads][:, :, members] for x in (block.q, block.q_still))
+    part.q, part.q_still = (
+        x[:, heads][:, :, members] for x in (block.q, block.q_still)
+    )
     if len(heads) < block.q.shape[1]:
         part.k_still = block.k_still[:, heads]
     if block.sampled.sinks.shape[1] > 1:
@@ -235,8 +265,12 @@ def _features(
     block: Block, key: Int[Tensor, "batch kv_head group row drawn"]
 ) -> Float[Tensor, "batch kv_head group row drawn first"]:
     batch, kv_heads, keys, coordinates = block.k_still.shape
-    head = torch.arange(batch * kv_heads, device=key.device).view(batch, kv_heads, 1, 1, 1)
-    k = block.k_still.reshape(-1, coordinates).index_select(0, (key + head * keys).flatten())
+    head = torch.arange(batch * kv_heads, device=key.device).view(
+        batch, kv_heads, 1, 1, 1
+    )
+    k = block.k_still.reshape(-1, coordinates).index_select(
+        0, (key + head * keys).flatten()
+    )
     q = (block.call.scale * block.q_still)[..., None, :]
     by_plane = block.planes.sum_coordinates(q * k.view(*key.shape, coordinates))
     kind = key.new_zeros(*key.shape[:3], keys)

@@ -31,7 +31,9 @@ from ropelens.text.text import SINKS, Text
 FOLD_ROWS = 256  # rows to which the models of a fold are fitted
 FOLD_SEQUENCES = 8  # largest number of sequences with these rows
 FOLD_TOKENS = 8192  # largest number of tokens in these sequences, unless one is longer
-SCORED_ROWS = 2048  # least number of rows on which models are scored, if the text has enough
+SCORED_ROWS = (
+    2048  # least number of rows on which models are scored, if the text has enough
+)
 LEAST_SCORED = 32  # least number of such rows in each sequence
 SINK_SHARE = 0.3  # a key is a sink above this mean attention of all later rows
 SINK_ROWS = 16  # least number of rows in this mean
@@ -51,10 +53,14 @@ def fitted_sequences(count: int, context: int) -> int:
     return min(count, 2 * _sequences_per_fold(context))
 
 
-def follow_shares(scores: Float[Tensor, "*head score"]) -> dict[str, Float[Tensor, "*head"]]:
+def follow_shares(
+    scores: Float[Tensor, "*head score"],
+) -> dict[str, Float[Tensor, "*head"]]:
     """The sums `FOLLOW` per weight of all rows, by the names "follow_position" and so on."""
     sums = scores[..., len(SCORES) :] / scores[..., :1]
-    return dict(zip((f"follow_{name}" for name in FOLLOW), sums.unbind(-1), strict=True))
+    return dict(
+        zip((f"follow_{name}" for name in FOLLOW), sums.unbind(-1), strict=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,10 @@ class LayerFit:
     surrogates: dict[str, Float[Tensor, "draw head"]]
 
     def score(
-        self, sampled: SampledCall, text: Text, sets: Bool[Tensor, "batch set position"] | None
+        self,
+        sampled: SampledCall,
+        text: Text,
+        sets: Bool[Tensor, "batch set position"] | None,
     ) -> Float[Tensor, "group set head score"]:
         """`SCORES` and `FOLLOW` of each group and set; models belong to the opposite fold."""
         context, longest = sampled.k.shape[2], self.found_sinks.shape[1]
@@ -76,7 +85,9 @@ class LayerFit:
         weights = torch.cat([beta, sigma, kappa, tau], dim=-1).to(sampled.k.device)
         sets = _all_rows(sampled.rows, context) if sets is None else sets
         if text.single_long_sequence:  # it is in both folds, with every second row
-            first, second = (sampled.with_rows(_every(sampled.rows, 2, x)) for x in (0, 1))
+            first, second = (
+                sampled.with_rows(_every(sampled.rows, 2, x)) for x in (0, 1)
+            )
             scores = score_models(first, weights[:, 1:], sets)
             scores += score_models(second, weights[:, :1], sets)
         else:
@@ -111,8 +122,13 @@ class Sample:
         else:
             count = _sequences_per_fold(text.context)
             folds = [_draw_sequences(text, fold, count, seed=seed) for fold in (0, 1)]
-            chosen = [sequence for pair in zip(*folds, strict=False) for sequence in pair]
-            per_sequence, numbers = 2 * FOLD_ROWS // len(chosen), list(range(len(chosen)))
+            chosen = [
+                sequence for pair in zip(*folds, strict=False) for sequence in pair
+            ]
+            per_sequence, numbers = (
+                2 * FOLD_ROWS // len(chosen),
+                list(range(len(chosen))),
+            )
         text = text.part(chosen, width=text.context)
         rows = sample_rows(text.lengths, count=per_sequence, seed=seed, numbers=numbers)
         few = text.part(slice(SURROGATE_SEQUENCES), width=text.context)
@@ -167,7 +183,9 @@ def exceeds_sink_share(
         own_key = block.self_column[..., None]
         if block.heads.start == 0:
             behind = (
-                block.device_visibility.sees().to(block.weight.dtype).scatter(-1, own_key, 0.0)
+                block.device_visibility.sees()
+                .to(block.weight.dtype)
+                .scatter(-1, own_key, 0.0)
             )
             rows = torch.cat([row_weight, (row_weight > 0).to(behind)], dim=1)
             mass[:, heads:, keys] += rows @ behind

@@ -52,7 +52,9 @@ def follow_numbers(
             "follows_position": position,
             "follows_content": content,
             "follows_chance": chance,
-            "follow_score": np.where(clear, (position - content) / (1 - chance), np.nan),
+            "follow_score": np.where(
+                clear, (position - content) / (1 - chance), np.nan
+            ),
             "weight": np.where(clear, gain / (gain + other), 0.0),
         }
 

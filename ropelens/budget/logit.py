@@ -45,7 +45,9 @@ SCORES = ("weight", "information", "uniform", *MODELS)
 """Sums over rows: the weight, and in nats sum_j A_ij log A_ij and sum_j A_ij log P_i(j)."""
 
 RIDGE = 0.03  # strength of the ridge, in units of the log-likelihood of one row
-TOLERANCE = 5e-4  # error that a step promises to mend, as a share of the information left by S
+TOLERANCE = (
+    5e-4  # error that a step promises to mend, as a share of the information left by S
+)
 
 
 class HeadWeights(NamedTuple):
@@ -77,7 +79,9 @@ def head_weights(
     masked = block.visibility.mask is not None
     ahead = kappa[..., :1] if masked else torch.full_like(kappa[..., :1], HIDDEN)
     kappa = torch.cat([kappa.flip(-1), ahead.expand_as(kappa)], dim=-1)
-    return HeadWeights(by_coordinate, torch.cat([pad(sigma, (1, 0)), tau], dim=-1), kappa)
+    return HeadWeights(
+        by_coordinate, torch.cat([pad(sigma, (1, 0)), tau], dim=-1), kappa
+    )
 
 
 def log_weights(block: Block, weights: HeadWeights) -> ByKey:
@@ -89,7 +93,9 @@ def log_weights(block: Block, weights: HeadWeights) -> ByKey:
     elif weights.beta is None:
         scores.zero_()
     if weights.beta is not None:
-        q = (block.q_still.unflatten(0, (-1, len(weights.beta))) * weights.beta).flatten(0, 1)
+        q = (
+            block.q_still.unflatten(0, (-1, len(weights.beta))) * weights.beta
+        ).flatten(0, 1)
         products(q, block.k_still, out=scores, add=weights.kappa is not None)
     of_sinks, folds = weights.of_sinks, len(weights.of_sinks)
     if folds < len(scores):
@@ -132,12 +138,16 @@ def sum_heads(
         for power in range(powers):
             if power:
                 at_sinks, at_offset = at_sinks.square(), at_offset.square_()
-            twice = (at_sinks * weight.mT)[..., None].expand(*at_sinks.shape, 2).flatten(-3)
+            twice = (
+                (at_sinks * weight.mT)[..., None].expand(*at_sinks.shape, 2).flatten(-3)
+            )
             on_sinks[power, :, heads].scatter_add_(-1, block.sink_variables, twice)
             if offsets:
                 masses = (weight @ at_offset)[..., 0, :]
                 if not power and block.visibility.mask is not None:  # the rest is ahead
-                    masses[..., -1] += block.weight.sum(-1)[:, None, None] - masses.sum(-1)
+                    masses[..., -1] += block.weight.sum(-1)[:, None, None] - masses.sum(
+                        -1
+                    )
                 by_offset[power, :, heads, :, -masses.shape[-1] :] += masses
     sums = [
         values[..., None],
@@ -150,7 +160,9 @@ def sum_heads(
     return sum_folds(torch.cat([x.double() for x in sums], dim=-1), folds)
 
 
-def sum_folds(x: Float[Tensor, " batch *value"], folds: int) -> Float[Tensor, " fold *value"]:
+def sum_folds(
+    x: Float[Tensor, " batch *value"], folds: int
+) -> Float[Tensor, " fold *value"]:
     """Sum over the sequences of each fold. The sequences belong to the folds in turn."""
     return x.unflatten(0, (-1, folds)).sum(0)
 
@@ -173,7 +185,9 @@ def score_models(
         if part not in models:
             own = zip(weights[:, :, block.heads], MODELS, strict=True)
             models[part] = [head_weights(x, block, model) for x, model in own]
-        expected = block.expect(block.scores)  # read before A, which could overwrite them
+        expected = block.expect(
+            block.scores
+        )  # read before A, which could overwrite them
         log_keys = block.count.log().expand_as(expected)
         likelihoods = [torch.ones_like(log_keys), expected - block.log_norm, -log_keys]
         for model in models[part]:

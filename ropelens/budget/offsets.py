@@ -22,9 +22,14 @@ from ropelens.budget.solver import ByVariable, Minimum, Moments, fit_log_linear
 from ropelens.rope.planes import on_device
 from ropelens.text.text import SINKS
 
-TOGETHER = {"cpu": 2**18, "cuda": 2**21}  # weights that are fitted at once: caches, and memory
+TOGETHER = {
+    "cpu": 2**18,
+    "cuda": 2**21,
+}  # weights that are fitted at once: caches, and memory
 EVERY_OFFSET = 512  # longest context, in tokens, in which surrogates read every offset
-READ_OFFSETS = 128  # otherwise they read the offsets below it, then this number in two octaves
+READ_OFFSETS = (
+    128  # otherwise they read the offsets below it, then this number in two octaves
+)
 FEW_ROWS = 10.0  # the first step of P adds this number of ridges to masses
 
 Samples = Int[Tensor, "2 sample"]
@@ -35,7 +40,11 @@ def sampled_offsets(context: int, *, generator: torch.Generator) -> Samples:
     """One offset from each stretch of a long context, and the lengths of the stretches."""
     edges = torch.arange(context + 1)
     if context > EVERY_OFFSET:
-        steps = torch.arange(READ_OFFSETS * math.ceil(math.log2(context))) * 2 / READ_OFFSETS
+        steps = (
+            torch.arange(READ_OFFSETS * math.ceil(math.log2(context)))
+            * 2
+            / READ_OFFSETS
+        )
         edges = torch.cat([edges[:READ_OFFSETS], (READ_OFFSETS * 2**steps).long()])
         edges = edges.clamp(max=context).unique()
     size = edges.diff()
@@ -113,18 +122,24 @@ class OffsetRows:
         return cls(seen, weight.view(-1, len(seen)), *tables, context, size, keys)
 
     def float(self) -> "OffsetRows":
-        tables: Any = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
+        tables: Any = {
+            name: x for name, x in vars(self).items() if isinstance(x, Tensor)
+        }
         wide = (name for name, x in tables.items() if x.is_floating_point())
         return replace(self, **{name: tables[name].float() for name in wide})
 
-    def of_problems(self, problems: Int[Tensor, " problem"], number: int) -> "OffsetRows":
+    def of_problems(
+        self, problems: Int[Tensor, " problem"], number: int
+    ) -> "OffsetRows":
         """The tables of some of `number` problems, which are the heads of each fold in turn."""
         parts: dict[str, Any] = {}
         if len(self.weight) > 1:
             parts["weight"] = self.weight[problems // (number // len(self.weight))]
         if len(self.kind) > 1:
             names = ("kind", "key", "variables", "within", "sinks_by_kind")
-            parts |= {name: vars(self)[name][problems % len(self.kind)] for name in names}
+            parts |= {
+                name: vars(self)[name][problems % len(self.kind)] for name in names
+            }
         return replace(self, **parts)
 
     @property
@@ -142,7 +157,9 @@ class OffsetRows:
         """Mean of log P_i(j) under uniform attention, with the opposite sign (nats)."""
         return self.weight @ self.log_keys.mT
 
-    def log_z_and_moments(self, weights: ByVariable, *, curvature: bool = True) -> Moments:
+    def log_z_and_moments(
+        self, weights: ByVariable, *, curvature: bool = True
+    ) -> Moments:
         """Mean log Z [problem], the masses that P expects, and the diagonal of its Hessian.
 
         `weights` are sigma, kappa and tau side by side, and the masses are on sinks by kind, by
@@ -151,7 +168,9 @@ class OffsetRows:
         """
         _, sigma, kappa, tau = split_weights(weights, 0, self.context)
         # Weights of keys are relative to the largest that a key could have.
-        level = (kappa.amax(-1) + (sigma.amax(-1) + tau.amax(-1)).clamp_(min=0))[:, None]
+        level = (kappa.amax(-1) + (sigma.amax(-1) + tau.amax(-1)).clamp_(min=0))[
+            :, None
+        ]
         kernel = (kappa - level).exp_()
         index = self.variables.flatten(1).expand(len(weights), -1)
         at_sinks = weights.gather(1, index).view(-1, *self.variables.shape[1:])
@@ -183,7 +202,9 @@ class OffsetRows:
     def _sum_over_rows(self, rate: Float[Tensor, "problem row"]) -> Tensor:
         if self.keys is not None:
             return rate @ self.keys
-        ends = rate.new_zeros(len(rate), self.context).index_add_(1, self.seen - 1, rate)
+        ends = rate.new_zeros(len(rate), self.context).index_add_(
+            1, self.seen - 1, rate
+        )
         return ends.flip(-1).cumsum(-1).flip(-1)
 
     def with_sinks(
@@ -238,7 +259,9 @@ def fit_offsets(
     parts = []
     for chosen in torch.arange(number, device=observed.device).split(together):
         own = table.of_problems(chosen, number)
-        parts.append(_fit_together(observed[chosen], own, ridge[chosen], tolerance[chosen]))
+        parts.append(
+            _fit_together(observed[chosen], own, ridge[chosen], tolerance[chosen])
+        )
     models = zip(*parts, strict=True)
     sink, position = (Minimum(*map(torch.cat, zip(*x, strict=True))) for x in models)
     return sink._replace(point=pad(sink.point, (0, size - len(SINKS)))), position
@@ -248,7 +271,9 @@ def _fit_together(
     observed: ByVariable, table: OffsetRows, ridge: Tensor, tolerance: Tensor
 ) -> tuple[Minimum, Minimum]:
     """`fit_offsets` of problems that fit into memory together."""
-    rows = lru_cache(maxsize=1)(lambda problems: table.of_problems(problems, len(observed)))
+    rows = lru_cache(maxsize=1)(
+        lambda problems: table.of_problems(problems, len(observed))
+    )
     kinds = len(SINKS)
     masses, few = observed[:, :kinds], FEW_ROWS * ridge[:, None]
     sink = fit_log_linear(

@@ -14,13 +14,24 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.linalg import solve_triangular, vecdot
 
-DECREASE = 1e-4  # least decrease by a step, as a share of the promised decrease (Armijo)
-SHORTEST_STEP = 1e-6  # shortest share of a step that is tried: rounding hides the gain of less
+DECREASE = (
+    1e-4  # least decrease by a step, as a share of the promised decrease (Armijo)
+)
+SHORTEST_STEP = (
+    1e-6  # shortest share of a step that is tried: rounding hides the gain of less
+)
 SMOOTH = 3.0  # weight of squared steps between neighbours, relative to squared weights
-LONGEST_STEP = 8.0  # of a weight: a fit in single precision cannot return from a larger step
-ROUNDING = 4 * torch.finfo(torch.float32).eps  # relative increase that rounding may cause
+LONGEST_STEP = (
+    8.0  # of a weight: a fit in single precision cannot return from a larger step
+)
+ROUNDING = (
+    4 * torch.finfo(torch.float32).eps
+)  # relative increase that rounding may cause
 MEMORY = 5  # steps that correct the curvature
-LOOK_EVERY = {"cpu": 1, "cuda": 5}  # evaluations between looks at the problems that converged
+LOOK_EVERY = {
+    "cpu": 1,
+    "cuda": 5,
+}  # evaluations between looks at the problems that converged
 
 ByVariable = Float[Tensor, "problem variable"]
 Kept = Float[Tensor, "problem kept variable"]
@@ -125,7 +136,9 @@ class _Fits:
         newton = divide_by_curvature(self.gradient, *kept, divide, self.curvature)
         self.direction = torch.where(moved, newton, self.direction)
         # The minimum of the parabola through both values and the slope.
-        shorter = (promised / (2 * rise)).nan_to_num_(0.0).clamp_(0.1, 0.5) * self.length
+        shorter = (promised / (2 * rise)).nan_to_num_(0.0).clamp_(
+            0.1, 0.5
+        ) * self.length
         longest = LONGEST_STEP / self.direction.abs().amax(-1)
         self.length = torch.where(better, longest.clamp_(max=1), shorter)
         self.slope = vecdot(self.gradient, self.direction)
@@ -177,7 +190,11 @@ class _Fits:
 
 
 def divide_by_curvature(
-    gradient: ByVariable, steps: Kept, changes: Kept, divide: Divide, known: tuple[Tensor, ...]
+    gradient: ByVariable,
+    steps: Kept,
+    changes: Kept,
+    divide: Divide,
+    known: tuple[Tensor, ...],
 ) -> ByVariable:
     """Divide the gradient by the corrected curvature (Byrd et al. 1994, equation 2.6)."""
     divided = divide(torch.cat([gradient[:, None], changes], dim=1), *known)
@@ -186,7 +203,11 @@ def divide_by_curvature(
     diagonal = triangle.diagonal(dim1=-2, dim2=-1)
     diagonal += diagonal == 0  # a step that was not taken
     t = solve_triangular(triangle, steps @ gradient[..., None], upper=True)
-    inner = diagonal[..., None] * t + (changes @ divided.mT) @ t - changes @ first[..., None]
+    inner = (
+        diagonal[..., None] * t
+        + (changes @ divided.mT) @ t
+        - changes @ first[..., None]
+    )
     u = solve_triangular(triangle.mT, inner, upper=False)
     result = torch.baddbmm(first[:, None], u.mT, steps)
     return result.baddbmm_(t.mT, divided, alpha=-1)[:, 0]

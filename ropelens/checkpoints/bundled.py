@@ -35,7 +35,9 @@ def bundled_path(name: str = "rope") -> Path:
 def bundled_facts(name: str) -> dict[str, Any]:
     """bundle.json of a checkpoint (tokens, step, validation_loss in nats), and `what` it is."""
     folder = _folder(name)
-    left_out = " (only in the repository)" * (not (folder / "model.safetensors").exists())
+    left_out = " (only in the repository)" * (
+        not (folder / "model.safetensors").exists()
+    )
     facts = json.loads((folder / "bundle.json").read_text("utf-8"))
     return facts | {"what": BUNDLED[name] + left_out}
 
@@ -57,9 +59,13 @@ def check_text(model: str, text: Collection[object]) -> None:
     missing = [path for path in text if isinstance(path, Path) and not path.exists()]
     faults = [f"The file or folder {path} does not exist." for path in missing]
     if not text and model.partition(":")[0] != "bundled":
-        faults.append(f"{model} needs a text. Only the bundled checkpoints come with text.")
+        faults.append(
+            f"{model} needs a text. Only the bundled checkpoints come with text."
+        )
     if faults:
-        raise BadText(faults[0], hint="--text FILE, or a folder of *.txt, *.md and *.jsonl")
+        raise BadText(
+            faults[0], hint="--text FILE, or a folder of *.txt, *.md and *.jsonl"
+        )
 
 
 def _folder(name: str) -> Path:

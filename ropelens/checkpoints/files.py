@@ -38,7 +38,10 @@ from ropelens.text.tokenize import encode
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = "ropelens does not read pickles (.bin, .pt), because they can run any code"
 UNREAD = {
-    "*-of-*.safetensors": (f"has shards of weights, but no index {INDEX}", "download it"),
+    "*-of-*.safetensors": (
+        f"has shards of weights, but no index {INDEX}",
+        "download it",
+    ),
     "*.safetensors": (
         f"has weights, but neither {SINGLE} nor an index {INDEX}",
         "the files for transformers, which most repositories also have",
@@ -50,7 +53,15 @@ UNREAD = {
     ),
 }
 """Errors and remedies for folders without weights for transformers, by the first match."""
-FETCHED = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py", "*.safetensors"]
+FETCHED = [
+    "*.json",
+    "*.model",
+    "*.txt",
+    "*.jinja",
+    "*.tiktoken",
+    "*.py",
+    "*.safetensors",
+]
 # Folders in a repository (onnx/, original/, ...) contain conversions for other programs.
 NOT_FETCHED = ["*/*", "consolidated*.safetensors"]
 TOKENIZER_FILES = (
@@ -83,7 +94,9 @@ def locate(name: str, loading: Loading) -> Checkpoint:
         return checkpoint
     if any((folder / weights).is_file() for weights in (SINGLE, INDEX)):
         return checkpoint._replace(adapter=folder)
-    with explained(f"The adapter in {folder} cannot be read.", "download its files again"):
+    with explained(
+        f"The adapter in {folder} cannot be read.", "download its files again"
+    ):
         refuse_pointers([stated])
         base = str(json.loads(stated.read_text("utf-8"))["base_model_name_or_path"])
     model = _find(base, replace(loading, revision=None), f", the model of {folder}")
@@ -117,7 +130,11 @@ def source_of(path: Path, loading: Loading) -> dict[str, Any]:
     common = {"local_files_only": True, "trust_remote_code": loading.trust_remote_code}
     if path.is_dir():
         return {"pretrained_model_name_or_path": path, **common}
-    return {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name, **common}
+    return {
+        "pretrained_model_name_or_path": path.parent,
+        "gguf_file": path.name,
+        **common,
+    }
 
 
 def read_config(path: Path, loading: Loading) -> tuple[PreTrainedConfig, int]:
@@ -130,7 +147,9 @@ def read_config(path: Path, loading: Loading) -> tuple[PreTrainedConfig, int]:
     if path.is_file():
         hint = "download the file again, or use a newer transformers"
     elif not config_file.is_file():
-        hint = "a folder with config.json; if it contains several models, pass one of them"
+        hint = (
+            "a folder with config.json; if it contains several models, pass one of them"
+        )
     with explained(f"transformers cannot read the configuration in {path}.", hint):
         if config_file.is_file():
             refuse_pointers([config_file])
@@ -145,7 +164,9 @@ def read_config(path: Path, loading: Loading) -> tuple[PreTrainedConfig, int]:
                 empty = auto_class(config).from_config(config, trust_remote_code=code)
             except KeyError as error:
                 known = ", ".join(["default", *ROPE_INIT_FUNCTIONS])
-                raise ValueError(f"it does not know {error}; a rope_type is {known}") from error
+                raise ValueError(
+                    f"it does not know {error}; a rope_type is {known}"
+                ) from error
         if inv_freq is not None:
             check_rope(path, empty, inv_freq)
         empty.tie_weights()  # else tied embeddings count twice
@@ -154,7 +175,9 @@ def read_config(path: Path, loading: Loading) -> tuple[PreTrainedConfig, int]:
 
 def read_config_of(source: ConfigInput) -> PreTrainedConfig:
     """The text configuration in a dict, a file or a checkpoint."""
-    with explained("The configuration cannot be read.", "a config.json with a model_type"):
+    with explained(
+        "The configuration cannot be read.", "a config.json with a model_type"
+    ):
         config: Any = source
         if isinstance(source, (str, Path)) and Path(source).suffix == ".json":
             config = json.loads(Path(source).read_text("utf-8"))
@@ -177,7 +200,9 @@ def read_tokenizer(path: Path, loading: Loading) -> PreTrainedTokenizerBase | No
     found = [file for pattern in TOKENIZER_FILES for file in path.glob(pattern)]
     if path.is_dir() and not found:
         return None  # AutoTokenizer would create an empty tokenizer of the family
-    with explained(f"The tokenizer in {path} cannot be read.", "download its files again"):
+    with explained(
+        f"The tokenizer in {path} cannot be read.", "download its files again"
+    ):
         try:
             tokenizer = AutoTokenizer.from_pretrained(**source_of(path, loading))
             encode("a", tokenizer)
@@ -190,7 +215,9 @@ def read_tokenizer(path: Path, loading: Loading) -> PreTrainedTokenizerBase | No
 def loaded_files(checkpoint: Checkpoint, loading: Loading) -> list[Path]:
     """The files that `load` reads, except notes for generating text and templates of chats."""
     patterns = [*READ_FILES, *TOKENIZER_FILES, *["*.py"] * loading.trust_remote_code]
-    folders = [x for x in (checkpoint.path, checkpoint.adapter) if x is not None and x.is_dir()]
+    folders = [
+        x for x in (checkpoint.path, checkpoint.adapter) if x is not None and x.is_dir()
+    ]
     found = {file for x in folders for pattern in patterns for file in x.glob(pattern)}
     return [*{*weight_files(checkpoint.path), *filter(Path.is_file, found)}]
 
@@ -203,14 +230,24 @@ def weight_files(folder: Path) -> list[Path]:
     elif index.is_file():
         refuse_pointers([index])
         with explained(f"{index} cannot be read."):
-            names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+            names = sorted(
+                set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+            )
             files = [folder / name for name in names]
-            if any(PurePath(n).name != n for n in names) or not all(f.is_file() for f in files):
-                raise ValueError("it names weights that are missing, or outside the folder")
+            if any(PurePath(n).name != n for n in names) or not all(
+                f.is_file() for f in files
+            ):
+                raise ValueError(
+                    "it names weights that are missing, or outside the folder"
+                )
     else:
-        pattern = next((pattern for pattern in UNREAD if any(folder.glob(pattern))), "*")
+        pattern = next(
+            (pattern for pattern in UNREAD if any(folder.glob(pattern))), "*"
+        )
         what, hint = UNREAD[pattern]
-        raise BadCheckpoint(f"{folder} {what}.", means=PICKLES * (pattern == "*"), hint=hint)
+        raise BadCheckpoint(
+            f"{folder} {what}.", means=PICKLES * (pattern == "*"), hint=hint
+        )
     refuse_pointers(files)
     return files
 
@@ -221,7 +258,9 @@ def refuse_pointers(files: Iterable[Path]) -> None:
         with file.open("rb") as stream:
             if stream.read(40).startswith(b"version https://git-lfs"):
                 hint = "git lfs pull in its folder, or download the file"
-                raise BadCheckpoint(f"{file} is only a git-LFS pointer to the file.", hint=hint)
+                raise BadCheckpoint(
+                    f"{file} is only a git-LFS pointer to the file.", hint=hint
+                )
 
 
 def refuse_mlx(folder: Path) -> None:
@@ -252,7 +291,11 @@ def quiet_transformers(*, bars: bool = True) -> Iterator[None]:
             transformers_logging.disable_progress_bar()
         # transformers reads the file several times, and maps names once for each module.
         changes = (
-            (gguf_weights, "tqdm", transformers_logging.tqdm),  # obeys disable_progress_bar
+            (
+                gguf_weights,
+                "tqdm",
+                transformers_logging.tqdm,
+            ),  # obeys disable_progress_bar
             (gguf_weights, "_gguf_parse_value", _parse_value),
             (gguf, "GGUFReader", cache(_FastReader)),
             (gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map)),
@@ -270,7 +313,9 @@ class _FastReader(gguf.GGUFReader):
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, np.asarray(value) if isinstance(value, np.memmap) else value)
+        super().__setattr__(
+            name, np.asarray(value) if isinstance(value, np.memmap) else value
+        )
 
     def _get_field_parts(
         self, orig_offs: int, raw_type: int
@@ -299,4 +344,8 @@ class _FastReader(gguf.GGUFReader):
 
 def _parse_value(value: np.ndarray, types: Sequence[int]) -> Any:
     """A value of a GGUF file, by the last of its `types`; the original parses bytes singly."""
-    return value.tobytes().decode() if types[-1] == gguf.GGUFValueType.STRING else value.item()
+    return (
+        value.tobytes().decode()
+        if types[-1] == gguf.GGUFValueType.STRING
+        else value.item()
+    )

@@ -13,17 +13,25 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from ropelens.errors import BadCheckpoint
 
 
-def add_rope(path: Path, config: PreTrainedConfig) -> Float[np.ndarray, " plane"] | None:
+def add_rope(
+    path: Path, config: PreTrainedConfig
+) -> Float[np.ndarray, " plane"] | None:
     """Add the rotation that a GGUF file states to `config`, and return its frequencies.
 
     They are in rad/token, of the layers with full attention; None if there is nothing to check.
     Raises BadCheckpoint if no variant of RoPE in transformers rotates in this way.
     """
     reader, facts = gguf.GGUFReader(str(path)), config.to_dict()
-    names = {name.partition(".rope.")[2]: name for name in reader.fields if ".rope." in name}
-    stated: dict[str, Any] = {key: reader.fields[names[key]].contents() for key in names}
+    names = {
+        name.partition(".rope.")[2]: name for name in reader.fields if ".rope." in name
+    }
+    stated: dict[str, Any] = {
+        key: reader.fields[names[key]].contents() for key in names
+    }
     stated |= {
-        tensor.name.removesuffix(".weight"): gguf.dequantize(tensor.data, tensor.tensor_type)
+        tensor.name.removesuffix(".weight"): gguf.dequantize(
+            tensor.data, tensor.tensor_type
+        )
         for tensor in reader.tensors
         if "rope_f" in tensor.name
     }
@@ -31,17 +39,27 @@ def add_rope(path: Path, config: PreTrainedConfig) -> Float[np.ndarray, " plane"
     if not whole and not stated:
         return None
     rope, local = whole.get("full_attention", whole), whole.get("sliding_attention")
-    base = rope["rope_theta"] = float(stated.pop("freq_base", rope.get("rope_theta", 0)))
-    base_swa = float(stated.pop("freq_base_swa", local["rope_theta"] if local else base))
+    base = rope["rope_theta"] = float(
+        stated.pop("freq_base", rope.get("rope_theta", 0))
+    )
+    base_swa = float(
+        stated.pop("freq_base_swa", local["rope_theta"] if local else base)
+    )
     if local:
         local["rope_theta"] = base_swa
     elif base_swa != base:
         stated["freq_base_swa"] = base_swa
     size = facts.get("head_dim") or facts["hidden_size"] // facts["num_attention_heads"]
-    rotated = stated.pop("dimension_count", int(size * rope.get("partial_rotary_factor", 1)))
-    context = stated.pop("scaling.original_context_length", config.max_position_embeddings)
+    rotated = stated.pop(
+        "dimension_count", int(size * rope.get("partial_rotary_factor", 1))
+    )
+    context = stated.pop(
+        "scaling.original_context_length", config.max_position_embeddings
+    )
     scaling = _pop_scaling(stated)
-    divisor = np.array(scaling.get("short_factor", [scaling.get("factor", 1)] * (rotated // 2)))
+    divisor = np.array(
+        scaling.get("short_factor", [scaling.get("factor", 1)] * (rotated // 2))
+    )
     if stated or 2 * len(divisor) != rotated:
         sizes = [f"{len(divisor)} factors for {rotated} coordinates"] * (not stated)
         _refuse_rope(path, f"keys or tensors of RoPE: {', '.join([*stated, *sizes])}")
@@ -67,11 +85,14 @@ def _pop_scaling(stated: dict[str, Any]) -> dict[str, Any]:
     for unused in ("scaling.finetuned", "dimension_count_swa"):
         stated.pop(unused, None)
     kind = stated.pop("scaling.type", "linear")
-    factor = float(stated.pop("scaling.factor", 0) or stated.pop("scale_linear", 0) or 1)
+    factor = float(
+        stated.pop("scaling.factor", 0) or stated.pop("scale_linear", 0) or 1
+    )
     factor = 1.0 if kind == "none" else factor
     attention = float(stated.pop("scaling.attn_factor", 1))
     betas = {
-        f"beta_{end}": stated.pop(f"scaling.yarn_beta_{end}", None) for end in ("fast", "slow")
+        f"beta_{end}": stated.pop(f"scaling.yarn_beta_{end}", None)
+        for end in ("fast", "slow")
     }
     every = stated.pop("rope_freqs", None)
     lists = {
@@ -79,15 +100,26 @@ def _pop_scaling(stated: dict[str, Any]) -> dict[str, Any]:
         for name in ("short", "long")
         if (tensor := stated.pop(f"rope_factors_{name}", every)) is not None
     }
-    scaling: dict[str, Any] = {"rope_type": "linear", "factor": factor} if factor != 1 else {}
+    scaling: dict[str, Any] = (
+        {"rope_type": "linear", "factor": factor} if factor != 1 else {}
+    )
     if lists:
         scaling = {"rope_type": "longrope", "attention_factor": attention} | lists
     elif kind == "yarn":
         attention *= 1 + 0.1 * math.log(max(factor, 1))
         scaling = {"rope_type": "yarn", "factor": factor, "attention_factor": attention}
         scaling |= {name: beta for name, beta in betas.items() if beta is not None}
-    fits = {"none": True, "linear": True, "yarn": not lists, "longrope": lists and factor == 1}
-    if not fits.get(kind) or len(lists) == 1 or attention != scaling.get("attention_factor", 1):
+    fits = {
+        "none": True,
+        "linear": True,
+        "yarn": not lists,
+        "longrope": lists and factor == 1,
+    }
+    if (
+        not fits.get(kind)
+        or len(lists) == 1
+        or attention != scaling.get("attention_factor", 1)
+    ):
         stated[f"scaling of type {kind}"] = factor
     return scaling
 
@@ -99,14 +131,22 @@ def check_rope(
     for name, buffer in model.named_buffers():
         if name.rpartition(".")[2] in ("inv_freq", "full_attention_inv_freq"):
             built = buffer.double().numpy()
-            if len(built) != len(inv_freq) or not np.allclose(built, inv_freq, 1e-5, 1e-20):
-                in_file = f"{len(inv_freq)} frequencies, sum {inv_freq.sum():.6g} rad/token"
+            if len(built) != len(inv_freq) or not np.allclose(
+                built, inv_freq, 1e-5, 1e-20
+            ):
+                in_file = (
+                    f"{len(inv_freq)} frequencies, sum {inv_freq.sum():.6g} rad/token"
+                )
                 in_model = f"its model has {len(built)}, sum {built.sum():.6g}"
                 _refuse_rope(path, f"{in_file}; {in_model}")
 
 
 def _refuse_rope(path: Path, seen: str) -> NoReturn:
-    what = f"{path.name} states a rotation (RoPE) that ropelens cannot give to its model."
-    means = "the model would rotate in another way than the model that the file describes"
+    what = (
+        f"{path.name} states a rotation (RoPE) that ropelens cannot give to its model."
+    )
+    means = (
+        "the model would rotate in another way than the model that the file describes"
+    )
     hint = "the folder of the model, with config.json and safetensors"
     raise BadCheckpoint(what, seen=seen, means=means, hint=hint)

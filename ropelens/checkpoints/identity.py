@@ -11,9 +11,19 @@ from torch import Tensor, nn
 from ropelens.checkpoints.files import loaded_files, sha256_of
 from ropelens.checkpoints.load import Opened
 
-SETTINGS = ("_active_adapter", "_disable_adapters", "is_causal", "merged_adapters", "scaling")
+SETTINGS = (
+    "_active_adapter",
+    "_disable_adapters",
+    "is_causal",
+    "merged_adapters",
+    "scaling",
+)
 """Attributes of modules that change outputs, next to tensors and floats."""
-NOT_USED = ("_name_or_path", "_commit_hash", "transformers_version")  # in a configuration
+NOT_USED = (
+    "_name_or_path",
+    "_commit_hash",
+    "transformers_version",
+)  # in a configuration
 
 
 def identity(model: Opened | nn.Module) -> str:
@@ -26,7 +36,10 @@ def identity(model: Opened | nn.Module) -> str:
     if isinstance(model, Opened):
         files = loaded_files(model.checkpoint, model.loading)
         facts = sorted((file.name, sha256_of(file)) for file in files)
-        facts += [("dtype", str(model.torch_dtype)), ("quantize", str(model.loading.quantize))]
+        facts += [
+            ("dtype", str(model.torch_dtype)),
+            ("quantize", str(model.loading.quantize)),
+        ]
         kind = "files"
     else:
         kind, facts = "live", [*_live_facts(model)]
@@ -44,8 +57,13 @@ def _live_facts(model: nn.Module) -> Iterator[tuple[str, str]]:
         for name, value in sorted(vars(module).items()):
             if isinstance(value, float) or name in SETTINGS:
                 yield f"{path}.{name}", str(value)
-        with align_module_device(module):  # offloaded weights are read one module at a time
-            tensors = [*module.named_parameters("", False), *module.named_buffers("", False)]
+        with align_module_device(
+            module
+        ):  # offloaded weights are read one module at a time
+            tensors = [
+                *module.named_parameters("", False),
+                *module.named_buffers("", False),
+            ]
             for name, tensor in tensors:
                 yield f"{path}.{name}", checksum(tensor)
 
@@ -53,11 +71,15 @@ def _live_facts(model: nn.Module) -> Iterator[tuple[str, str]]:
 def checksum(tensor: Tensor) -> str:
     """SHA-256 of the dtype, the shape and all bits of a tensor."""
     digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-    parts = dict(vars(tensor))  # bitsandbytes stores scales as attributes of a parameter
+    parts = dict(
+        vars(tensor)
+    )  # bitsandbytes stores scales as attributes of a parameter
     if (state := parts.pop("quant_state", None)) is not None:
         parts |= state.as_dict(packed=True)
     if hasattr(tensor, "__tensor_flatten__"):  # torchao stores numbers and scales
-        parts |= {name: getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]}
+        parts |= {
+            name: getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]
+        }
     for name, part in sorted(parts.items()):
         if isinstance(part, Tensor):
             digest.update(f"{name} {checksum(part)}".encode())

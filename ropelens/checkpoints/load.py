@@ -17,7 +17,12 @@ from ropelens.checkpoints import files
 from ropelens.checkpoints.load_options import Loading, Quantization
 from ropelens.config_facts import stated_context
 from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel, explained
-from ropelens.runtime.devices import device_named, device_of, free_bytes, room_for_weights
+from ropelens.runtime.devices import (
+    device_named,
+    device_of,
+    free_bytes,
+    room_for_weights,
+)
 
 WEIGHT_SCALE = re.compile(r"\.(weight[._]scale\w*|q?scale_weight|scales?(_inv)?)$")
 
@@ -48,7 +53,9 @@ class Opened:
     def torch_dtype(self) -> torch.dtype:
         if self.loading.dtype == "auto":
             on_gpu = self.devices[0].type == "cuda"
-            lacks = torch.cuda.is_available() and not torch.cuda.is_bf16_supported(False)
+            lacks = torch.cuda.is_available() and not torch.cuda.is_bf16_supported(
+                False
+            )
             return torch.bfloat16 if on_gpu and not lacks else torch.float32
         return getattr(torch, self.loading.dtype)
 
@@ -98,7 +105,9 @@ class Opened:
         _check_weights(type(model).__name__, weights)
         if (adapter := self.checkpoint.adapter) is not None:
             with explained(f"transformers cannot load the adapter in {adapter}."):
-                files.refuse_pointers([adapter / "adapter_model.safetensors"])  # no pickle
+                files.refuse_pointers(
+                    [adapter / "adapter_model.safetensors"]
+                )  # no pickle
                 weights = model.load_adapter(str(adapter), dtype=self.torch_dtype)
             _check_weights(f"the adapter in {adapter}", weights.to_dict())
         if path.is_file():  # the weights are floats now
@@ -108,7 +117,9 @@ class Opened:
 
 def open_checkpoint(name: str | Path, loading: Loading, *, used: bool = True) -> Opened:
     """Open a checkpoint without its weights; if it is not `used`, a GPU may be missing."""
-    devices = [device_named(loading.device, used=used)]  # the first one takes the tokens
+    devices = [
+        device_named(loading.device, used=used)
+    ]  # the first one takes the tokens
     if loading.device_map is not None:
         gpus = range(torch.cuda.device_count())
         devices = [torch.device("cuda", gpu) for gpu in gpus] or [torch.device("cpu")]
@@ -123,7 +134,9 @@ def open_checkpoint(name: str | Path, loading: Loading, *, used: bool = True) ->
             devices=devices,
             config=config,
             parameters=parameters,
-            file_bytes=sum(file.stat().st_size for file in files.weight_files(checkpoint.path)),
+            file_bytes=sum(
+                file.stat().st_size for file in files.weight_files(checkpoint.path)
+            ),
             tokenizer=next((tokenizer for tokenizer in tokenizers if tokenizer), None),
         )
 
@@ -139,7 +152,9 @@ def _quantization_config(name: Quantization) -> Any:
         from torchao.quantization import Int8WeightOnlyConfig
 
         return TorchAoConfig(Int8WeightOnlyConfig())
-    return BitsAndBytesConfig(name == "bnb-int8", name == "bnb-nf4", bnb_4bit_quant_type="nf4")
+    return BitsAndBytesConfig(
+        name == "bnb-int8", name == "bnb-nf4", bnb_4bit_quant_type="nf4"
+    )
 
 
 def _require_floats(paths: Iterable[Path]) -> None:
@@ -149,7 +164,9 @@ def _require_floats(paths: Iterable[Path]) -> None:
             for name in tensors.keys():  # noqa: SIM118
                 dtype = tensors.get_slice(name).get_dtype()
                 if name.endswith(".weight") and dtype.startswith(("I", "U")):
-                    raise ValueError(f"{name} is {dtype} without a quantization in config.json")
+                    raise ValueError(
+                        f"{name} is {dtype} without a quantization in config.json"
+                    )
 
 
 def _check_scales(paths: Iterable[Path], unused: set[str]) -> None:
@@ -159,21 +176,29 @@ def _check_scales(paths: Iterable[Path], unused: set[str]) -> None:
     for file in paths if scales else ():
         with safe_open(file, framework="pt") as tensors:
             for name in scales & set(tensors.keys()):
-                scales -= {name} if (tensors.get_tensor(name).float() == 1).all() else set()
+                scales -= (
+                    {name} if (tensors.get_tensor(name).float() == 1).all() else set()
+                )
     if scales:
         what = "Weights in few bits are wrong, because nothing multiplies them by their scales."
-        seen = f"{len(scales)} scales that the model does not use: {_first_names(scales)}"
+        seen = (
+            f"{len(scales)} scales that the model does not use: {_first_names(scales)}"
+        )
         hint = "the model in bfloat16, or with weights that transformers scales"
         raise BadCheckpoint(what, seen=seen, hint=hint)
 
 
 def _check_weights(name: str, weights: dict[str, set]) -> None:
     """Raise BadCheckpoint if the model lacks weights, and warn about unused tensors."""
-    missing = weights["missing_keys"] | {name for name, *_ in weights["mismatched_keys"]}
+    missing = weights["missing_keys"] | {
+        name for name, *_ in weights["mismatched_keys"]
+    }
     if missing:
         seen = f"{len(missing)} missing or with another shape: {_first_names(missing)}"
         means = "transformers would use random numbers instead"
-        raise BadCheckpoint(f"The checkpoint lacks weights of {name}.", seen=seen, means=means)
+        raise BadCheckpoint(
+            f"The checkpoint lacks weights of {name}.", seen=seen, means=means
+        )
     if unused := weights["unexpected_keys"]:
         words = f"{name} does not use {len(unused)} tensors of its file: {_first_names(unused)}"
         warnings.warn(words, stacklevel=6)  # the caller of load
@@ -188,7 +213,9 @@ def _first_names(names: Iterable[str]) -> str:
 def check_causal(model: PreTrainedModel) -> None:
     """Raise UnsupportedModel if other last tokens change the logits of earlier positions."""
     name, vocabulary = type(model).__name__, model.config.get_text_config().vocab_size
-    ids = noise.noise_tokens(vocabulary, stated_context(model.config) or noise.NOISE_TOKENS)
+    ids = noise.noise_tokens(
+        vocabulary, stated_context(model.config) or noise.NOISE_TOKENS
+    )
     run = lambda ids: model(input_ids=ids.to(device_of(model)), use_cache=False).logits  # noqa: E731
     with explained(
         f"{name} does not run in {model.dtype} on token ids.",
@@ -204,9 +231,9 @@ def check_causal(model: PreTrainedModel) -> None:
     once = lambda part: logits if part is ids else run(part)  # noqa: E731
     eps, of_runs = torch.finfo(model.dtype).eps, noise.run_noise(once, ids)
     if change > noise.allowed_residual(of_runs, eps):
-        seen = (
-            f"other last tokens change earlier logits by {float(change):.2g} of their spread "
-        )
-        seen += f"over the vocabulary; equal runs differ by {of_runs:.2g}"
+        seen = f"other last tokens change earlier logits by {float(change):.2g} of their "
+        seen += f"spread over the vocabulary; equal runs differ by {of_runs:.2g}"
         hint = "a decoder-only model, such as a Llama"
-        raise UnsupportedModel(f"{name} is not a causal language model.", seen=seen, hint=hint)
+        raise UnsupportedModel(
+            f"{name} is not a causal language model.", seen=seen, hint=hint
+        )

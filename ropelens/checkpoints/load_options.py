@@ -11,7 +11,9 @@ Dtype = Literal["float32", "float16", "bfloat16", "float64", "auto"]
 Quantization = Literal["int8", "bnb-int8", "bnb-nf4"]
 
 
-def option(metavar: str | None, words: str, *, name: str | None = None, **more: Any) -> Any:
+def option(
+    metavar: str | None, words: str, *, name: str | None = None, **more: Any
+) -> Any:
     """Describe an option of a command in the annotation of a parameter."""
     return typer.Option(*[name] if name else [], metavar=metavar, help=words, **more)
 
@@ -29,7 +31,9 @@ class Checked:
         for item in fields(self):  # type: ignore[arg-type]
             info, value = item.metadata["option"], getattr(self, item.name)
             bounds = info.min, info.max
-            check_value(f"The option {item.name}", value, hints[item.name], bounds=bounds)
+            check_value(
+                f"The option {item.name}", value, hints[item.name], bounds=bounds
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +46,9 @@ class Loading(Checked):
         "float32, float64, bfloat16, float16 or auto (bfloat16 on a GPU that supports it, "
         "float32 elsewhere).",
     )
-    device: str = setting("auto", "D", "cpu, cuda, cuda:1, or auto (cuda if there is one).")
+    device: str = setting(
+        "auto", "D", "cpu, cuda, cuda:1, or auto (cuda if there is one)."
+    )
     device_map: Literal["auto"] | None = setting(
         None, "auto", "Instead of --device: use all GPUs, then main memory, then disk."
     )

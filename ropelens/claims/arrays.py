@@ -13,9 +13,15 @@ from ropelens.claims.numbers import HeadDraws
 from ropelens.profiles.heads import head_values
 from ropelens.profiles.kinds import layers_by_kind
 
-MIN_SINK_SHARE = 0.05  # smallest share of the bits at which a model counts as having sinks
-MASSIVE = 5 / math.sqrt(2)  # times the mean length: a plane with one value 5 times the mean
-BAND_RATIO = 3.657  # Oka et al. 2026: the band is at plane (D/2) log_base(context / 3.657)
+MIN_SINK_SHARE = (
+    0.05  # smallest share of the bits at which a model counts as having sinks
+)
+MASSIVE = 5 / math.sqrt(
+    2
+)  # times the mean length: a plane with one value 5 times the mean
+BAND_RATIO = (
+    3.657  # Oka et al. 2026: the band is at plane (D/2) log_base(context / 3.657)
+)
 
 
 def parts_by_kind(profile: xr.Dataset) -> dict[str, xr.Dataset]:
@@ -25,10 +31,14 @@ def parts_by_kind(profile: xr.Dataset) -> dict[str, xr.Dataset]:
     if len(kinds) < 2:
         return {"all": profile}
     parts = {kind: rotating.isel(layer=layers) for kind, layers in kinds.items()}
-    contexts = {name: int(profile.attrs[name]) for name in ("context", "trained_context")}
+    contexts = {
+        name: int(profile.attrs[name]) for name in ("context", "trained_context")
+    }
     for kind, part in parts.items():
         reach = int(part["reach"][0])
-        parts[kind] = part.assign_attrs({name: min(x, reach) for name, x in contexts.items()})
+        parts[kind] = part.assign_attrs(
+            {name: min(x, reach) for name, x in contexts.items()}
+        )
     return parts
 
 
@@ -47,29 +57,41 @@ def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "..."]]:
     wavelength = by_plane("wavelength")
     context, trained = (int(profile.attrs[n]) for n in ("context", "trained_context"))
     band = np.log(2 * np.pi * trained / BAND_RATIO)
-    q, k, values, coherence = map(by_plane, ("q_norm", "k_norm", "v_norm", "q_coherence"))
+    q, k, values, coherence = map(
+        by_plane, ("q_norm", "k_norm", "v_norm", "q_coherence")
+    )
     kernel, predicted = part["kernel"].values, part["predicted_kernel"].values
     single = (profile["offset_stop"] - profile["offset_start"] == 1).values
     chooses = part["total_bits"] >= Thresholds.diffuse
-    sinks = float(part["sink_bits"].sum()) >= MIN_SINK_SHARE * float(part["total_bits"].sum())
+    sinks = float(part["sink_bits"].sum()) >= MIN_SINK_SHARE * float(
+        part["total_bits"].sum()
+    )
     fitted = np.log(np.where(kernel > 0, kernel, np.nan))
     agreement = _correlate(predicted[:, :, None], fitted[:, None])
     agreement = np.where(chooses.values[:, None], agreement, np.nan)
-    near = np.broadcast_to(-np.arange(predicted.shape[-1], dtype=float), predicted.shape)
+    near = np.broadcast_to(
+        -np.arange(predicted.shape[-1], dtype=float), predicted.shape
+    )
     nearness = _correlate(scipy.stats.rankdata(predicted, axis=-1), near)
     positional = part["total_bits"].copy(data=head_values(part)["positional_fraction"])
-    push = np.nanmean(by_plane("selectivity_sink").clip(min=0), 1) if sinks else math.nan
+    push = (
+        np.nanmean(by_plane("selectivity_sink").clip(min=0), 1) if sinks else math.nan
+    )
     evenness, massive = {}, {}
     for name, x in (("q", q), ("k", k), ("v", values)):
         mean = x.mean(-1, keepdims=True)
-        mean = np.where(mean > 0, mean, np.nan)  # a head may have no values, or be pruned
+        mean = np.where(
+            mean > 0, mean, np.nan
+        )  # a head may have no values, or be pruned
         massive[name] = x > MASSIVE * mean
         evenness[f"{name}_uneven"] = _mean(x.std(-1) / mean[..., 0])
         evenness[f"{name}_count"] = _mean(massive[name].sum(-1) + 0 * mean[..., 0])
     arrays = {
         "massive": (massive["q"].sum(1) + massive["k"].sum(1)).astype(float),
         "length": np.nanmean(q, 1) * np.nanmean(k, 1),
-        "band": np.array([np.interp(band, np.log(w), range(len(w))) for w in wavelength]),
+        "band": np.array(
+            [np.interp(band, np.log(w), range(len(w))) for w in wavelength]
+        ),
         "slow": (wavelength > context).astype(float),
         "sink_push": np.broadcast_to(push, wavelength.shape),
         "positional": positional.where(chooses).median("head").values,
@@ -130,5 +152,9 @@ def _correlate(
     x, y = (np.where(np.isfinite(x + y), values, np.nan) for values in (x, y))
     with np.errstate(invalid="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # NaN without any point
-        x, y = (values - np.nanmean(values, axis=-1, keepdims=True) for values in (x, y))
-        return np.nansum(x * y, -1) / np.sqrt(np.nansum(x * x, -1) * np.nansum(y * y, -1))
+        x, y = (
+            values - np.nanmean(values, axis=-1, keepdims=True) for values in (x, y)
+        )
+        return np.nansum(x * y, -1) / np.sqrt(
+            np.nansum(x * x, -1) * np.nansum(y * y, -1)
+        )

@@ -20,7 +20,13 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from ropelens.attention.block import Block
-from ropelens.attention.distances import distances_of, leads, mean_by_bin, reverses, waves
+from ropelens.attention.distances import (
+    distances_of,
+    leads,
+    mean_by_bin,
+    reverses,
+    waves,
+)
 from ropelens.attention.sums import LayerMeans
 from ropelens.attention.variables import Statistic
 from ropelens.claims.arrays import parts_by_kind, rotating_in
@@ -46,9 +52,15 @@ SETS = 40  # random sets of planes or tokens
 RUNS, FAR = 8, 2048  # draws of random tokens; largest distance of a copy in tokens
 APOSTROPHE, MIN_TOKENS = "'", 10  # fewer apostrophes decide nothing
 MAX_SEQUENCES = 4  # for evaluations in which planes stop or drop out
-ROWS_READ = 64  # rows of each sequence, for attention on sets of tokens and for reversals
-INDUCTION = 0.3  # attention of an induction head on the token after the earlier occurrence
-MIN_TURN = 0.1  # rad: a stop of planes that turn less changes their scores by less than 10 %
+ROWS_READ = (
+    64  # rows of each sequence, for attention on sets of tokens and for reversals
+)
+INDUCTION = (
+    0.3  # attention of an induction head on the token after the earlier occurrence
+)
+MIN_TURN = (
+    0.1  # rad: a stop of planes that turn less changes their scores by less than 10 %
+)
 
 
 @public
@@ -87,7 +99,9 @@ def test_claims(
     """
     require_budget(profile)
     if (model is None) != (text is None):
-        raise BadArgument("Claims of runs need model and text.", hint="both, or neither")
+        raise BadArgument(
+            "Claims of runs need model and text.", hint="both, or neither"
+        )
     runs, how = None, {"tokenizer": tokenizer, "progress": progress}
     if model is not None and text is not None:
         runs = claim_runs(profile, model, text, seed=int(seed), **how)
@@ -107,14 +121,24 @@ def claim_runs(
     progress: ProgressOption,
 ) -> dict[str, dict[str, Any]]:
     """The argument `runs` of `ledger`, from further runs of the model."""
-    measurement = Measurement.of(model, text, tokenizer=tokenizer, rows=ROWS_READ, seed=seed)
-    few = measurement.text[:: -(-len(measurement.text) // MAX_SEQUENCES)]  # evenly spread
+    measurement = Measurement.of(
+        model, text, tokenizer=tokenizer, rows=ROWS_READ, seed=seed
+    )
+    few = measurement.text[
+        :: -(-len(measurement.text) // MAX_SEQUENCES)
+    ]  # evenly spread
     part = replace(measurement, text=few, rows=rows_for("auto", few.context))
     parts = parts_by_kind(profile).items()
-    kinds = {x: _LayersOfKind(layers, x == "all", measurement.seed) for x, layers in parts}
+    kinds = {
+        x: _LayersOfKind(layers, x == "all", measurement.seed) for x, layers in parts
+    }
     how = (part, progress)
-    runs = {x: _losses(kind, *how) | _inductions(kind, *how) for x, kind in kinds.items()}
-    reversals, token_lead = _read_attention(measurement, tokenizer, display_of(progress))
+    runs = {
+        x: _losses(kind, *how) | _inductions(kind, *how) for x, kind in kinds.items()
+    }
+    reversals, token_lead = _read_attention(
+        measurement, tokenizer, display_of(progress)
+    )
     for kind, layers in parts:
         numbers = layers["layer"].values[rotating_in(layers)[0]]
         runs[kind]["reversal"] = np.array([reversals[layer] for layer in numbers])
@@ -128,7 +152,9 @@ def count_run_tokens(text: Text, config: PreTrainedConfig) -> int:
     induction = (3 + 2 * SETS) * REPEATS * (2 * REPEATED_TOKENS + 1)
     far = min(FAR, 2 * (stated_context(config) or text.context) // 3)
     kinds = len({*layer_types(config)})
-    return int(text.real.sum()) + kinds * (edited + induction + 2 * RUNS * (far + COPIED + 1))
+    return int(text.real.sum()) + kinds * (
+        edited + induction + 2 * RUNS * (far + COPIED + 1)
+    )
 
 
 def why_no_effect(wavelength: Float[np.ndarray, "layer _"], length: int) -> str:
@@ -188,7 +214,11 @@ def _losses(
     losses = measure(edits=edits, measures=["loss"])
     weight = losses["predicted_tokens"].values[None].astype(float)
     change = (losses["loss"].values[1:] - losses["loss"].values[0]) * weight
-    sums = pd.DataFrame(np.vstack([weight, change]).T).groupby(losses["group"].values).sum()
+    sums = (
+        pd.DataFrame(np.vstack([weight, change]).T)
+        .groupby(losses["group"].values)
+        .sum()
+    )
     tokens, stopped, dropped = np.split(sums.values, [1, 1 + len(stops)], axis=1)
     _, in_all = rotating_in(kind.profile)
     sets = np.array([np.isin(in_all, planes) for planes in kind.quarters])
@@ -212,14 +242,18 @@ def _inductions(
         known = scores[np.isfinite(scores)]
         why = f"no head has an induction score of {INDUCTION}"
         why += f"; the largest is {known.max():.2f}" if len(known) else ""
-        arrays: dict[str, Any] = dict.fromkeys(("induction_lost", "retrieval_lost"), unknown)
+        arrays: dict[str, Any] = dict.fromkeys(
+            ("induction_lost", "retrieval_lost"), unknown
+        )
         arrays |= {"more_found": unknown[0, :RUNS], "once": np.ones(1)}
         tested = ("slow_induction", "retrieval_planes", "slow_reach")
         return arrays | {f"why {claim}": why for claim in tested}
     names = [f"{layers[layer]}.{head}" for layer, head in induction]
     slow, _, *random = kind.quarters
     wavelength = kind.profile["wavelength"].values
-    push = kind.profile["selectivity_keys"].transpose("layer", "head", "frequency").values
+    push = (
+        kind.profile["selectivity_keys"].transpose("layer", "head", "frequency").values
+    )
     by_push = np.argsort(-push[*induction.T][:, kind.rotating], kind="stable")
     own = np.sort(kind.rotating[by_push[:, : len(slow)]])  # [head, plane]
     sets = [
@@ -263,7 +297,9 @@ def _more_copies(
 
 
 def planes_at_random(
-    planes: Int[np.ndarray, " plane"], excluded: Sequence[Int[np.ndarray, " _"]], seed: int
+    planes: Int[np.ndarray, " plane"],
+    excluded: Sequence[Int[np.ndarray, " _"]],
+    seed: int,
 ) -> list[tuple[int, ...]]:
     """Up to 40 random sets of planes, as large as the `excluded` sets and other than them."""
     random, size = np.random.default_rng(seed), len(excluded[0])
@@ -274,10 +310,14 @@ def planes_at_random(
     return [*sets][len(excluded) :]
 
 
-def _edits(change: Callable[..., Edit], sets: Sequence[Any], heads: str) -> dict[str, Edit]:
+def _edits(
+    change: Callable[..., Edit], sets: Sequence[Any], heads: str
+) -> dict[str, Edit]:
     """The same change of each set of planes, by names such as "stop 0"."""
     return {
-        f"{change.__name__} {index}": change(PlaneNumbers([*map(int, planes)]), heads=heads)
+        f"{change.__name__} {index}": change(
+            PlaneNumbers([*map(int, planes)]), heads=heads
+        )
         for index, planes in enumerate(sets)
     }
 
@@ -295,7 +335,9 @@ def _read_attention(
     planes = measurement.rotation.planes(measurement.text.context, alike=True)
     with progress(Stage("reading attention", int(measurement.text.real.sum()))) as step:
         sums = collect(measurement, planes, statistics=statistics, progress=step)
-    means = {n: LayerMeans(x, sums, planes[n], statistics) for n, x in sums.layers.items()}
+    means = {
+        n: LayerMeans(x, sums, planes[n], statistics) for n, x in sums.layers.items()
+    }
     lead = np.full((1, 1, 1 + SETS), np.nan)
     if pairs:
         leads = [[x.value(m) - y.value(m) for x, y in pairs] for m in means.values()]

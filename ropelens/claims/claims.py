@@ -11,18 +11,33 @@ from typing import Any
 from ropelens.claims import nulls, numbers
 from ropelens.claims.verdict import Claim
 
-FACTS = ("statement", "what", "doi", "figure", "original", "original_model", "conditions")
+FACTS = (
+    "statement",
+    "what",
+    "doi",
+    "figure",
+    "original",
+    "original_model",
+    "conditions",
+)
 
 
-def _read_claim(name: str, row: dict[str, Any], papers: dict[str, dict[str, str]]) -> Claim:
+def _read_claim(
+    name: str, row: dict[str, Any], papers: dict[str, dict[str, str]]
+) -> Claim:
     row |= papers[row.pop("paper")]
-    other, floor = row.pop("other", {"what": ""}), row.pop("floor", {"what": "none", "day": ""})
+    other, floor = (
+        row.pop("other", {"what": ""}),
+        row.pop("floor", {"what": "none", "day": ""}),
+    )
     parts = (row.pop("cite"), *[row["figure"]] * (row["figure"] != "not stated"))
     facts = {fact: row.pop(fact) for fact in (*FACTS, "nearness", "deviation")}
     facts |= {"source": ", ".join(parts), "floor": floor.pop("what")}
     facts |= {"floor_day": str(floor.pop("day")), "other": other.pop("what")}
     row |= floor | {"null": getattr(nulls, row["null"]), "other_number": other or None}
-    functions = [x for x in ("number", "other_number", "interval", "objection") if row.get(x)]
+    functions = [
+        x for x in ("number", "other_number", "interval", "objection") if row.get(x)
+    ]
     row |= {field: _read_function(row[field]) for field in functions}
     row |= {n: tuple(row[n]) for n in ("arrays", "families", "words") if n in row}
     return Claim(name=name, facts=facts, **row)
@@ -35,7 +50,9 @@ def _read_function(named: str | dict[str, Any]) -> Callable[..., Any]:
     return partial(function, **options) if options else function
 
 
-_papers, _rows = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).values()
+_papers, _rows = tomllib.loads(
+    Path(__file__).with_suffix(".toml").read_text("utf-8")
+).values()
 CLAIMS = tuple(_read_claim(name, row, _papers) for name, row in _rows.items())
 OTHERS = tuple(
     replace(claim, number=claim.other_number, interval=lambda *_: (math.nan, math.nan))

@@ -29,7 +29,9 @@ class Null:
 
 
 def _at_random(draw_once: Callable[[Arrays, np.random.Generator], Arrays]) -> Draw:
-    return lambda arrays, random, draws: (draw_once(arrays, random) for _ in range(draws))
+    return lambda arrays, random, draws: (
+        draw_once(arrays, random) for _ in range(draws)
+    )
 
 
 def _other_pairs(arrays: Arrays, *_: object) -> Iterator[Arrays]:

@@ -16,12 +16,16 @@ from ropelens.intervals import jackknife_half
 EVEN = 0.1  # planes are alike if the sd of their lengths is less than 0.1 of the mean
 FIXED = 0.95  # coherence of a plane that carries a fixed vector (TriAttention)
 NOTHING = 0.01  # nats/token: a set of planes that costs less is worth nothing
-MIN_HEADS = 3  # heads of each kind for a verdict: the offset explains more than half, or less
+MIN_HEADS = (
+    3  # heads of each kind for a verdict: the offset explains more than half, or less
+)
 
 ByPlane = Float[np.ndarray, "layer frequency"]
 PairsOfHeads = Float[np.ndarray, "layer head of_head"]
 ByHead = Float[np.ndarray, "layer head frequency"]
-HeadDraws = Float[np.ndarray, "draw layer head"]  # draw 0 is the model, others are surrogates
+HeadDraws = Float[
+    np.ndarray, "draw layer head"
+]  # draw 0 is the model, others are surrogates
 HeadNumbers = Float[np.ndarray, "layer head number draw"]
 RowCount = Float[np.ndarray, " 1"]
 ByDocument = Float[np.ndarray, " document"]
@@ -59,7 +63,9 @@ def rank_of_lengths(length: ByPlane) -> float:
 def fast_at_the_ends(length: ByPlane, *, part: int = 4) -> float:
     """Share of the fastest `1 / part`: the first and last layer minus the others."""
     fast = _shares(length)[:, : max(1, length.shape[-1] // part)].sum(1)
-    return float(fast[[0, -1]].mean() - fast[1:-1].mean()) if len(fast) > 2 else math.nan
+    return (
+        float(fast[[0, -1]].mean() - fast[1:-1].mean()) if len(fast) > 2 else math.nan
+    )
 
 
 def distance_to_band(
@@ -70,28 +76,41 @@ def distance_to_band(
     return float(distance.mean() ** (1 / power)) if _uneven(length) else math.nan
 
 
-def push_of_long_planes(push: ByPlane, slow: ByPlane, *, by_layer: bool = False) -> float:
+def push_of_long_planes(
+    push: ByPlane, slow: ByPlane, *, by_layer: bool = False
+) -> float:
     """Share of the slow planes in the push of all layers, or the mean of shares by layer."""
     over = -1 if by_layer else None
     share = (push * slow).sum(over) / push.sum(over)
     known = np.isfinite(share).sum()
-    return float(np.nansum(share) / known) if known and 0 < slow.mean() < 1 else math.nan
+    return (
+        float(np.nansum(share) / known) if known and 0 < slow.mean() < 1 else math.nan
+    )
 
 
 def why_no_sinks(push: ByPlane, slow: ByPlane) -> str:
     """Why the push toward sinks has no share of slow planes; "" if it has one."""
     if np.isnan(push).all():
         return "sinks explain less than 5 % of the bits"
-    turns = {0.0: "every plane turns once in the context", 1.0: "no plane turns once in it"}
+    turns = {
+        0.0: "every plane turns once in the context",
+        1.0: "no plane turns once in it",
+    }
     return turns.get(float(slow.mean()), "")
 
 
-def rank_with_depth(by_layer: Float[np.ndarray, " layer"], *, kendall: bool = False) -> float:
+def rank_with_depth(
+    by_layer: Float[np.ndarray, " layer"], *, kendall: bool = False
+) -> float:
     """Rank correlation of a layer's value with its index."""
-    return rank_correlation(np.arange(len(by_layer), dtype=float), by_layer, kendall=kendall)
+    return rank_correlation(
+        np.arange(len(by_layer), dtype=float), by_layer, kendall=kendall
+    )
 
 
-def fixed_in_longest(coherence: ByHead, length: ByHead, *, above: float = FIXED) -> float:
+def fixed_in_longest(
+    coherence: ByHead, length: ByHead, *, above: float = FIXED
+) -> float:
     """Share of the heads whose longest plane has a coherence above `above`."""
     longest = np.nan_to_num(length).argmax(-1)[..., None]
     of_longest = np.take_along_axis(coherence, longest, -1)
@@ -113,7 +132,9 @@ def _over_heads(by_head: Float[np.ndarray, "layer head"], median: bool) -> float
     return float((np.median if median else np.mean)(known)) if len(known) else math.nan
 
 
-def more_than_values(*by_layer: Float[np.ndarray, " layer"], smaller: bool = False) -> float:
+def more_than_values(
+    *by_layer: Float[np.ndarray, " layer"], smaller: bool = False
+) -> float:
     """Mean of queries and keys, or the `smaller` number of them, minus the mean of values."""
     queries, keys, values = by_layer
     both = np.minimum(queries, keys) if smaller else (queries + keys) / 2
@@ -144,16 +165,26 @@ def cost(loss: Losses, tokens: ByDocument, *, by_document: bool = False) -> floa
 
 
 def cost_of_length(
-    length: ByPlane, sets: Sets, loss: Losses, tokens: ByDocument, *, kendall: bool = False
+    length: ByPlane,
+    sets: Sets,
+    loss: Losses,
+    tokens: ByDocument,
+    *,
+    kendall: bool = False,
 ) -> float:
     """Rank correlation of the share of |q||k| in a set with the change of loss if it stops."""
     if math.isnan(cost(loss, tokens)):
         return math.nan
-    return rank_correlation(sets @ _shares(length).mean(0), loss.sum(0), kendall=kendall)
+    return rank_correlation(
+        sets @ _shares(length).mean(0), loss.sum(0), kendall=kendall
+    )
 
 
 def rank_correlation(
-    x: Float[np.ndarray, "*head"], y: Float[np.ndarray, "*head"], *, kendall: bool = False
+    x: Float[np.ndarray, "*head"],
+    y: Float[np.ndarray, "*head"],
+    *,
+    kendall: bool = False,
 ) -> float:
     """Rank correlation of known heads; NaN for fewer than 4, and if all numbers are equal."""
     known = np.isfinite(x) & np.isfinite(y)
@@ -170,7 +201,9 @@ def correlations(x: HeadDraws, y: HeadDraws) -> Float[np.ndarray, " draw"]:
     return np.array([rank_correlation(*draw) for draw in zip(x, y, strict=True)])
 
 
-def rank_over_heads(numbers: HeadNumbers, rows: RowCount, *, kendall: bool = False) -> float:
+def rank_over_heads(
+    numbers: HeadNumbers, rows: RowCount, *, kendall: bool = False
+) -> float:
     """Rank correlation of the two numbers of a head, in draw 0."""
     return rank_correlation(numbers[:, :, 0, 0], numbers[:, :, 1, 0], kendall=kendall)
 

@@ -27,7 +27,9 @@ from ropelens.profiles.measures import columns
 
 DECIDED = ("positional", "mixed", "semantic")  # labels of fractions
 INTERVAL = ("fraction_low", "fraction_high")
-SPREAD = 2**0.5  # two samples of a text differ more than a sample and the text, by this factor
+SPREAD = (
+    2**0.5
+)  # two samples of a text differ more than a sample and the text, by this factor
 
 
 @public
@@ -65,28 +67,42 @@ def classify_heads(
     decided, score = np.isin(label, DECIDED), profile["follow_score"].values
     crosses = decided & (low < Thresholds.named) & (high >= Thresholds.named)
     table["uncertain"] = np.where(decided & np.isnan(low), np.nan, crosses)
-    opposed = (label == "positional") & (score < 0) | (label == "semantic") & (score > 0)
+    opposed = (label == "positional") & (score < 0) | (label == "semantic") & (
+        score > 0
+    )
     table["opposed"] = np.where(np.isnan(score), np.nan, opposed)
     follow, end, added = columns("follow"), columns("end"), dict[str, np.ndarray]()
-    for name, array in profile.filter_by_attrs(column=lambda place: place is not None).items():
+    for name, array in profile.filter_by_attrs(
+        column=lambda place: place is not None
+    ).items():
         if "distance_bin" in array.dims:  # a column for each bin
             starts = enumerate(profile["distance_start"].values)
             added |= {f"{name}_{start}": array.values[..., n] for n, start in starts}
         else:
             added[str(name)] = array.values
-    table |= {name: profile[name].values for name in (*columns("score"), *follow, *end)} | added
+    table |= {
+        name: profile[name].values for name in (*columns("score"), *follow, *end)
+    } | added
     kinds = [name for name in KIND_COORDINATES if "reach" in profile.coords]
     table |= {name: profile[name].values[table["layer"]] for name in kinds}
     order = (
         *("layer", "head", "label", "confidence", *FRACTIONS, *columns("budget")),
         *("offset", "offset_low", "offset_high", "top_wavelength", "top_share"),
-        *("offset_weight", "mean_wavelength", *columns("score"), "planes_to_half", *follow),
+        *(
+            "offset_weight",
+            "mean_wavelength",
+            *columns("score"),
+            "planes_to_half",
+            *follow,
+        ),
         *(*INTERVAL, *DOUBTS, *kinds, *end, *added),
     )
     heads = pd.DataFrame({name: table[name].ravel() for name in order})
     heads = heads[heads["total_bits"].notna()].reset_index(drop=True)
     integers = ("offset", "offset_low", "offset_high", "planes_to_half")
-    heads = heads.astype(dict.fromkeys(integers, "Int64") | dict.fromkeys(DOUBTS, "boolean"))
+    heads = heads.astype(
+        dict.fromkeys(integers, "Int64") | dict.fromkeys(DOUBTS, "boolean")
+    )
     heads.attrs["thresholds"] = asdict(Thresholds())
     heads.attrs["claim"] = judge_wavelengths(wavelength_arrays(profile))
     return heads
@@ -98,7 +114,9 @@ def _resampled(
     """`confidence` and the interval of the fraction that decides the label, or NaN."""
     label = table["label"]
     if profile.sizes["group"] < 2 or not resamples:
-        return {name: np.full(label.shape, np.nan) for name in ("confidence", *INTERVAL)}
+        return {
+            name: np.full(label.shape, np.nan) for name in ("confidence", *INTERVAL)
+        }
     resampled = resample_labels(profile, resamples=resamples, seed=seed, spread=SPREAD)
     same = np.where(label != "untested", (resampled == label).mean(0), np.nan)
     shares = fractions(resample_bits(profile, resamples=resamples, seed=seed))
@@ -113,10 +131,20 @@ def judge_wavelengths(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     """`heads.attrs["claim"]`: the claim `positional_fast` of the ledger, and its heads."""
     claim = next(claim for claim in CLAIMS if claim.name == "positional_fast")
     row = judge(claim, arrays, np.random.default_rng(0), draws=0)
-    names = ("null_median", "null_low", "null_high", "null_draws", "p_value", "verdict", "why")
+    names = (
+        "null_median",
+        "null_low",
+        "null_high",
+        "null_draws",
+        "p_value",
+        "verdict",
+        "why",
+    )
     heads = int(known_heads(arrays["head_numbers"]).sum())
     ends = {"low": row["low"], "high": row["high"], "heads": heads}
-    return {"rank_correlation": row["number"]} | ends | {name: row[name] for name in names}
+    return (
+        {"rank_correlation": row["number"]} | ends | {name: row[name] for name in names}
+    )
 
 
 def ledger(
@@ -129,7 +157,9 @@ def ledger(
 ) -> pd.DataFrame:
     """`test_claims` for the arrays of a profile and further `runs`, by kind of layers."""
     parts, rows = parts_by_kind(profile), list[dict[str, object]]()
-    arrays = {kind: claim_arrays(part) for kind, part in {"all": profile, **parts}.items()}
+    arrays = {
+        kind: claim_arrays(part) for kind, part in {"all": profile, **parts}.items()
+    }
     arrays = {kind: x | dict((runs or {}).get(kind, {})) for kind, x in arrays.items()}
     model = str(profile.attrs.get("model", "")).lower()
     for claim in claims:
@@ -139,7 +169,9 @@ def ledger(
             name = claim.name.encode() + kind.removeprefix("all").encode()
             random = np.random.default_rng([seed % 2**64, *name])
             row = judge(claim, arrays[kind], random, draws) | {"layers": kind}
-            if row["nearness"] == "close" and any(name in model for name in claim.families):
+            if row["nearness"] == "close" and any(
+                name in model for name in claim.families
+            ):
                 row["nearness"] = "direct"
             rows.append(row)
     table = pd.DataFrame(rows)

@@ -69,7 +69,10 @@ def judge(
     claim: Claim, arrays: Mapping[str, Any], random: np.random.Generator, draws: int
 ) -> dict[str, object]:
     """Test a claim: the row of the ledger. `arrays` may state a reason against it."""
-    x, why = tuple(arrays[name] for name in claim.arrays), arrays.get(f"why {claim.name}", "")
+    x, why = (
+        tuple(arrays[name] for name in claim.arrays),
+        arrays.get(f"why {claim.name}", ""),
+    )
     number, low, high, null = math.nan, math.nan, math.nan, np.empty(0)
     possible = claim.null.possible(x[0]) if len(x[0]) else 0
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -80,7 +83,9 @@ def judge(
             why = f"{possible} draws are possible; a verdict needs {needs} or more"
         else:
             number, why = claim.count(*x), why or claim.objection(*x)
-            null = np.array([claim.count(*y) for y in claim.null.draw(x, random, draws)])
+            null = np.array(
+                [claim.count(*y) for y in claim.null.draw(x, random, draws)]
+            )
             low, high = (claim.interval or partial(_jackknife, claim))(*x)
     null = null[np.isfinite(null)]
     null_low, null_high = null_bounds(null)
@@ -140,7 +145,10 @@ def _decide(
         return "unresolved", f"less than {floor:g} counts as none"
     if len(null) < MIN_DRAWS:
         needs = claim.null.min_size
-        return "not testable", f"{len(null)} draws have a number; a verdict needs {needs}"
+        return (
+            "not testable",
+            f"{len(null)} draws have a number; a verdict needs {needs}",
+        )
     drawn = np.maximum(claim.sign * null, floor)
     extreme = max(drawn.max(), claim.limit)
     rarest = max(1, (drawn >= extreme - SAME).sum()) / (1 + len(null))

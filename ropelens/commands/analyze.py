@@ -27,10 +27,16 @@ if TYPE_CHECKING:
     from ropelens.analysis.plan import Plan
 
 PlanOption = Annotated[
-    bool, option(None, "Print the planned run and its memory; do not run it.", name="--plan")
+    bool,
+    option(None, "Print the planned run and its memory; do not run it.", name="--plan"),
 ]
 
-NOT_IN_SWEEPS = {"prompts", "attention_on", "statistics", "backend"}  # only of `analyze`
+NOT_IN_SWEEPS = {
+    "prompts",
+    "attention_on",
+    "statistics",
+    "backend",
+}  # only of `analyze`
 
 
 @with_options(Options)
@@ -123,7 +129,9 @@ class Sweep(Options):
         None, "HEADS", "Heads with stopped planes: 3.4,12-29.*,full.* [default: all]"
     )
     layers: str | None = setting(
-        None, "LAYERS", "Instead of HEADS: full, 0-3,7, ..., or * for all. [default: by kind]"
+        None,
+        "LAYERS",
+        "Instead of HEADS: full, 0-3,7, ..., or * for all. [default: by kind]",
     )
     keep: Any = setting(
         None,
@@ -133,13 +141,20 @@ class Sweep(Options):
         parser=lambda text: tuple(map(float, filter(None, text.split(",")))),
     )
     end: Literal["slow", "fast"] | None = setting(
-        None, None, "Planes that stop first: slow as in p-RoPE, or fast. [default: both sweeps]"
+        None,
+        None,
+        "Planes that stop first: slow as in p-RoPE, or fast. [default: both sweeps]",
     )
     bands: int = setting(0, "N", "Also stop N bands of wavelengths one by one.", min=0)
     controls: int | None = setting(
-        None, "N", "Random sets of planes for each step. [default: 3; 1 for long text]", min=0
+        None,
+        "N",
+        "Random sets of planes for each step. [default: 3; 1 for long text]",
+        min=0,
     )
-    scale: float | None = setting(None, "BY", "Scale planes by BY instead of stopping them.")
+    scale: float | None = setting(
+        None, "BY", "Scale planes by BY instead of stopping them."
+    )
     measures: Any = setting(
         None,
         "NAME,NAME,...",
@@ -172,14 +187,19 @@ def truncate_command(
       ropelens truncate --measures loss
       ropelens truncate ./my-llama --text book.txt --end slow --bands 8 --out out
     """
-    from ropelens.interventions.truncation_table import DEFAULT_MEASURES, wanted_measures
+    from ropelens.interventions.truncation_table import (
+        DEFAULT_MEASURES,
+        wanted_measures,
+    )
     from ropelens.runtime.results import check_out
 
     if not plan:
         check_out(out, "truncation")
     wanted_measures(options.measures or DEFAULT_MEASURES)
     check_text(model, text or ())
-    sweep = {name: getattr(options, name) for name in Sweep.__annotations__ if name != "end"}
+    sweep = {
+        name: getattr(options, name) for name in Sweep.__annotations__ if name != "end"
+    }
     sweep["ends"] = ["slow", "fast"] if options.end is None else [options.end]
     with opening(show_progress, "reading"):  # importing torch takes seconds
         from ropelens.analysis.analysis import check_model, check_sweep

@@ -7,7 +7,13 @@ from typing import Annotated, Any, Literal
 import typer
 
 import ropelens as rl
-from ropelens.analysis.options import ModelArgument, Options, OutOption, path_of, with_options
+from ropelens.analysis.options import (
+    ModelArgument,
+    Options,
+    OutOption,
+    path_of,
+    with_options,
+)
 from ropelens.checkpoints.bundled import BUNDLED, bundled_facts
 from ropelens.checkpoints.load_options import Loading, option
 from ropelens.commands.analyze import analyze_command, truncate_command
@@ -18,12 +24,21 @@ from ropelens.errors import BadArgument, explained
 from ropelens.runtime.progress import opening, show_progress
 from ropelens.train.settings import Settings
 
-WITH_STUDY = ("study", "text", "valid", "tokens", "out")  # options together with --study
+WITH_STUDY = (
+    "study",
+    "text",
+    "valid",
+    "tokens",
+    "out",
+)  # options together with --study
 EDITS = "stop:0-3,7 or drop:slowest=0.25 or scale=0.5:fastest=0.25:3.4,5.*"
 ONLY_IN_STUDIES = {"decay", "history_every", "compile"}  # settings in a study file
 
 app = typer.Typer(
-    name="ropelens", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+    name="ropelens",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 
@@ -53,18 +68,24 @@ def list_bundled() -> None:
     for name in BUNDLED:
         facts = bundled_facts(name)
         loss = f"{facts['validation_loss']:.3f}"
-        typer.echo(f"{'bundled:' + name:<30}{facts['tokens']:>12,}{loss:>8}  {facts['what']}")
+        typer.echo(
+            f"{'bundled:' + name:<30}{facts['tokens']:>12,}{loss:>8}  {facts['what']}"
+        )
     typer.echo("* validation loss, nats per token")
 
 
 @with_options(Loading)
 def prompt_command(
     model: ModelArgument,
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="Text of 3 to 256 tokens.")],
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", help="Text of 3 to 256 tokens.")
+    ],
     *,
     versus: Annotated[
         str | None,
-        option("TEXT", "A token, or another prompt. [default: the second likeliest token]"),
+        option(
+            "TEXT", "A token, or another prompt. [default: the second likeliest token]"
+        ),
     ] = None,
     out: OutOption = Path("prompt"),
     options: Loading,
@@ -103,10 +124,12 @@ def export_command(
     *,
     out: OutOption,
     variant: Annotated[
-        str | None, option("NAME[:VALUE]", "Rotate as this variant: p-rope:0.75, yarn:4, ...")
+        str | None,
+        option("NAME[:VALUE]", "Rotate as this variant: p-rope:0.75, yarn:4, ..."),
     ] = None,
     edit: Annotated[
-        list[str] | None, option("ACTION:PLANES[:HEADS]", f"Such as {EDITS}. Can be repeated.")
+        list[str] | None,
+        option("ACTION:PLANES[:HEADS]", f"Such as {EDITS}. Can be repeated."),
     ] = None,
     options: Loading,
 ) -> None:
@@ -137,7 +160,9 @@ def parse_edit(text: str) -> Any:
     with explained(f"{text!r} is not an edit.", EDITS, error=BadArgument):
         action, planes, *heads = text.split(":", 2)
         (name, *factor), (end, *share) = action.split("="), planes.split("=")
-        spans = [[*map(int, span.split("-"))] for span in planes.split(",") if not share]
+        spans = [
+            [*map(int, span.split("-"))] for span in planes.split(",") if not share
+        ]
         numbers = [n for span in spans for n in range(span[0], span[-1] + 1)]
         if not (share or numbers):
             raise ValueError("no planes")
@@ -186,7 +211,9 @@ def compare_command(
 
     how: Any = {"sequences": sequences, "seed": options.seed, "device": options.device}
     with shared():
-        comparison = compare(paths, cache=out / "measured", progress=show_progress, **how)
+        comparison = compare(
+            paths, cache=out / "measured", progress=show_progress, **how
+        )
     if processes().is_main_process:
         Answer().save(out, comparison)
         finish(out)
@@ -195,11 +222,14 @@ def compare_command(
 def report_command(
     folder: Annotated[
         Path,
-        typer.Argument(metavar="DIR", help="Folder of analyze, truncate, compare or a watch."),
+        typer.Argument(
+            metavar="DIR", help="Folder of analyze, truncate, compare or a watch."
+        ),
     ],
     *,
     beside: Annotated[
-        Path | None, option("DIR", "Show the heads of this folder next to the heads of DIR.")
+        Path | None,
+        option("DIR", "Show the heads of this folder next to the heads of DIR."),
     ] = None,
 ) -> None:
     """Make the page of DIR again from its saved numbers, and print the path of the page.
@@ -218,7 +248,8 @@ def report_command(
 
 def ranks_command(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder that analyze or truncate wrote.")
+        Path,
+        typer.Argument(metavar="DIR", help="Folder that analyze or truncate wrote."),
     ],
     *,
     project: Annotated[
@@ -226,7 +257,8 @@ def ranks_command(
         option(None, "The project that reads the files.", name="--for"),
     ],
     out: Annotated[
-        Path | None, option("DIR", "Folder for the files. [default: DIR]", parser=path_of)
+        Path | None,
+        option("DIR", "Folder for the files. [default: DIR]", parser=path_of),
     ] = None,
 ) -> None:
     """Write plane ranks (mha2mla), mean queries (triattention) or head scores (duoattention).
@@ -240,7 +272,9 @@ def ranks_command(
     from ropelens.analysis.ranks import write_ranks
     from ropelens.profiles.measures import open_profile
 
-    for path in write_ranks(open_profile(folder / "profile.nc"), project, out or folder):
+    for path in write_ranks(
+        open_profile(folder / "profile.nc"), project, out or folder
+    ):
         print_path(path)
 
 
@@ -248,25 +282,34 @@ def ranks_command(
 def train_command(
     run: typer.Context,
     *,
-    out: Annotated[Path, option("RUN", "Folder for the run or the study.", parser=path_of)],
+    out: Annotated[
+        Path, option("RUN", "Folder for the run or the study.", parser=path_of)
+    ],
     text: Annotated[
         list[Path] | None,
         option("FILE", "Text file or folder. Can be repeated.", parser=path_of),
     ] = None,
     valid: Annotated[
         list[Path] | None,
-        option("FILE", "Validation text. [default: 2% of the sequences]", parser=path_of),
+        option(
+            "FILE", "Validation text. [default: 2% of the sequences]", parser=path_of
+        ),
     ] = None,
     tokens: Annotated[
-        Path | None, option("FOLDER", "Instead of --text: a folder with prepared tokens.")
+        Path | None,
+        option("FOLDER", "Instead of --text: a folder with prepared tokens."),
     ] = None,
     study: Annotated[
         Path | None,
-        option("FILE.toml", "Train a study; only with --text, --valid, --tokens and --out."),
+        option(
+            "FILE.toml", "Train a study; only with --text, --valid, --tokens and --out."
+        ),
     ] = None,
     watch: Annotated[
         bool,
-        option(None, "Also measure heads at each validation, in RUN/watch.", name="--watch"),
+        option(
+            None, "Also measure heads at each validation, in RUN/watch.", name="--watch"
+        ),
     ] = False,
     options: Settings,
 ) -> None:
@@ -298,7 +341,11 @@ for name, short_help, command in (
     ("analyze", "Measure a model on text, and make a page.", analyze_command),
     ("list", "List the checkpoints that come with ropelens.", list_bundled),
     ("rope", "Measure how each layer of a model rotates.", rope_command),
-    ("prompt", "Explain the next token of a prompt by heads and planes.", prompt_command),
+    (
+        "prompt",
+        "Explain the next token of a prompt by heads and planes.",
+        prompt_command,
+    ),
     ("truncate", "Stop planes of a model, and measure the effects.", truncate_command),
     ("claims", "Test published claims about RoPE on a model.", claims_command),
     ("export", "Write an edited model as a checkpoint.", export_command),

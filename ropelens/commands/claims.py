@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
     from ropelens.analysis.plan import Plan
 
-    Ledger = tuple[pd.DataFrame, dict[str, Any]]  # a table, and `runs`: facts of each model
+    Ledger = tuple[
+        pd.DataFrame, dict[str, Any]
+    ]  # a table, and `runs`: facts of each model
 
 PLACES_HELP = "Models, or folders that analyze or claims wrote. [default: bundled]"
 ROBUST_HELP = (
@@ -43,7 +45,9 @@ class Testing(Options):
     """Options of `claims`."""
 
     model: str | None = setting(
-        None, "MODEL", "Model of an analyzed folder DIR: also test claims that run it again."
+        None,
+        "MODEL",
+        "Model of an analyzed folder DIR: also test claims that run it again.",
     )
     quick: bool = setting(
         False, None, "Skip the claims that run the model again.", name="--quick"
@@ -67,7 +71,9 @@ class Setting(NamedTuple):
     runs: bool = False
 
 
-@with_options(Testing, only=Testing.__dataclass_fields__.keys() - {"prompts", "attention_on"})
+@with_options(
+    Testing, only=Testing.__dataclass_fields__.keys() - {"prompts", "attention_on"}
+)
 def claims_command(
     models: Annotated[
         list[str] | None, typer.Argument(metavar="MODEL|DIR", help=PLACES_HELP)
@@ -102,7 +108,9 @@ def claims_command(
     settings: dict[str, list[Setting]] = {}
     with opening(show_progress, "reading"):  # find errors before the first measurement
         for name in (name for name in places if name not in ledgers):
-            settings[name] = _settings(out / name, places[name], text, options, run=not plan)
+            settings[name] = _settings(
+                out / name, places[name], text, options, run=not plan
+            )
     for of_model in settings.values() if plan or options.robust else ():
         _print_work(of_model, timed=not plan)
     if plan:
@@ -121,9 +129,13 @@ def _read_ledgers(
     from ropelens.runtime.results import read_record
 
     kinds = {name: read_record(place).get("kind") for name, place in places.items()}
-    models = {name: places[name] for name in places if kinds[name] in (None, "comparison")}
+    models = {
+        name: places[name] for name in places if kinds[name] in (None, "comparison")
+    }
     what, hint, again = "", "", "Saved results are not measured again."
-    if options.model is not None and (len(places) > 1 or models or not text or options.robust):
+    if options.model is not None and (
+        len(places) > 1 or models or not text or options.robust
+    ):
         what = "--model is the model of one analyzed folder, and needs --text."
         hint = "ropelens claims DIR --model MODEL --text FILE"
     elif options.contexts and not options.robust:
@@ -136,7 +148,9 @@ def _read_ledgers(
         raise BadArgument(what, hint=hint)
     claims = [name for name, kind in kinds.items() if kind == "claims"]
     ledgers = {name: read_ledger(places[name], out) for name in claims}
-    names = [n for name in places for n in (ledgers[name][1] if name in ledgers else [name])]
+    names = [
+        n for name in places for n in (ledgers[name][1] if name in ledgers else [name])
+    ]
     if len({*names}) < len(names):
         what, seen = "A ledger has each model once.", ", ".join(names)
         raise BadArgument(what, seen=seen, hint="each name only once")
@@ -155,8 +169,12 @@ def _settings(
     if record and options.model is None:
         return [Setting("main", Path(place), saved=True)]
     if record:
-        same: Any = {n: getattr(options, n) or record.get(n) for n in ("context", "sequences")}
-        plan = plan_analysis(str(options.model), text, replace(options, **same), run=run)
+        same: Any = {
+            n: getattr(options, n) or record.get(n) for n in ("context", "sequences")
+        }
+        plan = plan_analysis(
+            str(options.model), text, replace(options, **same), run=run
+        )
         if plan.model["fingerprint"] != record.get("model", {}).get("fingerprint"):
             what = f"{place} was measured on another model than {options.model}."
             raise BadArgument(what, hint="the same model, --dtype and --quantize")
@@ -189,13 +207,17 @@ def _print_work(settings: list[Setting], *, timed: bool) -> None:
             more = count_run_tokens(plan.text, plan.source.config) if runs else 0
             tokens += more + plan.cost * (not saved)
             if not timed:
-                print_lines(f"{name}\n{plan}\nclaims  {more:,} tokens in further runs\n")
+                print_lines(
+                    f"{name}\n{plan}\nclaims  {more:,} tokens in further runs\n"
+                )
     if timed and (plan := settings[0].plan):
         expected = timedelta(seconds=round(tokens * plan.seconds_per_token()))
         print_message(f"expected time: {expected} for {len(settings)} settings", by="")
 
 
-def _test_settings(settings: list[Setting], name: str, out: Path, options: Testing) -> Ledger:
+def _test_settings(
+    settings: list[Setting], name: str, out: Path, options: Testing
+) -> Ledger:
     """The ledger of a model; its analyses are measured if they are not saved."""
     import pandas as pd
 
@@ -214,7 +236,10 @@ def _test_settings(settings: list[Setting], name: str, out: Path, options: Testi
         tables.append(_table_of(part, out / UNFINISHED / name, options))
     folder = settings[0].folder
     profile = open_profile(folder / "profile.nc")
-    facts = {"facts": ", ".join(short_facts(profile)), "page": relpath(folder / PAGE, out)}
+    facts = {
+        "facts": ", ".join(short_facts(profile)),
+        "page": relpath(folder / PAGE, out),
+    }
     facts |= {key: profile.attrs[key] for key in ("model", "tokens_sha256")}
     table = pd.concat(tables)
     table = compare_settings(table) if options.robust else table.drop(columns="setting")
@@ -239,11 +264,18 @@ def _table_of(part: Setting, scratch: Path, options: Testing) -> pd.DataFrame:
     require_budget(profile)
     seed, plan, runs = options.seed, part.plan, None
     key = {name: profile.attrs.get(name) for name in ("tokens_sha256", "created")}
-    key |= {"runs": part.runs, "seed": seed, "robust": options.robust, "versions": versions()}
+    key |= {
+        "runs": part.runs,
+        "seed": seed,
+        "robust": options.robust,
+        "versions": versions(),
+    }
     key |= plan.model | plan.arguments if plan else {}
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
     if (file := scratch / f"{digest}.csv").exists():
-        return pd.read_csv(file).fillna(dict.fromkeys(("over", "other", "floor_day"), ""))
+        return pd.read_csv(file).fillna(
+            dict.fromkeys(("over", "other", "floor_day"), "")
+        )
     if plan is not None and part.runs:
         with opening(show_progress, "loading"):
             live = plan.read()
@@ -273,7 +305,15 @@ def _write(out: Path, places: dict[str, str], ledgers: list[Ledger]) -> None:
 
     table = pd.concat([table for table, _ in ledgers])
     runs = {name: facts for _, entries in ledgers for name, facts in entries.items()}
-    columns = ["claim", "layers", "verdict", "number", "null_low", "null_high", "q_value"]
+    columns = [
+        "claim",
+        "layers",
+        "verdict",
+        "number",
+        "null_low",
+        "null_high",
+        "q_value",
+    ]
     shown = table[columns + ["robust"] * ("robust" in table)]
     for model, rows in shown.groupby(table["model"], sort=False):
         number = partial(signed, form=".3g")
@@ -285,7 +325,14 @@ def _write(out: Path, places: dict[str, str], ledgers: list[Ledger]) -> None:
     names = [facts.get("model", name) for name, facts in runs.items()]
     model = {"name": names[0] if len(names) == 1 else f"{len(names)} models"}
     record = {"kind": "claims", "command": this_command(), "versions": versions()}
-    record |= {"findings": claims_sentences(table, places), "model": model, "runs": runs}
-    results, page = {"claims.csv": table, "claims.json": table}, partial(render_claims, table)
+    record |= {
+        "findings": claims_sentences(table, places),
+        "model": model,
+        "runs": runs,
+    }
+    results, page = (
+        {"claims.csv": table, "claims.json": table},
+        partial(render_claims, table),
+    )
     write_folder(out, record=record, results=results, page=partial(page, record))
     shutil.rmtree(out / UNFINISHED, ignore_errors=True)

@@ -34,14 +34,20 @@ def rope_command(
     ] = "bundled",
     *,
     config: Annotated[
-        str | None, option("CONFIG", "Compare with this config.json or model. [default: MODEL]")
+        str | None,
+        option("CONFIG", "Compare with this config.json or model. [default: MODEL]"),
     ] = None,
     context: Annotated[
         int | None,
-        option("N", "Length for dynamic and longrope. [default: the trained context]", min=1),
+        option(
+            "N",
+            "Length for dynamic and longrope. [default: the trained context]",
+            min=1,
+        ),
     ] = None,
     variant: Annotated[
-        str | None, option("NAME[:VALUE]", "Rotate as this variant: p-rope:0.75, yarn:4, ...")
+        str | None,
+        option("NAME[:VALUE]", "Rotate as this variant: p-rope:0.75, yarn:4, ..."),
     ] = None,
     verbose: Annotated[
         bool, option(None, "Print a table per layer.", name="--verbose")
@@ -95,7 +101,9 @@ def _groups(rope: xr.Dataset, *, by_layer: bool) -> Iterable[list[int]]:
     """Layers that rotate alike, or each layer by itself."""
     groups: dict[int, list[int]] = {}  # by their first layer
     for layer in range(rope.sizes["layer"]):
-        same = (n for n in groups if not by_layer and _alike(rope.isel(layer=[n, layer])))
+        same = (
+            n for n in groups if not by_layer and _alike(rope.isel(layer=[n, layer]))
+        )
         groups.setdefault(next(same, layer), []).append(layer)
     return groups.values()
 
@@ -108,7 +116,9 @@ def _alike(rope: xr.Dataset) -> bool:
         names.append("layer_type")
     same = all(first[name].variable.equals(second[name].variable) for name in names)
     same &= bool(first["residual"].isnull() == second["residual"].isnull())
-    ratios = [first[n] / second[n] for n in ("inv_freq", "query_scale")]  # NaN: no rotation
+    ratios = [
+        first[n] / second[n] for n in ("inv_freq", "query_scale")
+    ]  # NaN: no rotation
     return same and not any((abs(ratio - 1) > SAME_FREQUENCY).any() for ratio in ratios)
 
 
@@ -126,22 +136,33 @@ def _summary(rope: xr.Dataset) -> str:
         counts.append(f"{part.sizes['layer']} {kind}{reach}")
         turning = part["wavelength"].where(np.isfinite(part["wavelength"]))
         if turning.notnull().any():
-            ends = " to ".join(short_count(float(x)) for x in (turning.min(), turning.max()))
-            base = f"base {float(first['base']):,.7g}, " if first["base"].notnull() else ""
+            ends = " to ".join(
+                short_count(float(x)) for x in (turning.min(), turning.max())
+            )
+            base = (
+                f"base {float(first['base']):,.7g}, " if first["base"].notnull() else ""
+            )
             scaled = f"{first['scaling'].item()}, " if first["scaling"].item() else ""
-            rotations.append(f"{kind}: {base}{scaled}wavelengths {ends} tokens".strip(": "))
+            rotations.append(
+                f"{kind}: {base}{scaled}wavelengths {ends} tokens".strip(": ")
+            )
     attends, planes = rope["residual"].notnull(), rope["rotary_dim"] // 2
     dead = rope["inv_freq"].isnull() & (rope["frequency"] < planes) & attends
-    layers = {n: np.flatnonzero(x) for n, x in enumerate(dead.transpose().values) if x.any()}
+    layers = {
+        n: np.flatnonzero(x) for n, x in enumerate(dead.transpose().values) if x.any()
+    }
     named = [
-        f"{n} (layer {ranges(rope['layer'].values[x].tolist())})" for n, x in layers.items()
+        f"{n} (layer {ranges(rope['layer'].values[x].tolist())})"
+        for n, x in layers.items()
     ]
     lines = (
         f"{plural(rope.sizes['layer'], 'layer')}: {in_words(counts)}",
         "; ".join(rotations) or "no rotation",
         f"dead planes: {', '.join(named) or 'none'}",
     )
-    return "\n".join(textwrap.fill(line, WIDTH, subsequent_indent="  ") for line in lines)
+    return "\n".join(
+        textwrap.fill(line, WIDTH, subsequent_indent="  ") for line in lines
+    )
 
 
 def _table(rope: xr.Dataset) -> str:
@@ -160,17 +181,24 @@ def _table(rope: xr.Dataset) -> str:
     planes = pd.DataFrame(columns).dropna(subset="inv_freq")
     stated = planes["inv_freq_stated"]
     planes["difference"] = (planes["inv_freq"] / stated - 1).where(stated != 0)
-    planes.insert(0, "plane", [str(n) if 2 * n < rotary_dim else "rest" for n in planes.index])
+    planes.insert(
+        0, "plane", [str(n) if 2 * n < rotary_dim else "rest" for n in planes.index]
+    )
     header = ["plane", "rad/token", "wavelength", "stated", "configured", "off by"]
     forms = ("{}", "{:.9g}", "{:,.2f}", "{:.9g}", "{:.9g}", "{:.1e}")
     formatters = [form.format for form in forms]
-    rows = planes.to_string(index=False, na_rep="", header=header, formatters=formatters)
+    rows = planes.to_string(
+        index=False, na_rep="", header=header, formatters=formatters
+    )
     rotation = f"{rotary_dim // 2} planes, {first['pairing'].item()} pairing"
     rotation = rotation if rotary_dim else "no rotation"
     title += f"{rotation} (residual {rope['residual'].max():.1e})"
     scale = first["query_scale"]
     growth = scale[abs(scale - 1) > 0]  # NaN without attention
     if growth.size:
-        ends = [f"{float(x):.4g} at position {int(x['position']):,}" for x in growth[[-1, 0]]]
+        ends = [
+            f"{float(x):.4g} at position {int(x['position']):,}"
+            for x in growth[[-1, 0]]
+        ]
         title += f"; queries grow with position, to {ends[0]}, from {ends[1]}"
     return f"{textwrap.fill(title, WIDTH)}\n{rows if len(planes) else ''}\n"

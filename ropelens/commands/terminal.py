@@ -30,7 +30,9 @@ def print_message(message: str, *, by: str = "ropelens: ") -> None:
 
 def print_lines(lines: object, *, err: bool = False) -> None:
     """Print lines of text, with escapes for control characters. Ignores a broken stderr."""
-    characters = (c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in str(lines))
+    characters = (
+        c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in str(lines)
+    )
     with suppress(OSError) if err else nullcontext():
         print("".join(characters), file=sys.stderr if err else sys.stdout, flush=err)
 
@@ -56,7 +58,10 @@ def quiet_libraries() -> None:
         warnings.filterwarnings("default", module=r"ropelens\.")
     for library in ("TRANSFORMERS", "HF_HUB"):
         os.environ.setdefault(f"{library}_VERBOSITY", "error")
-    for logger in ("torchao", "torch.utils._pytree"):  # optional imports of transformers
+    for logger in (
+        "torchao",
+        "torch.utils._pytree",
+    ):  # optional imports of transformers
         logging.getLogger(logger).setLevel(logging.ERROR)
     for stream in (sys.stdout, sys.stderr):  # for characters that the encoding lacks
         if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
@@ -74,7 +79,9 @@ def catch_signals() -> list[int]:
         signal.default_int_handler(number, frame)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and `&` ignore signals
+        if (
+            signal.getsignal(number) is not signal.SIG_IGN
+        ):  # nohup and `&` ignore signals
             signal.signal(number, stop)
     return received
 
@@ -101,7 +108,9 @@ def run_analysis(
     script = Path(str(sys.modules[answer.__module__].__file__)).resolve()
     reports = script.parents[1] / "reports"
 
-    @with_options(Options, only=("context", "sequences"), context=None if truncation else 512)
+    @with_options(
+        Options, only=("context", "sequences"), context=None if truncation else 512
+    )
     def main(
         model: ModelArgument = "bundled", text: TextOption = None, *, options: Options
     ) -> None:
@@ -109,7 +118,9 @@ def run_analysis(
         from ropelens.analysis.analyze import analyze  # slow: imports torch
         from ropelens.report import write_index
 
-        analysis = analyze(model, text, replace(options, rows=rows), truncation=truncation)
+        analysis = analyze(
+            model, text, replace(options, rows=rows), truncation=truncation
+        )
         page = write_answer(reports / script.stem, analysis, answer(analysis))
         write_index(reports)
         print_path(page)
@@ -124,7 +135,9 @@ def run_app(app: typer.Typer, *, name: str = "ropelens") -> None:
     The status is 0 after success, 2 for wrong usage, 1 for other errors of a user, which print
     one line, and 128 + N after the signal N. Any other error is a bug and shows a traceback.
     """
-    errors = sys.stderr  # each process prints its error, but only the first one its progress
+    errors = (
+        sys.stderr
+    )  # each process prints its error, but only the first one its progress
     quiet_libraries()
     signals, code = catch_signals(), 1
     try:
@@ -136,7 +149,9 @@ def run_app(app: typer.Typer, *, name: str = "ropelens") -> None:
             code = _explain(error, name)
     if signals:  # also if a library ignored it
         with suppress(OSError):  # the terminal may be gone
-            print_message("stopped; no file is incomplete, and the same command continues")
+            print_message(
+                "stopped; no file is incomplete, and the same command continues"
+            )
         os._exit(128 + signals[0])  # a normal exit of torch takes seconds
     sys.exit(code)
 

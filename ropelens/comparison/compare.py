@@ -15,7 +15,12 @@ from ropelens.checkpoints.files import sha256_of
 from ropelens.checkpoints.identity import identity
 from ropelens.checkpoints.load import open_checkpoint
 from ropelens.checkpoints.load_options import Loading
-from ropelens.comparison.entries import ComparisonEntry, find_entries, head_measures, measure
+from ropelens.comparison.entries import (
+    ComparisonEntry,
+    find_entries,
+    head_measures,
+    measure,
+)
 from ropelens.comparison.table import NO_PARTNER
 from ropelens.errors import BadArgument, Count, Positive, explained, public
 from ropelens.profiles.measurement import versions
@@ -23,7 +28,13 @@ from ropelens.profiles.measures import open_profile
 from ropelens.runtime.devices import device_named
 from ropelens.runtime.folder import file_name
 from ropelens.runtime.processes import gather, place
-from ropelens.runtime.progress import Advance, ProgressOption, ShowProgress, Stage, display_of
+from ropelens.runtime.progress import (
+    Advance,
+    ProgressOption,
+    ShowProgress,
+    Stage,
+    display_of,
+)
 from ropelens.runtime.results import open_results, save
 from ropelens.train.data import DATA
 
@@ -68,7 +79,9 @@ def compare(
         dataset = _measure_runs(entries, measured, display_of(progress))
         dataset.attrs["unfinished"] = ", ".join(unfinished)
     else:
-        with explained("A profile lacks numbers.", "measure it again", error=BadArgument):
+        with explained(
+            "A profile lacks numbers.", "measure it again", error=BadArgument
+        ):
             dataset = _analyses(entries)
     texts = dataset["text"].values.tolist() if "text" in dataset.coords else ()
     dataset = dataset.assign_coords(partner=("entry", partners(entries, texts)))
@@ -84,7 +97,9 @@ def compare(
 
 
 def _measure_runs(
-    runs: Sequence[ComparisonEntry], measured: Callable[..., xr.Dataset], show: ShowProgress
+    runs: Sequence[ComparisonEntry],
+    measured: Callable[..., xr.Dataset],
+    show: ShowProgress,
 ) -> xr.Dataset:
     """Measure the finished runs over `entry`, and all checkpoints also over `step`."""
     checkpoints = [run.checkpoints() for run in runs]
@@ -138,7 +153,9 @@ def _measure_or_read(
     # Either all processes use the cached file, or none does.
     if not all(gather(key_of(dataset).items() >= key.items())):
         if not weights:
-            hint = "the settings of the earlier comparison, or the folder with its weights"
+            hint = (
+                "the settings of the earlier comparison, or the folder with its weights"
+            )
             what = f"{folder} has no weights, and {file} has no results for these settings."
             raise BadArgument(what, hint=hint)
         dataset = measure(run, opened.read(), final=name == "final", **how)
@@ -158,7 +175,10 @@ def _analyses(entries: Sequence[ComparisonEntry]) -> xr.Dataset:
     """Dataset over `entry` of the profiles that `ropelens analyze` wrote."""
     profiles = [open_profile(entry.folder / "profile.nc") for entry in entries]
     losses = ["group_loss", "group_predicted"]  # for pairs of models on the same tokens
-    heads = [head_measures(p).merge(p[losses].rename(group="sequence_group")) for p in profiles]
+    heads = [
+        head_measures(p).merge(p[losses].rename(group="sequence_group"))
+        for p in profiles
+    ]
     dataset = _join_entries(heads, entries)
     dataset.attrs = {"documents": min(int(p.attrs["documents"]) for p in profiles)}
     return dataset.assign_coords(
@@ -167,39 +187,62 @@ def _analyses(entries: Sequence[ComparisonEntry]) -> xr.Dataset:
         source=("entry", [str(p.attrs.get("text", "")) for p in profiles]),
         documents=("entry", [int(p.attrs["documents"]) for p in profiles]),
         trained_context=("entry", [int(p.attrs["trained_context"]) for p in profiles]),
-        bytes_per_token=("entry", [p.attrs.get("bytes_per_token", np.nan) for p in profiles]),
+        bytes_per_token=(
+            "entry",
+            [p.attrs.get("bytes_per_token", np.nan) for p in profiles],
+        ),
     )
 
 
-def partners(entries: Sequence[ComparisonEntry], texts: Sequence[str] = ()) -> list[int]:
+def partners(
+    entries: Sequence[ComparisonEntry], texts: Sequence[str] = ()
+) -> list[int]:
     """Index of the baseline entry of the same size and seed, or of the same text if known.
 
     The baseline, which each size has, is paired with itself. Others have `NO_PARTNER`.
     """
     first = entries[0]
-    baselines = {entry.group for entry in entries if entry.variant == first.variant != ""}
+    baselines = {
+        entry.group for entry in entries if entry.variant == first.variant != ""
+    }
     baselines = baselines or {first.group}
     alike: list[object] = list(texts) or [(entry.size, entry.seed) for entry in entries]
     base = [number for number, entry in enumerate(entries) if entry.group in baselines]
     first_of = {alike[number]: number for number in reversed(base)}
-    return [n if n in base else first_of.get(like, NO_PARTNER) for n, like in enumerate(alike)]
+    return [
+        n if n in base else first_of.get(like, NO_PARTNER)
+        for n, like in enumerate(alike)
+    ]
 
 
 def _join_entries(
     datasets: Sequence[xr.Dataset], entries: Sequence[ComparisonEntry]
 ) -> xr.Dataset:
     """Concatenate datasets over `entry`, with NaN and "" for missing numbers and labels."""
-    dims = ("layer", "head", "kv_head", "frequency", "sequence_group")  # sizes may differ
+    dims = (
+        "layer",
+        "head",
+        "kv_head",
+        "frequency",
+        "sequence_group",
+    )  # sizes may differ
     numbered = [
-        data.assign_coords({d: np.arange(data.sizes[d]) for d in dims if d in data.sizes})
+        data.assign_coords(
+            {d: np.arange(data.sizes[d]) for d in dims if d in data.sizes}
+        )
         for data in datasets
     ]
     columns: dict[str, Any] = {
-        name: ("entry", np.array([getattr(entry, name) for entry in entries], dtype=object))
+        name: (
+            "entry",
+            np.array([getattr(entry, name) for entry in entries], dtype=object),
+        )
         for name in ("name", "group", "variant", "size")
     }
     names = columns.pop("name")
-    joined = xr.concat(numbered, xr.Variable(*names), join="outer", combine_attrs="override")
+    joined = xr.concat(
+        numbered, xr.Variable(*names), join="outer", combine_attrs="override"
+    )
     joined["label"] = joined["label"].fillna("")
     seeds = "entry", [entry.seed for entry in entries]
     return joined.assign_coords({"entry": names, **columns, "seed": seeds})

@@ -20,7 +20,13 @@ from ropelens.profiles.profile import profile
 from ropelens.profiles.tasks import NEAREST, SHORTEST_PROMPT, doublings
 from ropelens.runtime.results import RECORD
 from ropelens.text.text import Text
-from ropelens.train.data import differences, documents_of, held_out_sequences, read_json, spread
+from ropelens.train.data import (
+    differences,
+    documents_of,
+    held_out_sequences,
+    read_json,
+    spread,
+)
 from ropelens.train.run import STUDY, runs_of
 from ropelens.train.settings import Size, size_name
 
@@ -53,7 +59,9 @@ class ComparisonEntry:
         return models | {self.steps: self.folder}
 
 
-def find_entries(paths: Sequence[str | Path]) -> tuple[list[ComparisonEntry], list[str]]:
+def find_entries(
+    paths: Sequence[str | Path],
+) -> tuple[list[ComparisonEntry], list[str]]:
     """The runs or analyses in `paths` in order, and the names of unfinished runs of studies."""
     records: dict[Path, dict[str, Any]] = {}
     unfinished: list[str] = []
@@ -67,24 +75,32 @@ def find_entries(paths: Sequence[str | Path]) -> tuple[list[ComparisonEntry], li
             else:
                 records[folder] = record
     if unfinished:  # the warning names the line that called `compare`
-        warnings.warn(f"unfinished runs are left out: {', '.join(unfinished)}", stacklevel=3)
+        warnings.warn(
+            f"unfinished runs are left out: {', '.join(unfinished)}", stacklevel=3
+        )
     trained = [folder for folder, record in records.items() if "finished" in record]
     profiles = [folder for folder in records if (folder / "profile.nc").exists()]
     others = [folder for folder in records if folder not in (trained or profiles)]
     if others or len(records) < 2:
         few = "A comparison needs two or more folders."
         fault = f"{others[0]} cannot be compared with the rest." if others else few
-        wanted = "only finished runs of ropelens train, or only folders of ropelens analyze"
+        wanted = (
+            "only finished runs of ropelens train, or only folders of ropelens analyze"
+        )
         raise BadArgument(fault, hint=wanted)
     if trained:
         return _runs(records), unfinished
     names = short_names(list(records))
-    return [ComparisonEntry(n, n, folder) for n, folder in zip(names, records, strict=True)], []
+    return [
+        ComparisonEntry(n, n, folder) for n, folder in zip(names, records, strict=True)
+    ], []
 
 
 def _runs(records: dict[Path, dict[str, Any]]) -> list[ComparisonEntry]:
     """Entries of runs, after checking that they have the same settings and text."""
-    sizes = [size_name(Size(**record["settings"]["size"])) for record in records.values()]
+    sizes = [
+        size_name(Size(**record["settings"]["size"])) for record in records.values()
+    ]
     runs: dict[str, ComparisonEntry] = {}
     first = next(iter(records))
     first_of: dict[str, Path] = {}
@@ -95,20 +111,33 @@ def _runs(records: dict[Path, dict[str, Any]]) -> list[ComparisonEntry]:
         name = f"{group} seed {seed}"
         like = first_of.setdefault(size, folder)
         for other, names in ((first, SHARED_SETTINGS), (like, SHARED_WITHIN_SIZE)):
-            differ = differences(records[other]["settings"], settings, names, between=" and ")
+            differ = differences(
+                records[other]["settings"], settings, names, between=" and "
+            )
             if name in runs or differ:
                 what = f"The runs in {other} and {folder} cannot be compared."
                 hint = "the folders that ropelens analyze writes for the same text"
-                raise BadArgument(what, seen=differ or f"both runs are {name}", hint=hint)
+                raise BadArgument(
+                    what, seen=differ or f"both runs are {name}", hint=hint
+                )
         same = {key: settings[key] for key in ("variant", "seed", "context", "steps")}
         data, per_step = folder / record["data"], record["tokens"] // settings["steps"]
-        facts = same | {"size": size, "data": data.resolve(), "tokens_per_step": per_step}
+        facts = same | {
+            "size": size,
+            "data": data.resolve(),
+            "tokens_per_step": per_step,
+        }
         runs[name] = ComparisonEntry(name, group, folder, **facts)
     return list(runs.values())
 
 
 def measure(
-    run: ComparisonEntry, model: PreTrainedModel, *, sequences: int, seed: int, final: bool
+    run: ComparisonEntry,
+    model: PreTrainedModel,
+    *,
+    sequences: int,
+    seed: int,
+    final: bool,
 ) -> xr.Dataset:
     """Measure a checkpoint of `run`, with fewer variables and sequences if not `final`."""
 
@@ -129,7 +158,10 @@ def measure(
         return dataset.drop_vars(("inv_freq", "wavelength"))
     losses = on(text, "loss").reset_coords("group")
     longest = TIMES_CONTEXT * run.context
-    lengths, distances = doublings(SHORTEST_PROMPT, longest), doublings(NEAREST, longest // 2)
+    lengths, distances = (
+        doublings(SHORTEST_PROMPT, longest),
+        doublings(NEAREST, longest // 2),
+    )
     far = on(text, "copying", "retrieval", prompt_lengths=lengths, distances=distances)
     return dataset.assign(
         loss=losses["mean_loss"],
@@ -139,7 +171,9 @@ def measure(
         position_loss_se=longer["position_loss_se"],
         retrieval_hit=tasks["retrieval_hit"],
         copy_loss=far["copy_loss"],
-        far_retrieval=far["retrieval"].mean("depth").rename(retrieval_length="prompt_length"),
+        far_retrieval=far["retrieval"]
+        .mean("depth")
+        .rename(retrieval_length="prompt_length"),
     ).assign_attrs(documents=losses.attrs["documents"])
 
 
@@ -174,5 +208,7 @@ def past_context(run: ComparisonEntry, *, sequences: int) -> Text:
     count = min(sequences, len(held_out) // rows)
     starts = np.linspace(0, len(held_out) - rows, count, dtype=int)
     texts = [held_out[start : start + rows, 1:].ravel()[:length] for start in starts]
-    tokens = torch.from_numpy(np.insert(texts, 0, held_out[0, 0], axis=1).astype(np.int64))
+    tokens = torch.from_numpy(
+        np.insert(texts, 0, held_out[0, 0], axis=1).astype(np.int64)
+    )
     return Text(tokens, documents=torch.from_numpy(documents[starts]))

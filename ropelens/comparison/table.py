@@ -24,7 +24,10 @@ def summarize_comparison(comparison: xr.Dataset) -> pd.DataFrame:
         entries = group_entries(comparison, group)
         texts = {name: str(entries[name][0].item()) for name in ("variant", "size")}
         row = {"group": group, **texts, "entries": entries.sizes["entry"]}
-        row |= {"loss": float(entries["loss"].mean()), **_loss_change(comparison, group)}
+        row |= {
+            "loss": float(entries["loss"].mean()),
+            **_loss_change(comparison, group),
+        }
         if "bytes_per_token" in entries.coords:  # comparable if the tokenizers differ
             bits = entries["loss"] / entries["bytes_per_token"] / np.log(2)
             row["bits_per_byte"] = float(bits.mean())
@@ -65,7 +68,9 @@ def _mean_change(
     if not known.any():
         return paired_interval(pairs)
     entry = change["entry"]
-    of_parts = [None if w is None else w.sel(entry=entry).values[known] for w in weights]
+    of_parts = [
+        None if w is None else w.sel(entry=entry).values[known] for w in weights
+    ]
     return paired_interval(change.values[known], *of_parts)
 
 
@@ -94,7 +99,9 @@ def loss_past_context(comparison: xr.Dataset, prefix: str = "") -> xr.DataArray:
     """Mean loss of the tokens past the trained context (nats/token)."""
     beyond = comparison["position_start"] >= int(comparison.attrs["context"])
     past = comparison[prefix + "position_loss"].where(beyond, drop=True)
-    return past.weighted(past["position_stop"] - past["position_start"]).mean("position_bin")
+    return past.weighted(past["position_stop"] - past["position_start"]).mean(
+        "position_bin"
+    )
 
 
 def repeat_gain(comparison: xr.Dataset, prefix: str = "") -> xr.DataArray:
@@ -141,10 +148,14 @@ def paired_changes(values: xr.Dataset | xr.DataArray, group: str = "") -> Any:
     if isinstance(values, xr.Dataset) and "edit" in values.coords and not group:
         return changes_of_edits(values)
     if isinstance(values, xr.Dataset) or "partner" not in values.coords:
-        hint = "results of evaluate or truncate, or a variable of a comparison and a group"
+        hint = (
+            "results of evaluate or truncate, or a variable of a comparison and a group"
+        )
         raise BadArgument("These results have no pairs.", hint=hint)
     partner = values["partner"].values
     paired = (partner != NO_PARTNER) & (partner != np.arange(len(partner)))
     entries = np.flatnonzero((values["group"].values == group) & paired)
-    pairs = values.isel(entry=partner[entries]).assign_coords(entry=values["entry"][entries])
+    pairs = values.isel(entry=partner[entries]).assign_coords(
+        entry=values["entry"][entries]
+    )
     return values.isel(entry=entries) - pairs

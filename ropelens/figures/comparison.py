@@ -17,7 +17,13 @@ from ropelens.figures.planes import mark_trained, set_wavelengths
 from ropelens.interventions.truncation_table import best_head
 from ropelens.profiles.measures import NEEDLES
 
-KNOWN_VARIANTS = ("p-rope-0.75", "p-rope-0.25", "p-rope-0.5", "p-rope-reversed-0.75", "nope")
+KNOWN_VARIANTS = (
+    "p-rope-0.75",
+    "p-rope-0.25",
+    "p-rope-0.5",
+    "p-rope-reversed-0.75",
+    "nope",
+)
 VARIANT_SYMBOLS = ("square", "diamond", "triangle-up", "cross", "star", "pentagon")
 DASHES = ("solid", "dash", "dot")
 PLANE_PANELS = {
@@ -76,12 +82,29 @@ def _line_panels(
             values = _averaged(values_of(group)).transpose("entry", ...)
             if not values.sizes["entry"]:
                 continue
-            mean, low, high = values.mean("entry"), values.min("entry"), values.max("entry")
-            whiskers = {"thickness": 1, "width": 2, "visible": values.sizes["entry"] > 1}
-            bars, name = style.interval_bars(mean, low, high, **whiskers), plotly_text(group)
+            mean, low, high = (
+                values.mean("entry"),
+                values.min("entry"),
+                values.max("entry"),
+            )
+            whiskers = {
+                "thickness": 1,
+                "width": 2,
+                "visible": values.sizes["entry"] > 1,
+            }
+            bars, name = (
+                style.interval_bars(mean, low, high, **whiskers),
+                plotly_text(group),
+            )
             data = {"x": mean[mean.dims[0]].values, "y": mean.values, "error_y": bars}
-            marks = {"mode": "lines+markers", "marker": {"symbol": look.symbol, "size": 6}}
-            marks |= {"line": look.line, "hovertemplate": f"{name}<br>{hover}<extra></extra>"}
+            marks = {
+                "mode": "lines+markers",
+                "marker": {"symbol": look.symbol, "size": 6},
+            }
+            marks |= {
+                "line": look.line,
+                "hovertemplate": f"{name}<br>{hover}<extra></extra>",
+            }
             legend = {"name": name, "legendgroup": group, "showlegend": row == 1}
             figure.add_scatter(**data, **marks, **legend, row=row, col=1)
         figure.update_yaxes(title_text=unit, row=row)
@@ -95,14 +118,20 @@ def plot_loss_change(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
     """
     rows = table[table["loss_change"].notna()].iloc[::-1]
     baseline, looks = plotly_text(comparison.attrs["baseline"]), group_looks(comparison)
-    figure = style.new_figure(f"Loss compared with {baseline}", height=140 + 46 * len(rows))
+    figure = style.new_figure(
+        f"Loss compared with {baseline}", height=140 + 46 * len(rows)
+    )
     for row in rows.to_dict("records"):
         symbol, color = looks[row["group"]].symbol, looks[row["group"]].line["color"]
         mean, low, high = row["loss_change"], row["low"], row["high"]
         pairs = tables.paired_changes(comparison["loss"], row["group"]).values
         ring = {"size": 13, "symbol": "circle-open", "color": color, "line_width": 1.5}
         names, hover = [plotly_text(row["group"])], "one pair: %{x:+.4f} nats/token"
-        look = {"mode": "markers", "marker": ring, "hovertemplate": f"{hover}<extra></extra>"}
+        look = {
+            "mode": "markers",
+            "marker": ring,
+            "hovertemplate": f"{hover}<extra></extra>",
+        }
         figure.add_scatter(x=pairs, y=names * len(pairs), **look)
         hover = f"%{{x:+.4f}} nats/token (95% interval over {row['over']}: "
         look["hovertemplate"] = f"{hover}{low:+.4f} to {high:+.4f})<extra></extra>"
@@ -114,7 +143,9 @@ def plot_loss_change(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
     figure.update_xaxes(title_text=title, exponentformat="none")
     figure.update_yaxes(range=[-0.6, len(rows) - 0.4], showgrid=False, type="category")
     figure.update_layout(showlegend=False)
-    return style.note_missing(figure, "no two losses are on the same text", rows["loss_change"])
+    return style.note_missing(
+        figure, "no two losses are on the same text", rows["loss_change"]
+    )
 
 
 def plot_position_loss(comparison: xr.Dataset) -> go.Figure:
@@ -123,12 +154,19 @@ def plot_position_loss(comparison: xr.Dataset) -> go.Figure:
     middle = np.sqrt(start * (comparison["position_stop"].values - 1).clip(1))
     losses = comparison["position_loss"].transpose("entry", ...)
     losses = losses.assign_coords({losses.dims[1]: middle})
-    change = f"difference from {plotly_text(comparison.attrs['baseline'])}<br>(nats/token)"
+    change = (
+        f"difference from {plotly_text(comparison.attrs['baseline'])}<br>(nats/token)"
+    )
     panels = {"loss (nats/token)": partial(tables.group_entries, losses)}
     panels[change] = partial(tables.paired_changes, losses)
-    title, hover = "Loss by position in the text", "position %{x:.0f}: %{y:.3f} nats/token"
+    title, hover = (
+        "Loss by position in the text",
+        "position %{x:.0f}: %{y:.3f} nats/token",
+    )
     figure = _line_panels(title, comparison, panels, hover)
-    figure.update_yaxes(exponentformat="none", zeroline=True, zerolinecolor=style.MUTED, row=2)
+    figure.update_yaxes(
+        exponentformat="none", zeroline=True, zerolinecolor=style.MUTED, row=2
+    )
     style.set_counts(figure, comparison["position_stop"], style.POSITION_TITLE)
     context = int(comparison.attrs["context"])
     return style.mark(figure, context, "trained context ", xanchor="right")
@@ -138,7 +176,10 @@ def plot_copying(comparison: xr.Dataset) -> go.Figure:
     """Loss of copied random tokens by distance, and needles found. A guess is dotted."""
     units = "loss of copied tokens<br>(nats/token)", "needles found<br>(share)"
     measured = comparison["copy_loss"], comparison["far_retrieval"]
-    panels = {n: partial(tables.group_entries, v) for n, v in zip(units, measured, strict=True)}
+    panels = {
+        n: partial(tables.group_entries, v)
+        for n, v in zip(units, measured, strict=True)
+    }
     title, hover = "Copying and retrieval by distance", "%{x:,} tokens: %{y:.3g}"
     figure = _line_panels(title, comparison, panels, hover)
     figure.update_yaxes(rangemode="tozero")
@@ -156,25 +197,37 @@ def plot_comparison_planes(comparison: xr.Dataset) -> go.Figure:
     plane that does not rotate, at the wavelength that it has in another group.
     """
     comparison = _split_rotations(comparison)
-    places = {group: plane_places(comparison, group) for group in group_looks(comparison)}
+    places = {
+        group: plane_places(comparison, group) for group in group_looks(comparison)
+    }
 
     def values_of_group(name: str, group: str) -> xr.DataArray:
         entries = tables.group_entries(comparison[name], group)
         return _averaged(entries.assign_coords(frequency=places[group][0]))
 
-    panels = {unit: partial(values_of_group, name) for unit, name in PLANE_PANELS.items()}
-    title, hover = "Norms and selectivity of planes", "%{y:.3f}, wavelength %{x:.3~s} tokens"
+    panels = {
+        unit: partial(values_of_group, name) for unit, name in PLANE_PANELS.items()
+    }
+    title, hover = (
+        "Norms and selectivity of planes",
+        "%{y:.3f}, wavelength %{x:.3~s} tokens",
+    )
     figure = _line_panels(title, comparison, panels, hover, spacing=0.05)
     set_wavelengths(figure, np.array([place for place, _ in places.values()]))
     ring = {"symbol": "circle-open", "size": 13, "color": style.MUTED}
     look: dict[str, Any] = {"mode": "markers", "marker": ring, "hoverinfo": "skip"}
     look |= {"name": "does not rotate", "legendgroup": "still"}
     for row, values_of in enumerate(panels.values(), start=1):
-        still = [values_of(group).mean("entry")[~turns] for group, (_, turns) in places.items()]
+        still = [
+            values_of(group).mean("entry")[~turns]
+            for group, (_, turns) in places.items()
+        ]
         x = np.concatenate([values["frequency"] for values in still])
         look["showlegend"] = row == 1 and len(x) > 0
         figure.add_scatter(x=x, y=np.concatenate(still), **look, row=row, col=1)
-    figure.update_yaxes(nticks=5, rangemode="tozero", zeroline=True, zerolinecolor=style.MUTED)
+    figure.update_yaxes(
+        nticks=5, rangemode="tozero", zeroline=True, zerolinecolor=style.MUTED
+    )
     mark_trained(figure, comparison, [0])
     return figure.update_layout(margin_t=104, legend_y=1.1)
 
@@ -185,11 +238,15 @@ def _split_rotations(comparison: xr.Dataset) -> xr.Dataset:
     parts = []
     for number, group in enumerate(comparison["group"].values):
         entry = comparison.isel(entry=[number])
-        wavelength = entry["wavelength"].transpose("layer", "frequency", ...).values[..., 0]
+        wavelength = (
+            entry["wavelength"].transpose("layer", "frequency", ...).values[..., 0]
+        )
         wavelength = np.where(np.isfinite(wavelength), wavelength, np.nan)
         rotating = np.flatnonzero(np.isfinite(wavelength).any(1))
         rotations = np.log(wavelength[rotating]).round(3)
-        alike = pd.Series(rotating).groupby([*map(np.ndarray.tobytes, rotations)], sort=False)
+        alike = pd.Series(rotating).groupby(
+            [*map(np.ndarray.tobytes, rotations)], sort=False
+        )
         kinds = [of_kind.tolist() for _, of_kind in alike]
         for layers in kinds if len(kinds) > 1 else ():
             longest = short_count(np.nanmax(wavelength[layers]))
@@ -206,7 +263,9 @@ def plane_places(comparison: xr.Dataset, group: str) -> tuple[np.ndarray, np.nda
     A plane that does not rotate is drawn at its wavelength in the first entry that has the same
     planes and rotates this plane, else at NaN. Entries have the median over their layers.
     """
-    wavelength = comparison["wavelength"].median("layer").transpose("entry", "frequency").values
+    wavelength = (
+        comparison["wavelength"].median("layer").transpose("entry", "frequency").values
+    )
     exists = ~np.isnan(wavelength)
     of_group = wavelength[comparison["group"].values == group][0]
     alike = wavelength[(exists == ~np.isnan(of_group)).all(axis=1)]
@@ -223,7 +282,9 @@ def _count(entries: xr.Dataset, label: str) -> xr.DataArray:
 
 GROWTH: dict[str, Callable[[xr.Dataset], xr.DataArray]] = {
     "loss<br>(nats/token)": lambda e: e["growth_loss"],
-    "loss past context<br>(nats/token)": lambda e: tables.loss_past_context(e, "growth_"),
+    "loss past context<br>(nats/token)": lambda e: tables.loss_past_context(
+        e, "growth_"
+    ),
     "gain of repeats<br>(nats/token)": lambda e: tables.repeat_gain(e, "growth_"),
     "positional<br>heads (count)": lambda e: _count(e, "positional"),
     "semantic<br>heads (count)": lambda e: _count(e, "semantic"),
@@ -236,8 +297,12 @@ GROWTH: dict[str, Callable[[xr.Dataset], xr.DataArray]] = {
 def plot_growth(comparison: xr.Dataset) -> go.Figure:
     """Losses, heads and retrieval by training step. The dotted line is a guess at needles."""
     measured = {unit: measure(comparison) for unit, measure in GROWTH.items()}
-    known = {unit: values for unit, values in measured.items() if values.notnull().any()}
-    panels = {unit: partial(tables.group_entries, values) for unit, values in known.items()}
+    known = {
+        unit: values for unit, values in measured.items() if values.notnull().any()
+    }
+    panels = {
+        unit: partial(tables.group_entries, values) for unit, values in known.items()
+    }
     size = {"height": 130 * len(panels) + 170, "spacing": 0.02}
     title, hover = "Changes during training", "step %{x:,}: %{y:.3g}"
     figure = _line_panels(title, comparison, panels, hover, **size)

@@ -11,8 +11,18 @@ import xarray as xr
 from ropelens.errors import BadArgument, public
 from ropelens.figures import style
 from ropelens.figures.formats import NO_NUMBER, number, short_count
-from ropelens.figures.planes import mark_trained, plane_borders, reach_of, set_wavelengths
-from ropelens.figures.truncated_heads import END_LOOKS, KEPT_AXIS, KEPT_TITLE, MEAN_OF_DRAWS
+from ropelens.figures.planes import (
+    mark_trained,
+    plane_borders,
+    reach_of,
+    set_wavelengths,
+)
+from ropelens.figures.truncated_heads import (
+    END_LOOKS,
+    KEPT_AXIS,
+    KEPT_TITLE,
+    MEAN_OF_DRAWS,
+)
 from ropelens.interventions.truncation_table import (
     QUARTER,
     class_changes,
@@ -68,13 +78,17 @@ def plot_truncation(
     sweeps = sweeps_by_kind(truncation)
     truncation = sweeps.get(layers or next(iter(sweeps)), truncation)
     table = table[table["edit"].isin(truncation["edit"].values)]
-    what, wanted = ("bands", ["band"]) if by == "band" else ("planes from an end", END_LOOKS)
+    what, wanted = (
+        ("bands", ["band"]) if by == "band" else ("planes from an end", END_LOOKS)
+    )
     kinds = [kind for kind in wanted if (table["kind"] == kind).any()]
     if by == "class":
         classes = class_changes(truncation)
         faults = ["did not measure classes of tokens"] * classes.empty
     else:
-        missing = [name for name in measures if table[summary_column(name)].isna().all()]
+        missing = [
+            name for name in measures if table[summary_column(name)].isna().all()
+        ]
         faults = [f"did not measure {name}" for name in missing]
         faults += [] if measures else ["has no measures to draw"]
     faults += [] if kinds else [f"stopped no {what}"]
@@ -95,7 +109,11 @@ def _ends_figure(
     truncation: xr.Dataset, table: pd.DataFrame, ends: list[str], measures: list[str]
 ) -> go.Figure:
     title = f"Effect of stopping planes from either end{_swept(truncation)[0]}"
-    panels: dict[str, Any] = {"rows": len(measures), "cols": len(ends), "shared_yaxes": True}
+    panels: dict[str, Any] = {
+        "rows": len(measures),
+        "cols": len(ends),
+        "shared_yaxes": True,
+    }
     panels |= {"horizontal_spacing": 0.04, "vertical_spacing": 0.08}
     figure = _with_words_above(title, height=180 + 240 * len(measures), **panels)
     draws, unmodified = table[table["kind"] == "random"], table[table["kind"] == "none"]
@@ -111,7 +129,10 @@ def _ends_figure(
             look = {"mode": "lines+markers", "cliponaxis": False, "name": words}
             look |= {"line": {"color": color, "width": 2}, "legendgroup": end}
             look["marker"] = {"color": color, "symbol": symbol, "size": 7}
-            data = _change_trace(rows, measure) | {"x": rows["kept"], "showlegend": row == 1}
+            data = _change_trace(rows, measure) | {
+                "x": rows["kept"],
+                "showlegend": row == 1,
+            }
             figure.add_scatter(**data, **look, **place)
         figure.update_yaxes(title_text=AXIS_TITLES[measure], row=row, col=1)
     figure.update_yaxes(zeroline=True, nticks=6)
@@ -122,13 +143,22 @@ def _ends_figure(
     return figure
 
 
-def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: str) -> go.Figure:
-    bands, (words, layers, wavelength) = table[table["kind"] == "band"], _swept(truncation)
-    figure = _with_words_above(f"Effect of stopping one band of wavelengths{words}", height=400)
+def _bands_figure(
+    truncation: xr.Dataset, table: pd.DataFrame, measure: str
+) -> go.Figure:
+    bands, (words, layers, wavelength) = (
+        table[table["kind"] == "band"],
+        _swept(truncation),
+    )
+    figure = _with_words_above(
+        f"Effect of stopping one band of wavelengths{words}", height=400
+    )
     starts, stops = plane_borders(wavelength)
     spans = {}
     for row in bands.to_dict("records"):
-        inside = (wavelength >= row["wavelength_low"]) & (wavelength <= row["wavelength_high"])
+        inside = (wavelength >= row["wavelength_low"]) & (
+            wavelength <= row["wavelength_high"]
+        )
         spans[row["band"]] = starts[inside].min(), stops[inside].max()
     low, high = np.array([*spans.values()]).T
     bars, color = _change_trace(bands, measure), style.VARIANT_COLORS[2]
@@ -137,7 +167,11 @@ def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: str) -> 
     name = {"name": "one band stopped", "textposition": "none"}
     figure.add_bar(**bars | place, **name, marker=look)
     # The error bars of a bar would be off its centre on a logarithmic axis.
-    look = {"mode": "markers", "marker": {"color": color, "size": 6}, "showlegend": False}
+    look = {
+        "mode": "markers",
+        "marker": {"color": color, "size": 6},
+        "showlegend": False,
+    }
     figure.add_scatter(**bars, x=np.sqrt(low * high), **look)
     draws = table[table["kind"] == "band control"]
     means = draws.groupby("band")[measure].mean()
@@ -156,7 +190,10 @@ def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: str) -> 
 def _classes_figure(table: pd.DataFrame, ends: list[str]) -> go.Figure:
     """Panels per measure, with a mark per class and end; a quarter of the planes stops."""
     measures = [measure for measure in CLASS_COLUMNS if measure in table]
-    title, height = "Effect of stopping planes, by class of token", 120 + 110 * len(measures)
+    title, height = (
+        "Effect of stopping planes, by class of token",
+        120 + 110 * len(measures),
+    )
     figure = style.stacked(title, len(measures), height=height, spacing=0.08)
     for panel, measure in enumerate(measures, start=1):
         for end in ends:
@@ -164,12 +201,19 @@ def _classes_figure(table: pd.DataFrame, ends: list[str]) -> go.Figure:
             share = min(rows["kept"], key=lambda value: abs(value - QUARTER))
             name = f"{words.split()[0]} {100 * (1 - share):.3g}% of planes stopped"
             marker = {"color": color, "symbol": symbol, "size": 9}
-            look = {"mode": "markers", "name": name, "legendgroup": end, "marker": marker}
+            look = {
+                "mode": "markers",
+                "name": name,
+                "legendgroup": end,
+                "marker": marker,
+            }
             rows = rows[rows["kept"] == share]
             data = _change_trace(rows, measure) | {"x": rows["token_class"]}
             data |= {"showlegend": panel == 1, "cliponaxis": False}
             figure.add_scatter(**data, **look, row=panel, col=1)
-        figure.update_yaxes(title_text=AXIS_TITLES[measure], zeroline=True, nticks=5, row=panel)
+        figure.update_yaxes(
+            title_text=AXIS_TITLES[measure], zeroline=True, nticks=5, row=panel
+        )
     style.set_x(figure, {}, "class of token (name)")
     return figure.update_layout(scattermode="group", margin_t=80)
 
@@ -181,7 +225,11 @@ def _swept(truncation: xr.Dataset) -> tuple[str, list[int], np.ndarray]:
     words = "" if "all" in kinds else f", {next(iter(kinds))} layers"
     if "scale" in truncation.attrs:
         words += f": scaled by {truncation.attrs['scale']:g} instead"
-    return words, layers, truncation["wavelength"].transpose("layer", ...).values[layers]
+    return (
+        words,
+        layers,
+        truncation["wavelength"].transpose("layer", ...).values[layers],
+    )
 
 
 def _with_words_above(title: str, *, height: int, **panels: Any) -> go.Figure:
@@ -195,7 +243,9 @@ def _change_trace(rows: pd.DataFrame, measure: str) -> dict[str, Any]:
     """Keywords of a trace: the change of a measure, its interval, and hover texts."""
     y, bars = rows[measure].to_numpy(float), None
     if f"{measure}_low" in rows:
-        bars = style.interval_bars(y, rows[f"{measure}_low"], rows[f"{measure}_high"], width=4)
+        bars = style.interval_bars(
+            y, rows[f"{measure}_low"], rows[f"{measure}_high"], width=4
+        )
     hovers = [_edit_hover(row, measure) for row in rows.to_dict("records")]
     return {"y": y, "error_y": bars, "text": hovers, "hovertemplate": style.TEXT_ONLY}
 
@@ -207,25 +257,44 @@ def _edit_hover(row: dict, measure: str) -> str:
         value += f" (95% interval {low} to {high})"
     if row["kind"] == "none":
         return f"<b>unmodified</b><br>{value}"
-    span = f"{short_count(row['wavelength_low'])} to {short_count(row['wavelength_high'])}"
+    span = (
+        f"{short_count(row['wavelength_low'])} to {short_count(row['wavelength_high'])}"
+    )
     title = f"<b>{row['edit']}</b>: {100 * row['kept']:.3g}% of the planes rotate"
     return f"{title}<br>stopped: {row['planes']}, wavelengths {span} tokens<br>{value}"
 
 
 def _add_draws(
-    figure: go.Figure, draws: pd.DataFrame, measure: str, *, x: Any, line: dict, **place: int
+    figure: go.Figure,
+    draws: pd.DataFrame,
+    measure: str,
+    *,
+    x: Any,
+    line: dict,
+    **place: int,
 ) -> None:
     """Draw random sets of planes: a cross at `x` per draw, and the dashed `line` of means."""
     if draws.empty:
         return
     figure.add_scatter(**MEAN_OF_DRAWS | line, **place)
     cross = {"color": style.MUTED, "size": 5, "symbol": "x"}
-    look = {"mode": "markers", "marker": cross, "name": "random planes", "showlegend": False}
-    dots = _change_trace(draws, measure) | {"x": x, "error_y": None, "legendgroup": "random"}
+    look = {
+        "mode": "markers",
+        "marker": cross,
+        "name": "random planes",
+        "showlegend": False,
+    }
+    dots = _change_trace(draws, measure) | {
+        "x": x,
+        "error_y": None,
+        "legendgroup": "random",
+    }
     figure.add_scatter(**dots, **look, **place)
 
 
-def _mark_shares(figure: go.Figure, truncation: xr.Dataset, end: str, *, column: int) -> None:
+def _mark_shares(
+    figure: go.Figure, truncation: xr.Dataset, end: str, *, column: int
+) -> None:
     """Mark the trained context in a column, with words above the first panel."""
     _, layers, wavelength = _swept(truncation)
     name, trained = reach_of(truncation, layers, "trained context")
@@ -260,12 +329,25 @@ def plot_silenced(table: pd.DataFrame) -> go.Figure:
     for row in table.to_dict("records"):
         change, low, high = row["change"], row["low"], row["high"]
         color = style.COLORS.get(row["label"], style.MUTED)
-        marker = {"color": color, "symbol": style.SYMBOLS.get(row["label"], "line-ns-open")}
-        data = {"x": [change], "y": [row["what"]], "showlegend": False, "mode": "markers"}
+        marker = {
+            "color": color,
+            "symbol": style.SYMBOLS.get(row["label"], "line-ns-open"),
+        }
+        data = {
+            "x": [change],
+            "y": [row["what"]],
+            "showlegend": False,
+            "mode": "markers",
+        }
         data["error_x"] = style.interval_bars([change], [low], [high], color=color)
         hover = f"{row['tokens']}<br>%{{y}}<br>%{{x:+.4f}} nats/token ({low:+.4f} to "
-        data |= {"hovertemplate": f"{hover}{high:+.4f})<extra></extra>", "marker_size": 9}
-        figure.add_scatter(**data, marker=marker, row=1, col=kinds.index(row["tokens"]) + 1)
+        data |= {
+            "hovertemplate": f"{hover}{high:+.4f})<extra></extra>",
+            "marker_size": 9,
+        }
+        figure.add_scatter(
+            **data, marker=marker, row=1, col=kinds.index(row["tokens"]) + 1
+        )
     figure.update_annotations(font_size=12)
     figure.update_xaxes(zeroline=True, nticks=5, rangemode="tozero")
     figure.update_xaxes(title_text="change (nats/token)", col=1 + len(kinds) // 2)

@@ -33,7 +33,9 @@ def plot_effects(results: xr.Dataset, *, selected: Selected = None) -> go.Figure
         values, what = results["change"], "change of the answer"
     else:
         seen = str(results.attrs.get("kind"))
-        raise BadArgument("These results have no effects of heads.", seen=seen, hint=hint)
+        raise BadArgument(
+            "These results have no effects of heads.", seen=seen, hint=hint
+        )
     across = next((dim for dim in ("head", "position") if dim in values.dims), "")
     z = values.transpose("layer", ...).values.reshape(results.sizes["layer"], -1)
     title = f"{what.capitalize()} by layer" + f" and {across}" * bool(across)
@@ -42,11 +44,21 @@ def plot_effects(results: xr.Dataset, *, selected: Selected = None) -> go.Figure
     bar = {"thickness": 10, "nticks": 5, "title": {"text": what, "side": "right"}}
     look: dict[str, Any] = {"colorscale": BOTH_SIGNS, "zmin": -most, "zmax": most}
     hover = f"layer %{{y}}{f', {across} %{{x}}' * bool(across)}<br>{what} %{{z:+.3f}}"
-    look |= {"colorbar": bar, "hovertemplate": f"{hover}<extra></extra>", "xgap": 1, "ygap": 1}
+    look |= {
+        "colorbar": bar,
+        "hovertemplate": f"{hover}<extra></extra>",
+        "xgap": 1,
+        "ygap": 1,
+    }
     figure.add_heatmap(z=z, **look)
     if across == "position":
-        tokens = [visible_token(str(token), longest=12) for token in results["token"].values]
-        ticks = {"ticktext": [*map(plotly_text, tokens)], "tickvals": np.arange(len(tokens))}
+        tokens = [
+            visible_token(str(token), longest=12) for token in results["token"].values
+        ]
+        ticks = {
+            "ticktext": [*map(plotly_text, tokens)],
+            "tickvals": np.arange(len(tokens)),
+        }
         figure.update_xaxes(title_text="position (token)", **ticks, tickangle=-90)
     if selected is not None:
         figure.add_shape(frame_of(selected))
@@ -62,7 +74,9 @@ def plot_top_planes(attribution: xr.Dataset, *, count: Positive = 12) -> go.Figu
     the layer and the index of the head.
     """
     planes = top_planes(attribution, count)
-    figure = style.new_figure("Planes with the largest attribution", height=110 + 26 * count)
+    figure = style.new_figure(
+        "Planes with the largest attribution", height=110 + 26 * count
+    )
     names = planes["head"] + " · " + planes["wavelength"].map(short_count) + " tokens"
     places = [[int(part) for part in head.split(".")] for head in planes["head"]]
     rows: dict[str, Any] = {
@@ -74,14 +88,25 @@ def plot_top_planes(attribution: xr.Dataset, *, count: Positive = 12) -> go.Figu
     look["marker_color"] = np.where(planes["attribution"] > 0, TOWARD, AWAY)
     figure.add_bar(x=planes["attribution"], **rows, **look)
     if "dropped" in planes:
-        ring = {"symbol": "circle-open", "size": 11, "color": style.MUTED, "line_width": 2}
-        look = {"mode": "markers", "marker": ring, "name": "effect of the plane if dropped"}
+        ring = {
+            "symbol": "circle-open",
+            "size": 11,
+            "color": style.MUTED,
+            "line_width": 2,
+        }
+        look = {
+            "mode": "markers",
+            "marker": ring,
+            "name": "effect of the plane if dropped",
+        }
         figure.add_scatter(x=-planes["dropped"], **rows, **look)
     axis = {"tickvals": rows["y"], "ticktext": names, "range": [len(names) - 0.4, -0.6]}
     figure.update_yaxes(**axis, showgrid=False, title_text="head · wavelength")
     title = "attribution (units of the answer)"
     figure.update_xaxes(title_text=title, zeroline=True, zerolinecolor=style.MUTED)
-    return style.note_missing(figure, "no plane has an attribution", planes["attribution"])
+    return style.note_missing(
+        figure, "no plane has an attribution", planes["attribution"]
+    )
 
 
 @public

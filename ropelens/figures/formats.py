@@ -29,7 +29,9 @@ def signed(value: float, form: str = "+.3f") -> str:
         return number(value, form)
     if abs(value) < 1e-6:  # rounding error of float32 losses
         return "±0"
-    digit = np.format_float_positional(value, 1, fractional=False, sign="+" in form, trim="-")
+    digit = np.format_float_positional(
+        value, 1, fractional=False, sign="+" in form, trim="-"
+    )
     return digit.replace("-", "−")
 
 
@@ -37,7 +39,9 @@ def change_and_interval(value: float, low: float, high: float) -> tuple[str, str
     """Return a change and its interval with three decimals, or `signed` if all would be 0."""
     known = [v for v in (value, low, high) if math.isfinite(v)]
     write = number if any(abs(v) >= ROUNDED_AWAY for v in known) else signed
-    change, *ends = (write(v, "+.3f") if v in known else NO_NUMBER for v in (value, low, high))
+    change, *ends = (
+        write(v, "+.3f") if v in known else NO_NUMBER for v in (value, low, high)
+    )
     return change, " to ".join(ends) if math.isfinite(low) else NO_NUMBER
 
 
@@ -60,7 +64,8 @@ def short_count(value: float) -> str:
 def visible_token(token: str, *, longest: int = 24) -> str:
     """Return `token` with visible white space, control characters and direction marks."""
     shown = "".join(
-        VISIBLE.get(char) or (f"\\u{ord(char):04x}" if category(char) in INVISIBLE else char)
+        VISIBLE.get(char)
+        or (f"\\u{ord(char):04x}" if category(char) in INVISIBLE else char)
         for char in token
     )
     shown = shown if len(shown) <= longest else shown[: longest - 1] + "…"

@@ -18,14 +18,21 @@ from ropelens.figures.planes import mark_context, set_wavelengths, wavelength_po
 from ropelens.interventions.variables import OWN_ROTATION
 
 SELECTIVITY_PANELS = {
-    "selectivity<br>(nats)": {"selectivity_keys": "on keys", "selectivity_sink": "on sinks"},
+    "selectivity<br>(nats)": {
+        "selectivity_keys": "on keys",
+        "selectivity_sink": "on sinks",
+    },
     "norm<br>(model units)": {"q_norm": "query", "k_norm": "key"},
     "coherence<br>(0 to 1)": {"q_coherence": "query", "k_coherence": "key"},
 }
 MAX_MARKED_PLANES = 32  # markers of more planes overlap and are slow
 MAX_TOKENS_WITH_GAPS = 32  # gaps between the cells of more tokens would cover too much
 MAX_DISTANCE = 1024  # of a moved key (tokens)
-MEASURED = {"line": {"width": 2, "shape": "hvh"}, "fill": "tozeroy", "fillcolor": style.SHADE}
+MEASURED = {
+    "line": {"width": 2, "shape": "hvh"},
+    "fill": "tozeroy",
+    "fillcolor": style.SHADE,
+}
 KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
     "kernel_measured": ("fitted to the attention", MEASURED),
     "kernel_predicted": ("predicted from mean query and key", {"line": style.DASHED}),
@@ -45,7 +52,9 @@ LINES: dict[str, dict[str, Any]] = {
 
 
 @public
-def plot_selectivity(profile: xr.Dataset, *, layer: Layer = None, head: Head) -> go.Figure:
+def plot_selectivity(
+    profile: xr.Dataset, *, layer: Layer = None, head: Head
+) -> go.Figure:
     """Selectivity, norms and coherence of a head by wavelength, in three panels.
 
     Selectivity is the push of a plane toward the keys that the head picks. Norms bound the
@@ -65,11 +74,13 @@ def plot_selectivity(profile: xr.Dataset, *, layer: Layer = None, head: Head) ->
             data = {"x": places, "y": y, "customdata": wavelength[layer]}
             meta = {"x": "wavelength_position", "y": name, "customdata": "wavelength"}
             marked = name == "selectivity_keys" or len(places) <= MAX_MARKED_PLANES
-            look = LINES[side] | {"mode": "lines+markers" if marked else "lines", "meta": meta}
+            look = LINES[side] | {
+                "mode": "lines+markers" if marked else "lines",
+                "meta": meta,
+            }
             look |= {"name": side, "legendgroup": side, "showlegend": row < 3}
-            hover = (
-                f"{side} %{{y:.3f}}<br>wavelength %{{customdata:.3~s}} tokens<extra></extra>"
-            )
+            hover = f"{side} %{{y:.3f}}<br>"
+            hover += "wavelength %{customdata:.3~s} tokens<extra></extra>"
             figure.add_scatter(**data, **look, hovertemplate=hover, row=row, col=1)
         figure.update_yaxes(title_text=unit, nticks=5, row=row)
     figure.update_yaxes(zeroline=True, row=1)
@@ -95,13 +106,20 @@ def plot_kernel(profile: xr.Dataset, *, layer: Layer = None, head: Head) -> go.F
         hint = "a profile with its budget, or plot_attention"
         raise BadArgument("These results have no fitted kernel.", hint=hint)
     start, last = profile["offset_start"].values, profile["offset_stop"].values - 1
-    named = [f"{a}" if a == b else f"{a} to {b}" for a, b in zip(start, last, strict=True)]
+    named = [
+        f"{a}" if a == b else f"{a} to {b}" for a, b in zip(start, last, strict=True)
+    ]
     figure = style.new_figure(f"Kernel of layer {layer}, head {head}", height=340)
     for name, y in kernel_arrays(profile).items():
         words, look = KERNELS[name]
         hover = f"offset %{{customdata}}: %{{y:.2%}} {words}<extra></extra>"
         data = {"x": start + 1, "y": y[layer, head], "customdata": named}
-        trace = {"name": words, "mode": "lines", "meta": {"y": name}, "hovertemplate": hover}
+        trace = {
+            "name": words,
+            "mode": "lines",
+            "meta": {"y": name},
+            "hovertemplate": hover,
+        }
         figure.add_scatter(**data, **trace, **look)
     context = int(profile["offset_stop"].values[-1])
     ticks = [0, *(2**k for k in range(context.bit_length()) if 2**k < context)]
@@ -140,9 +158,13 @@ def plot_attention(
     """
     profile, layer, head, place = head_of(profile, layer, head)
     strings = excerpt_tokens(profile, excerpt)
-    named = np.array([plotly_text(visible_token(token)) for token in strings], dtype=object)
+    named = np.array(
+        [plotly_text(visible_token(token)) for token in strings], dtype=object
+    )
     ticks = [plotly_text(visible_token(token, longest=12)) for token in strings]
-    one_head = profile["excerpt_attention"].isel(excerpt=excerpt, layer=layer, head=head)
+    one_head = profile["excerpt_attention"].isel(
+        excerpt=excerpt, layer=layer, head=head
+    )
     keys = np.arange(len(strings))
     weights = one_head.transpose("excerpt_query", "excerpt_key").values[keys][:, keys]
     title = "Attention of layer {}, head {} on an excerpt".format(*place)
@@ -154,7 +176,11 @@ def plot_attention(
     gap = 1 if len(named) <= MAX_TOKENS_WITH_GAPS else 0
     colors = [[place**2, color] for place, color in get_colorscale(style.SEQUENTIAL)]
     look = {"colorscale": colors, "colorbar": bar, "xgap": gap, "ygap": gap}
-    data = {"x": keys, "y": keys, "z": np.where(keys[None] <= keys[:, None], weights, np.nan)}
+    data = {
+        "x": keys,
+        "y": keys,
+        "z": np.where(keys[None] <= keys[:, None], weights, np.nan),
+    }
     # Texts of a cell: [query token, key token].
     data["customdata"] = np.stack(np.meshgrid(named, named, indexing="ij"), axis=-1)
     hover = "%{customdata[0]} → %{customdata[1]}: %{z:.1%}<extra></extra>"
@@ -172,15 +198,27 @@ def pair_figure(profile: xr.Dataset) -> go.Figure:
     panels = {"rows": 2, "cols": 1, "vertical_spacing": 0.2, "row_heights": [0.5, 0.5]}
     figure = style.new_figure("One query, one key", height=380, **panels)
     hover = "%{y:+.2f} nats<br>wavelength %{customdata[0]:.3~s} tokens%{customdata[1]}"
-    figure.add_bar(x=[], y=[], hovertemplate=f"{hover}<extra></extra>", meta={"role": "push"})
+    figure.add_bar(
+        x=[], y=[], hovertemplate=f"{hover}<extra></extra>", meta={"role": "push"}
+    )
     hover = "%{x} tokens back: %{y:.2f} nats<extra></extra>"
     line = {"mode": "lines", "line": {"width": 1.2}, "hovertemplate": hover}
     figure.add_scatter(x=[], y=[], meta={"role": "score"}, **line, row=2, col=1)
     circle = {"size": 11, "symbol": "circle-open", "line": {"width": 2.5}}
-    here = {"mode": "markers", "marker": circle, "hoverinfo": "skip", "meta": {"role": "here"}}
+    here = {
+        "mode": "markers",
+        "marker": circle,
+        "hoverinfo": "skip",
+        "meta": {"role": "here"},
+    }
     figure.add_scatter(x=[], y=[], **here, row=2, col=1)
     set_wavelengths(figure, profile["wavelength"].values)
-    axis = {"type": "linear", "tickmode": "auto", "autorange": True, "rangemode": "tozero"}
+    axis = {
+        "type": "linear",
+        "tickmode": "auto",
+        "autorange": True,
+        "rangemode": "tozero",
+    }
     figure.update_xaxes(title_text=figure.layout.xaxis2.title.text, row=1)
     figure.update_xaxes(**axis, title_text="distance (tokens)", row=2)
     figure.update_yaxes(title_text="push<br>(nats)", zeroline=True, nticks=5, row=1)
@@ -213,7 +251,9 @@ def plot_reach(
     """
     if isinstance(head, str):
         layer, head = place_of(layer, head)
-    indices = {name: n for name, n in (("layer", layer), ("head", head)) if n is not None}
+    indices = {
+        name: n for name, n in (("layer", layer), ("head", head)) if n is not None
+    }
     averaged = [name for name in ("layer", "head") if name not in indices]
     where = ", ".join(f"{name} {number}" for name, number in indices.items())
     title = f"Copies found by {where or 'heads'}, by distance (dotted: extrapolated)"
@@ -248,5 +288,6 @@ def reach_arrays(reach: xr.Dataset) -> dict[str, np.ndarray]:
     """Variables of `reach` by variant, [layer, head, distance]."""
     named = product(map(str, reach.data_vars), reach["variant"].values)
     return {
-        f"{name} {variant}": reach[name].sel(variant=variant).values for name, variant in named
+        f"{name} {variant}": reach[name].sel(variant=variant).values
+        for name, variant in named
     }

@@ -22,7 +22,12 @@ MAX_HEADS_WITH_SIGNS = 24  # cells of wider layers show no sign or offset
 IDLE = "no attention"  # layers of a hybrid model
 FULL_COLOR = 2.0  # bits from which the colour of a cell is full
 FOLLOWS = ("follows_position", "follows_content", "follows_chance")
-CLAIM_PANELS = {"rows": 2, "cols": 1, "row_heights": [0.8, 0.2], "vertical_spacing": 0.2}
+CLAIM_PANELS = {
+    "rows": 2,
+    "cols": 1,
+    "row_heights": [0.8, 0.2],
+    "vertical_spacing": 0.2,
+}
 
 
 @public
@@ -40,42 +45,64 @@ def plot_head_map(
     bits, offset = (grid(inputs.numbers(heads, name)).astype(float) for name in columns)
     labels, hovers = grid(heads["label"]), grid(inputs.hover_lines(heads))
     layers, count = labels.shape
-    figure = style.layer_map("Heads by layer: label and strength", layers, count, "head")
+    figure = style.layer_map(
+        "Heads by layer: label and strength", layers, count, "head"
+    )
     figure.update_xaxes(constrain="domain")
     for label in style.LABEL_ORDER:
         here = labels == label
-        signs = np.where(np.isnan(offset), style.SIGNS[label], np.char.mod("%.0f", offset))
-        texts = {"text": np.where(here, signs, ""), "customdata": np.where(here, hovers, "")}
+        signs = np.where(
+            np.isnan(offset), style.SIGNS[label], np.char.mod("%.0f", offset)
+        )
+        texts = {
+            "text": np.where(here, signs, ""),
+            "customdata": np.where(here, hovers, ""),
+        }
         _add_cells(figure, label, z=np.where(here, bits, np.nan), **texts)
     colors = {k: v for k, v in style.COLORS.items() if (heads["label"] == k).any()}
     if idle := inputs.idle_layers(profile):
         colors[IDLE] = style.MUTED
-        z = np.where(np.isin(np.arange(layers), idle)[:, None], 1.0, np.full(count, np.nan))
+        z = np.where(
+            np.isin(np.arange(layers), idle)[:, None], 1.0, np.full(count, np.nan)
+        )
         look: dict[str, Any] = {"colorscale": [[0, style.SHADE], [1, style.SHADE]]}
         if "layer_type" in profile.coords:
-            look["customdata"] = np.tile(profile["layer_type"].values[:, None], (1, count))
+            look["customdata"] = np.tile(
+                profile["layer_type"].values[:, None], (1, count)
+            )
         look["hovertemplate"] = f"layer %{{y}}: %{{customdata}}, {IDLE}<extra></extra>"
-        figure.add_heatmap(z=z, **look, name=IDLE, meta={"role": "idle"}, showscale=False)
+        figure.add_heatmap(
+            z=z, **look, name=IDLE, meta={"role": "idle"}, showscale=False
+        )
     for name, color in colors.items():  # legend entries, which heat maps do not have
-        look = {"mode": "markers", "marker": {"color": color, "symbol": "square", "size": 11}}
+        look = {
+            "mode": "markers",
+            "marker": {"color": color, "symbol": "square", "size": 11},
+        }
         figure.add_scatter(x=[None], y=[None], name=name, hoverinfo="skip", **look)
     kinds = layers_by_kind(profile)
     if len(kinds) > 1:
         kind_of = {n: kind for kind, members in kinds.items() for n in members}
         ticks = [n for n in range(layers) if not n or kind_of[n] != kind_of[n - 1]]
         names = [f"{n} {kind_of[n]}" for n in ticks]
-        figure.update_yaxes(tickvals=ticks, ticktext=names, title_text="layer (index, kind)")
+        figure.update_yaxes(
+            tickvals=ticks, ticktext=names, title_text="layer (index, kind)"
+        )
     if selected is not None:
         figure.add_shape(inputs.frame_of(selected))
     return style.note_missing(figure, "no head has a number of bits", bits)
 
 
-def _add_cells(figure: go.Figure, label: str, *, z: np.ndarray, **texts: np.ndarray) -> None:
+def _add_cells(
+    figure: go.Figure, label: str, *, z: np.ndarray, **texts: np.ndarray
+) -> None:
     """Draw the heads with this label; `z` is NaN for other heads."""
     rgb = ",".join(map(str, hex_to_rgb(style.COLORS[label])))
     # The colour of diffuse cells is close to the colour of the page, light or dark.
     ink = style.MUTED if label == "diffuse" else style.INK["light"]
-    look: dict[str, Any] = {"colorscale": [[0, f"rgba({rgb},0.2)"], [1, f"rgba({rgb},1)"]]}
+    look: dict[str, Any] = {
+        "colorscale": [[0, f"rgba({rgb},0.2)"], [1, f"rgba({rgb},1)"]]
+    }
     look |= {"zmin": 0, "zmax": FULL_COLOR, "showscale": False, "showlegend": False}
     look |= {"textfont_color": ink, "hovertemplate": "%{customdata}<extra></extra>"}
     down, across = (1 + (size <= MAX_HEADS_WITH_SIGNS) for size in z.shape)
@@ -84,10 +111,17 @@ def _add_cells(figure: go.Figure, label: str, *, z: np.ndarray, **texts: np.ndar
 
 
 def _add_points(
-    figure: go.Figure, heads: pd.DataFrame, x: np.ndarray, y: np.ndarray, selected: Selected
+    figure: go.Figure,
+    heads: pd.DataFrame,
+    x: np.ndarray,
+    y: np.ndarray,
+    selected: Selected,
 ) -> None:
     """Draw a point per head, whose area grows with its bits, and a ring at `selected`."""
-    hovers, bits = inputs.hover_lines(heads), heads["total_bits"].to_numpy(float).clip(min=0)
+    hovers, bits = (
+        inputs.hover_lines(heads),
+        heads["total_bits"].to_numpy(float).clip(min=0),
+    )
     largest = np.nanmax(bits, initial=0) or 1.0
     crowd = 1.0 if len(heads) <= 200 else 0.75
     sizes = np.nan_to_num(crowd * np.sqrt(25 + 200 * bits / largest), nan=5.0)
@@ -95,11 +129,17 @@ def _add_points(
     for label in style.LABEL_ORDER:
         rows = (heads["label"] == label).to_numpy() & np.isfinite(x) & np.isfinite(y)
         if rows.any():
-            marker = {"color": style.COLORS[label], "size": sizes[rows], "opacity": 0.85}
+            marker = {
+                "color": style.COLORS[label],
+                "size": sizes[rows],
+                "opacity": 0.85,
+            }
             marker |= {"symbol": style.SYMBOLS[label], "line_width": 1}
             data = {"x": x[rows], "y": y[rows], "text": hovers[rows], "name": label}
             data["customdata"] = heads.loc[rows, ["layer", "head"]].to_numpy(int)
-            figure.add_scatter(**data, marker=marker, hovertemplate=style.TEXT_ONLY, **look)
+            figure.add_scatter(
+                **data, marker=marker, hovertemplate=style.TEXT_ONLY, **look
+            )
     if selected is not None:
         row = [inputs.row_of(heads, selected)]
         ring = {"symbol": "circle-open", "size": 22, "line": {"width": 2.5}}
@@ -113,7 +153,13 @@ def bit_shares(heads: pd.DataFrame) -> np.ndarray:
     Content excludes the shared bits. The shares are NaN if their sum is 0, and the share of
     shared bits is NaN if they were not measured.
     """
-    parts = ["sink_bits", "position_bits", "shared_bits", "content_bits", "interaction_bits"]
+    parts = [
+        "sink_bits",
+        "position_bits",
+        "shared_bits",
+        "content_bits",
+        "interaction_bits",
+    ]
     bits = heads.reindex(columns=parts).to_numpy(float).clip(min=0)
     bits[:, 3] -= np.nan_to_num(bits[:, 2])
     total = np.nansum(bits, axis=1, keepdims=True)
@@ -134,19 +180,31 @@ def plot_follow(
     heads = inputs.head_table(profile, heads)
     shown = ~heads["label"].isin(style.EXCLUDED_LABELS).to_numpy()
     columns = heads.reindex(columns=FOLLOWS)
-    y, x, chance = (np.where(shown, inputs.numbers(columns, name), np.nan) for name in FOLLOWS)
+    y, x, chance = (
+        np.where(shown, inputs.numbers(columns, name), np.nan) for name in FOLLOWS
+    )
     title = "Attention after keys exchanged contents"
     figure = style.new_figure(title, height=430, rows=1, cols=1)
     if np.isfinite(chance).any():
         level, words = float(np.nanmedian(chance)), ["", "chance (median)"]
         look: dict[str, Any] = {"line": style.DOTTED, "textfont_color": style.MUTED}
-        look |= {"showlegend": False, "hoverinfo": "skip", "textposition": "middle right"}
+        look |= {
+            "showlegend": False,
+            "hoverinfo": "skip",
+            "textposition": "middle right",
+        }
         figure.add_scatter(x=[0, 1], y=[level] * 2, mode="lines", **look)
-        figure.add_scatter(x=[level] * 2, y=[0, 1], mode="lines+text", text=words, **look)
+        figure.add_scatter(
+            x=[level] * 2, y=[0, 1], mode="lines+text", text=words, **look
+        )
     _add_points(figure, heads, x, y, selected)
     axis = {"range": [-0.04, 1.04], "tickvals": [0, 0.25, 0.5, 0.75, 1]}
-    figure.update_xaxes(title_text="attention that moves with the contents (0 to 1)", **axis)
-    figure.update_yaxes(title_text="attention that stays<br>at its positions (0 to 1)", **axis)
+    figure.update_xaxes(
+        title_text="attention that moves with the contents (0 to 1)", **axis
+    )
+    figure.update_yaxes(
+        title_text="attention that stays<br>at its positions (0 to 1)", **axis
+    )
     figure.update_layout(legend_itemsizing="constant")
     return style.note_missing(figure, "no head was measured with exchanged keys", x * y)
 
@@ -168,7 +226,9 @@ def plot_claim(
     indices = heads["layer"].to_numpy(int), heads["head"].to_numpy(int)
     y, x = (of_draws[0][indices] for of_draws in drawn)
     x = np.exp(x)
-    figure = style.new_figure(claim_title(heads.attrs.get("claim")), height=430, **CLAIM_PANELS)
+    figure = style.new_figure(
+        claim_title(heads.attrs.get("claim")), height=430, **CLAIM_PANELS
+    )
     _add_points(figure, heads, x, y, selected)
     rho, stroke = correlations(*drawn), {"symbol": "line-ns-open", "size": 16}
     stroke |= {"color": style.MUTED, "line_width": 1.5}
@@ -179,11 +239,15 @@ def plot_claim(
         look["hovertemplate"] = f"{words}: %{{x:.2f}}<extra></extra>"
         figure.add_scatter(x=value, y=0 * value, **look, row=2, col=1)
     ticks = {
-        n * 10.0**power: short_count(n * 10.0**power) for power in range(10) for n in (1, 3)
+        n * 10.0**power: short_count(n * 10.0**power)
+        for power in range(10)
+        for n in (1, 3)
     }
     used = np.log10(x[np.isfinite(x) & (x > 0)])
     ends = [float(used.min()) - 0.15, float(used.max()) + 0.15] if used.size else [0, 6]
-    figure.update_xaxes(**style.log_axis({0.1: "0.1", 0.3: "0.3"} | ticks, range=ends), row=1)
+    figure.update_xaxes(
+        **style.log_axis({0.1: "0.1", 0.3: "0.3"} | ticks, range=ends), row=1
+    )
     figure.update_xaxes(title_text="mean wavelength (tokens, log scale)", row=1)
     axis = {"range": [-0.04, 1.04], "tickvals": [0, 0.25, 0.5, 0.75, 1]}
     figure.update_yaxes(title_text="explained by<br>offset (0 to 1)", **axis, row=1)

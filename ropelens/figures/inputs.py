@@ -21,7 +21,9 @@ FOLLOW_HOVER = (
 )
 PLANE_HOVER = "strongest plane: {} tokens, {} of the push"
 
-Selected = tuple[Count, Count] | str | None  # the head that a figure marks: (2, 3) or "2.3"
+Selected = (
+    tuple[Count, Count] | str | None
+)  # the head that a figure marks: (2, 3) or "2.3"
 
 Layer = Count | None
 Head = Count | str  # a head as "2.3", or the head=3 of layer=2
@@ -36,10 +38,15 @@ def head_of(
         return profile, *place, place
     name = f"{place[0]}.{place[1]}"
     if name not in profile["head"].values:
-        raise BadArgument(f"The capture does not have head {name}.", hint=f'heads="{name}"')
+        raise BadArgument(
+            f"The capture does not have head {name}.", hint=f'heads="{name}"'
+        )
     capture = profile.drop_vars(["layer", "head_of_layer"]).sel(head=name, drop=True)
     capture = capture if "prompt" in capture.dims else capture.expand_dims("prompt")
-    one, tokens = capture.isel(prompt=0), capture["key_token"].broadcast_like(capture["prompt"])
+    one, tokens = (
+        capture.isel(prompt=0),
+        capture["key_token"].broadcast_like(capture["prompt"]),
+    )
     seen = one["score"].notnull()
     shares = one["attention"].fillna(0) - seen / seen.sum("key")
     push = (one["contribution"].fillna(0) * shares).sum("key")
@@ -50,7 +57,9 @@ def head_of(
         length = (one[f"{side}_still"].mean(dim) ** 2).sum("part") ** 0.5
         by_head[f"{side}_coherence"] = length / norm
     by_head["excerpt_attention"] = capture["attention"]
-    dims = {name: ["layer", "kv_head" if name[0] == "k" else "head"] for name in by_head}
+    dims = {
+        name: ["layer", "kv_head" if name[0] == "k" else "head"] for name in by_head
+    }
     values = by_head | {"wavelength": one["wavelength"]}
     values |= {"excerpt_token": tokens, "excerpt_length": (tokens != "").sum("key")}
     dims |= {"wavelength": ["layer"]}
@@ -74,7 +83,9 @@ def place_of(layer: Layer, head: Head | None) -> tuple[int, int]:
 
 def selected_place(selected: Selected) -> tuple[int, int]:
     """Layer and index of the head that a figure marks."""
-    return place_of(None, selected) if isinstance(selected, str) else selected or (-9, -9)
+    return (
+        place_of(None, selected) if isinstance(selected, str) else selected or (-9, -9)
+    )
 
 
 def frame_of(selected: Selected) -> dict[str, Any]:
@@ -92,7 +103,9 @@ def head_table(profile: xr.Dataset, heads: pd.DataFrame | None) -> pd.DataFrame:
 
         return classify_heads(profile)
     inside = set(np.ndindex(profile.sizes["layer"], profile.sizes["head"]))
-    places = list(zip(heads["layer"].astype(int), heads["head"].astype(int), strict=True))
+    places = list(
+        zip(heads["layer"].astype(int), heads["head"].astype(int), strict=True)
+    )
     known = heads["label"].isin(LABEL_ORDER).all() and inside.issuperset(places)
     if not places or len(set(places)) != len(places) or not known:
         what = "The table of heads and the profile do not describe the same model."
@@ -104,12 +117,18 @@ def head_table(profile: xr.Dataset, heads: pd.DataFrame | None) -> pd.DataFrame:
 
 def row_of(heads: pd.DataFrame, selected: Selected) -> int:
     """Row of the head `selected`. Raises `ValueError` if there is none."""
-    return [*zip(heads["layer"], heads["head"], strict=True)].index(selected_place(selected))
+    return [*zip(heads["layer"], heads["head"], strict=True)].index(
+        selected_place(selected)
+    )
 
 
 def numbers(heads: pd.DataFrame, name: str) -> np.ndarray:
     """Column of the table as float64, with NaN for empty cells."""
-    return pd.to_numeric(heads[name]).astype("Float64").to_numpy(dtype=float, na_value=np.nan)
+    return (
+        pd.to_numeric(heads[name])
+        .astype("Float64")
+        .to_numpy(dtype=float, na_value=np.nan)
+    )
 
 
 def is_true(heads: pd.DataFrame, name: str) -> np.ndarray:
@@ -141,7 +160,9 @@ def kv_heads(profile: xr.Dataset) -> np.ndarray:
 
 
 def hover_lines(heads: pd.DataFrame) -> np.ndarray:
-    rows: list[Any] = heads.assign(**{n: is_true(heads, n) for n in DOUBTS}).to_dict("records")
+    rows: list[Any] = heads.assign(**{n: is_true(heads, n) for n in DOUBTS}).to_dict(
+        "records"
+    )
     return np.array([*map(_head_hover, rows)], dtype=object)
 
 
@@ -151,9 +172,13 @@ def _head_hover(row: dict[str, Any]) -> str:
         offset = f", offset {int(row['offset'])}"
     elif not (pd.isna(row["offset_low"]) or pd.isna(row["offset_high"])):
         offset = f", offsets {int(row['offset_low'])} to {int(row['offset_high'])}"
-    sure = "" if pd.isna(row["confidence"]) else f" (confidence {row['confidence']:.2f})"
+    sure = (
+        "" if pd.isna(row["confidence"]) else f" (confidence {row['confidence']:.2f})"
+    )
     doubt = "".join(f", {name}" for name in DOUBTS if row[name])
     follow = "" if pd.isna(row.get("follows_chance")) else FOLLOW_HOVER.format(**row)
     strongest = short_count(row["top_wavelength"]), number(row["top_share"], ".0%")
-    first = "<b>L{layer} H{head}</b> {label}".format(**row) + f"{offset}{sure}{doubt}<br>"
+    first = (
+        "<b>L{layer} H{head}</b> {label}".format(**row) + f"{offset}{sure}{doubt}<br>"
+    )
     return first + BITS_HOVER.format(**row) + follow + PLANE_HOVER.format(*strongest)

@@ -44,7 +44,9 @@ def wavelength_positions(wavelength: np.ndarray) -> np.ndarray:
     gap = usual / 2 + 0.5 + max(step / 2, LONE_HALF_WIDTH)
     # cumsum numbers the planes of a layer that do not rotate: 1, 2, 3, ...
     beyond = longest + gap + step * (np.cumsum(endless, axis=-1) - 1)
-    return np.where(endless, np.exp(beyond), np.where(np.isnan(finite), np.nan, wavelength))
+    return np.where(
+        endless, np.exp(beyond), np.where(np.isnan(finite), np.nan, wavelength)
+    )
 
 
 def set_wavelengths(figure: go.Figure, wavelength: np.ndarray) -> None:
@@ -113,7 +115,9 @@ def common_columns(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return edges, np.where(inside.any(1), inside.argmax(1), -1)
 
 
-def plane_map(wavelength: np.ndarray, values: np.ndarray, layers: np.ndarray) -> dict[str, Any]:
+def plane_map(
+    wavelength: np.ndarray, values: np.ndarray, layers: np.ndarray
+) -> dict[str, Any]:
     """Heat map keywords for `values` [row, frequency] of `layers`. Gaps have NaN and ""."""
     edges, planes = common_columns(wavelength)
     rows = planes[layers]
@@ -122,7 +126,11 @@ def plane_map(wavelength: np.ndarray, values: np.ndarray, layers: np.ndarray) ->
         ["" if plane < 0 else short_count(of_layer[plane]) for plane in row]
         for of_layer, row in zip(wavelength[layers], rows, strict=True)
     ]
-    return {"x": edges, "z": np.where(rows >= 0, moved, np.nan), "text": np.array(names)}
+    return {
+        "x": edges,
+        "z": np.where(rows >= 0, moved, np.nan),
+        "text": np.array(names),
+    }
 
 
 def mark_trained(figure: go.Figure, results: xr.Dataset, layers: Sequence[int]) -> None:
@@ -145,14 +153,22 @@ def plot_head_wavelengths(
     `selected` (layer, head) gets a frame.
     """
     heads = head_table(profile, heads)
-    kinds = {k: n for k, n in layers_by_kind(profile).items() if heads["layer"].isin(n).any()}
+    kinds = {
+        k: n for k, n in layers_by_kind(profile).items() if heads["layer"].isin(n).any()
+    }
     several, last = len(kinds) > 1, {"row": len(kinds) + 1, "col": 1}
-    rank = {layer: number for number, of_kind in enumerate(kinds.values()) for layer in of_kind}
+    rank = {
+        layer: number
+        for number, of_kind in enumerate(kinds.values())
+        for layer in of_kind
+    }
     order = sorted(by_position(heads), key=lambda row: rank[heads["layer"].iloc[row]])
     rows = heads.iloc[order]
     layer, head = (rows[name].to_numpy(int) for name in ("layer", "head"))
     names = np.array([f"L{n} H{h}" for n, h in zip(layer, head, strict=True)])
-    push = profile["selectivity_keys"].transpose("layer", "head", "frequency").clip(min=0)
+    push = (
+        profile["selectivity_keys"].transpose("layer", "head", "frequency").clip(min=0)
+    )
     total = push.sum("frequency")
     shares = 100 * (push / total.where(total > 0)).values
     wavelength = profile["wavelength"].values
@@ -161,18 +177,32 @@ def plot_head_wavelengths(
     above, title = MEANS_HEIGHT * len(kinds), "Push toward keys by wavelength"
     size: dict[str, Any] = {"height": above + MEANS_HEIGHT + below}
     size |= {"row_heights": [MEANS_HEIGHT] * len(kinds) + [below]}
-    figure = style.stacked(title, len(kinds) + 1, **size, spacing=0.05 if several else 0.03)
+    figure = style.stacked(
+        title, len(kinds) + 1, **size, spacing=0.05 if several else 0.03
+    )
     bar = {"thickness": 10, "nticks": 4, "title": {"text": "share<br>(%)"}}
     bar |= {"len": below / (above + below), "y": 0, "yanchor": "bottom"}
     hover = "%{y}<br>%{z:.0f}% of the push at %{text} tokens<extra></extra>"
     look = {"colorscale": style.sequential(cells["z"]), "zmin": 0, "colorbar": bar}
     figure.add_heatmap(**cells, y=names, **look, hovertemplate=hover, **last)
     breadth = np.log10(edges[-1] / edges[0])
-    silent = {"mode": "markers", "hoverinfo": "skip", "showlegend": False, "cliponaxis": False}
-    colors, symbols = (rows["label"].map(looks) for looks in (style.COLORS, style.SYMBOLS))
-    x, marker = 10 ** (np.log10(edges[0]) - 0.015 * breadth), {"color": colors, "size": 7}
+    silent = {
+        "mode": "markers",
+        "hoverinfo": "skip",
+        "showlegend": False,
+        "cliponaxis": False,
+    }
+    colors, symbols = (
+        rows["label"].map(looks) for looks in (style.COLORS, style.SYMBOLS)
+    )
+    x, marker = (
+        10 ** (np.log10(edges[0]) - 0.015 * breadth),
+        {"color": colors, "size": 7},
+    )
     marker["symbol"] = symbols
-    figure.add_scatter(x=np.full(len(names), x), y=names, marker=marker, **silent, **last)
+    figure.add_scatter(
+        x=np.full(len(names), x), y=names, marker=marker, **silent, **last
+    )
     set_wavelengths(figure, wavelength)
     figure.update_xaxes(range=np.log10([edges[0], edges[-1]]) - [0.03 * breadth, 0])
     for row, (kind, layers) in enumerate(kinds.items(), start=1):
@@ -181,10 +211,18 @@ def plot_head_wavelengths(
         figure.update_yaxes(title_text=words, rangemode="tozero", nticks=4, row=row)
         mark_context(figure, profile, layers, row=row if several else "all")
     white = {"color": "#ffffff", "width": 2}
-    for first in np.unique([rank[n] for n in layer], return_index=True)[1] if several else ():
+    for first in (
+        np.unique([rank[n] for n in layer], return_index=True)[1] if several else ()
+    ):
         if first:
             figure.add_hline(y=first - 0.5, line=white, **last)
-        place = {"x": 1, "xref": "x domain", "xanchor": "right", "y": first, "showarrow": False}
+        place = {
+            "x": 1,
+            "xref": "x domain",
+            "xanchor": "right",
+            "y": first,
+            "showarrow": False,
+        }
         ink = {"font_color": "#ffffff", "font_size": 12, "bgcolor": "rgba(0,0,0,0.45)"}
         words = f"{[*kinds][rank[layer[first]]]} layers"
         figure.add_annotation(place | ink, text=words, **last)
@@ -197,7 +235,9 @@ def plot_head_wavelengths(
         y = order.index(here) if here in order else -2
         box = {"x0": edges[0], "x1": edges[-1], "y0": y - 0.5, "y1": y + 0.5}
         figure.add_shape(name="selected", type="rect", **box, line=white, **last)
-    return style.note_missing(figure, "no head prefers keys other than sinks", cells["z"])
+    return style.note_missing(
+        figure, "no head prefers keys other than sinks", cells["z"]
+    )
 
 
 def _add_label_lines(
@@ -216,16 +256,27 @@ def _add_label_lines(
         rows = of_label[of_label["layer"].isin(layers)]
         at, columns = rows["layer"].to_numpy(int), rows["head"].to_numpy(int)
         points = {"y": shares[at, columns], "wavelength": wavelength[at]}
-        points["place"] = places[at].round(4)  # measured layers differ in the last digits
-        flat = pd.DataFrame({name: values.ravel() for name, values in points.items()}).dropna()
+        points["place"] = places[at].round(
+            4
+        )  # measured layers differ in the last digits
+        flat = pd.DataFrame(
+            {name: values.ravel() for name, values in points.items()}
+        ).dropna()
         mean = flat.groupby("place").mean()
         if len(rows) < 2 or mean.empty:
             continue
         breaks = np.flatnonzero(np.isinf(mean["wavelength"]))
         data = {"x": np.exp(mean.index.to_numpy()), "y": mean["y"].to_numpy()}
-        data = {name: np.insert(values, breaks, np.nan) for name, values in data.items()}
-        data["text"] = np.insert([short_count(w) for w in mean["wavelength"]], breaks, "")
-        look = {"line": {"color": style.COLORS[label], "width": 2}, "mode": "lines+markers"}
+        data = {
+            name: np.insert(values, breaks, np.nan) for name, values in data.items()
+        }
+        data["text"] = np.insert(
+            [short_count(w) for w in mean["wavelength"]], breaks, ""
+        )
+        look = {
+            "line": {"color": style.COLORS[label], "width": 2},
+            "mode": "lines+markers",
+        }
         look["marker"] = {"symbol": style.SYMBOLS[label], "size": 8}
         hover = f"{label}<br>wavelength %{{text}} tokens<br>%{{y:.1f}}%<extra></extra>"
         look |= {"name": f"{label} ({len(of_label)} heads)", "legendgroup": label}
@@ -237,7 +288,9 @@ def _add_label_lines(
 def by_position(heads: pd.DataFrame) -> Int[np.ndarray, " row"]:
     """Rows of the table by descending positional fraction, without `EXCLUDED_LABELS`."""
     fraction = numbers(heads, "positional_fraction")
-    known = np.isfinite(fraction) & ~heads["label"].isin(style.EXCLUDED_LABELS).to_numpy()
+    known = (
+        np.isfinite(fraction) & ~heads["label"].isin(style.EXCLUDED_LABELS).to_numpy()
+    )
     order = np.argsort(-fraction, kind="stable")
     return order[known[order]]
 
@@ -253,11 +306,15 @@ def plot_norms(profile: xr.Dataset, *, layer: Count | None = None) -> go.Figure:
     scope = "mean over heads" if layer is None else f"heads of layer {layer}"
     rows, wavelength = profile.sizes[what], profile["wavelength"].values
     kinds = layers_by_kind(profile) if layer is None else {"": [int(layer)]}
-    kinds = {k: n for k, n in kinds.items() if np.isfinite(wavelength[n]).any()} or kinds
+    kinds = {
+        k: n for k, n in kinds.items() if np.isfinite(wavelength[n]).any()
+    } or kinds
     several, valued = len(kinds) > 1, bool(profile["v_norm"].notnull().any())
     sides = [*NORM_PANELS.items()][: 2 + valued]
     panels = [(*side, *kind) for side in sides for kind in kinds.items()]
-    height = 170 + len(panels) * int(np.clip(rows * 30 / len(kinds), 120, max(220, rows * 9)))
+    height = 170 + len(panels) * int(
+        np.clip(rows * 30 / len(kinds), 120, max(220, rows * 9))
+    )
     size: dict[str, Any] = {"height": height, "spacing": 0.1 if rows <= 16 else 0.05}
     size["row_heights"] = [max(len(layers), rows / 4) for *_, layers in panels]
     figure = style.stacked(f"Norms by wavelength, {scope}", len(panels), **size)
@@ -269,22 +326,41 @@ def plot_norms(profile: xr.Dataset, *, layer: Count | None = None) -> go.Figure:
         else:
             norms, y = values[layer].values, np.arange(values.sizes[dim])
             of_row = what if side == "query" else "key-value head"
-        cells = plane_map(wavelength, norms, y if layer is None else np.full(len(y), layer))
+        cells = plane_map(
+            wavelength, norms, y if layer is None else np.full(len(y), layer)
+        )
         bottom, top = figure.layout[f"yaxis{row}"].domain
-        bar = {"thickness": 10, "nticks": 4, "len": top - bottom, "yanchor": "top", "y": top}
+        bar = {
+            "thickness": 10,
+            "nticks": 4,
+            "len": top - bottom,
+            "yanchor": "top",
+            "y": top,
+        }
         look = {"colorscale": style.sequential(cells["z"]), "colorbar": bar, "zmin": 0}
         look["zmax"] = float(np.nanmax(cells["z"], initial=0))
-        hover = f"{what} %{{y}}<br>wavelength %{{text}} tokens<br>{side} norm %{{z:.3f}}"
+        hover = (
+            f"{what} %{{y}}<br>wavelength %{{text}} tokens<br>{side} norm %{{z:.3f}}"
+        )
         look |= {"name": f"{side} norm", "hovertemplate": f"{hover}<extra></extra>"}
         figure.add_heatmap(**cells, y=y, **look, row=row, col=1)
         # An annotation, because the title of a colour bar would widen the margin.
-        place = {"x": 0, "xref": "paper", "xanchor": "left", "y": 1, "yanchor": "bottom"}
+        place = {
+            "x": 0,
+            "xref": "paper",
+            "xanchor": "left",
+            "y": 1,
+            "yanchor": "bottom",
+        }
         words = f"{side} norm{f' of {kind} layers' * several} (model units)"
         yref = f"{figure.data[-1].yaxis} domain"
         figure.add_annotation(place, text=words, font_size=12, yref=yref)
         axis = style.index_axis(len(y), of_row)
         if several:  # numbers of layers have gaps
-            axis |= {"range": [y[-1] + 0.5, y[0] - 0.5], "tickvals": y[:: -(-len(y) // 8)]}
+            axis |= {
+                "range": [y[-1] + 0.5, y[0] - 0.5],
+                "tickvals": y[:: -(-len(y) // 8)],
+            }
         figure.update_yaxes(**axis, row=row)
     set_wavelengths(figure, wavelength)
     figure.update_xaxes(range=np.log10(figure.data[0].x[[0, -1]]), showgrid=False)

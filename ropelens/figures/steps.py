@@ -14,9 +14,15 @@ def plot_numbers(steps: xr.Dataset) -> go.Figure:
     names = steps["number"].values.tolist()
     size = {"height": 90 * len(names) + 140, "spacing": 0.012}
     figure = style.stacked("Changes during training", len(names), **size)
-    look = {"mode": "lines+markers", "hovertemplate": "step %{x:,}: %{y:.4g}<extra></extra>"}
+    look = {
+        "mode": "lines+markers",
+        "hovertemplate": "step %{x:,}: %{y:.4g}<extra></extra>",
+    }
     for row, name in enumerate(names, start=1):
-        data = {"x": steps["step"].values, "y": steps["numbers"].sel(number=name).values}
+        data = {
+            "x": steps["step"].values,
+            "y": steps["numbers"].sel(number=name).values,
+        }
         figure.add_scatter(**data, **look, showlegend=False, row=row, col=1)
         figure.update_yaxes(title_text=name.replace("_", "<br>"), nticks=4, row=row)
     style.set_x(figure, {}, "training (steps)")
@@ -45,7 +51,11 @@ def plot_maps(steps: xr.Dataset) -> go.Figure:
         }
         for number, step in enumerate(steps["step"].values.tolist())
     ]
-    slider = {"steps": choices, "active": count - 1, "currentvalue": {"prefix": "step "}}
+    slider = {
+        "steps": choices,
+        "active": count - 1,
+        "currentvalue": {"prefix": "step "},
+    }
     figure.update_layout(sliders=[slider | {"pad": {"t": 50}}])
     whole = {"autorange": "reversed", "dtick": max(1, steps.sizes["layer"] // 8)}
     figure.update_yaxes(**whole).update_yaxes(title_text="layer", col=1)

@@ -31,7 +31,9 @@ COLORS, SYMBOLS, SIGNS = ({row[0]: row[n] for row in LABEL_LOOKS} for n in (1, 2
 VARIANT_COLORS = ("#006d9c", "#b874ed", "#935649", "#fa5d14", "#ae0ee9", "#d5794f")
 """Colours apart from label colours and, for colour-blind people too, from `MUTED` and `INK`."""
 SEQUENTIAL = "Viridis"
-DOMINATES = 5  # times the 90 % quantile, from which the largest cell would hide the others
+DOMINATES = (
+    5  # times the 90 % quantile, from which the largest cell would hide the others
+)
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
 
 INK = {"light": "#1d2126", "dark": "#e8e6e1"}
@@ -39,9 +41,15 @@ SOFT = {"light": "#5c636b", "dark": "#a3a9b0"}
 GRID = {"light": "#e6e4de", "dark": "#2c3137"}
 PAPER = {"light": "#ffffff", "dark": "#15181b"}
 MUTED = "#80868d"  # grey of secondary lines, on a light and on a dark page
-DASHED = {"width": 2, "dash": "4px,3px", "color": MUTED}  # predictions and random planes
+DASHED = {
+    "width": 2,
+    "dash": "4px,3px",
+    "color": MUTED,
+}  # predictions and random planes
 DOTTED = {"width": 1.5, "dash": "dot", "color": MUTED}  # marks a position on an axis
-DRAWN_FROM_ONE = {"drawn_from": 1}  # layout `meta`: x is at x + 1, as a log axis has no 0
+DRAWN_FROM_ONE = {
+    "drawn_from": 1
+}  # layout `meta`: x is at x + 1, as a log axis has no 0
 POSITION_TITLE = "position in the text (tokens, log scale)"
 NO_DATA = "no data"  # name of the note in a figure without numbers
 SHADE = "rgba(128,132,140,0.22)"
@@ -54,7 +62,11 @@ def template(theme: Theme) -> go.layout.Template:
     lines = {"gridcolor": grid, "linecolor": soft, "ticklen": 4}
     small = {"color": soft, "size": 11}
     axis = lines | {"tickcolor": soft, "tickfont": small, "ticks": "outside"}
-    axis |= {"title": {"font": words, "standoff": 10}, "zeroline": False, "automargin": True}
+    axis |= {
+        "title": {"font": words, "standoff": 10},
+        "zeroline": False,
+        "automargin": True,
+    }
     corner = {"x": 0, "xref": "paper", "xanchor": "left", "pad": {"t": 14}}
     corner |= {"y": 1, "yref": "container", "yanchor": "top"}
     above = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
@@ -77,7 +89,9 @@ def template(theme: Theme) -> go.layout.Template:
             "margin": {"l": 48, "r": 12, "t": 76, "b": 44},
         },
         data={
-            "heatmap": [{"textfont": {"size": 11}, "colorbar": bar, "hoverongaps": False}],
+            "heatmap": [
+                {"textfont": {"size": 11}, "colorbar": bar, "hoverongaps": False}
+            ],
             "scatter": [{"marker": {"line": {"color": paper}}}],
         },
     )
@@ -90,9 +104,16 @@ def new_figure(title: str, *, height: int, **panels: Any) -> go.Figure:
     return figure.update_layout(template=look, title_text=title, height=height)
 
 
-def stacked(title: str, rows: int, *, spacing: float = 0.06, **panels: Any) -> go.Figure:
+def stacked(
+    title: str, rows: int, *, spacing: float = 0.06, **panels: Any
+) -> go.Figure:
     """Return a figure of `rows` stacked panels with a common x axis."""
-    panels |= {"rows": rows, "cols": 1, "shared_xaxes": True, "vertical_spacing": spacing}
+    panels |= {
+        "rows": rows,
+        "cols": 1,
+        "shared_xaxes": True,
+        "vertical_spacing": spacing,
+    }
     return new_figure(title, **panels)
 
 
@@ -120,7 +141,9 @@ def sequential(z: np.ndarray) -> list[list[Any]]:
 
 def interval_bars(value: Any, low: Any, high: Any, **look: Any) -> dict[str, Any]:
     """plotly's error bars from `value` to both ends of its interval; length 0 for NaN."""
-    above, below = (np.nan_to_num(np.subtract(*ends)) for ends in ((high, value), (value, low)))
+    above, below = (
+        np.nan_to_num(np.subtract(*ends)) for ends in ((high, value), (value, low))
+    )
     bars = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
     return bars | {"thickness": 1.5} | look
 
@@ -131,7 +154,9 @@ def log_axis(names: Mapping[Any, str], **more: object) -> dict[str, Any]:
     return {"type": "log", "tickmode": "array", **ticks, **more}
 
 
-def index_axis(count: int, what: str, *, most: int = 8, room: float = 0.0) -> dict[str, Any]:
+def index_axis(
+    count: int, what: str, *, most: int = 8, room: float = 0.0
+) -> dict[str, Any]:
     """Keywords of `update_yaxes` for rows 0 to `count` - 1, with at most `most` ticks."""
     step = 2 ** max(0, int(np.ceil(np.log2(count / most))))
     ends = [count - 0.5 + room, -0.5 - room]
@@ -142,15 +167,26 @@ def index_axis(count: int, what: str, *, most: int = 8, room: float = 0.0) -> di
 def layer_map(title: str, layers: int, count: int, across: str) -> go.Figure:
     """Figure for cells of 13 to 40 pixels, with a row for each layer, and axes with indices."""
     height = int(np.clip(layers * 40, 200, max(300, layers * 13)) + 130)
-    figure, axes = new_figure(title, height=height), ((layers, "layer"), (count, across))
+    figure, axes = (
+        new_figure(title, height=height),
+        ((layers, "layer"), (count, across)),
+    )
     # The room at both ends of an axis is for the stroke of the frame.
-    down, right = (index_axis(n, x, most=16, room=max(0.05, 0.006 * n)) for n, x in axes)
+    down, right = (
+        index_axis(n, x, most=16, room=max(0.05, 0.006 * n)) for n, x in axes
+    )
     figure.update_yaxes(**down)
     return figure.update_xaxes(**right | {"range": right["range"][::-1]})
 
 
 def mark(
-    figure: go.Figure, x: float, text: str, *, row: Any = "all", col: Any = "all", **look: Any
+    figure: go.Figure,
+    x: float,
+    text: str,
+    *,
+    row: Any = "all",
+    col: Any = "all",
+    **look: Any,
 ) -> go.Figure:
     """Draw a dotted line at x in the panels of `row` and `col`, and `text` above the first."""
     line = DOTTED | {"color": look.pop("color", MUTED)}
@@ -165,7 +201,9 @@ def mark(
 def note_missing(figure: go.Figure, why: str, values: Any = None) -> go.Figure:
     """Add the note "no data: `why`" if none of the `values` (default: all drawn) is finite."""
     if values is None:
-        drawn = [trace.z if trace.type == "heatmap" else trace.y for trace in figure.data]
+        drawn = [
+            trace.z if trace.type == "heatmap" else trace.y for trace in figure.data
+        ]
         values = np.concatenate([[], *map(np.ravel, drawn)])
     if not np.isfinite(np.asarray(values, float)).any():
         place = {"x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper", "name": NO_DATA}

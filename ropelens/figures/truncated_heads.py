@@ -12,12 +12,20 @@ from ropelens.figures.inputs import Head, Layer, place_of
 from ropelens.interventions.truncation_table import sweeps_by_kind, swept_layers
 
 END_LOOKS = {  # words, colour and symbol
-    "slow": ("slowest planes stopped first (p-RoPE)", style.VARIANT_COLORS[0], "square"),
+    "slow": (
+        "slowest planes stopped first (p-RoPE)",
+        style.VARIANT_COLORS[0],
+        "square",
+    ),
     "fast": ("fastest planes stopped first", style.VARIANT_COLORS[3], "circle"),
 }
 MEAN_OF_DRAWS = {"mode": "lines", "line": style.DASHED, "hoverinfo": "skip"}
 MEAN_OF_DRAWS |= {"name": "random planes", "legendgroup": "random"}
-KEPT_AXIS = {"range": [1.04, -0.04], "tickvals": [1, 0.75, 0.5, 0.25, 0], "tickformat": ".0%"}
+KEPT_AXIS = {
+    "range": [1.04, -0.04],
+    "tickvals": [1, 0.75, 0.5, 0.25, 0],
+    "tickformat": ".0%",
+}
 KEPT_TITLE = "planes that still rotate (% of all)"
 HEAD_PANELS = {
     "attention_change": "change of<br>attention (bits)",
@@ -67,7 +75,10 @@ def kinds_of(truncation: xr.Dataset) -> list[str]:
 def _steps(truncation: xr.Dataset, kind: str) -> dict[float, np.ndarray]:
     """Entries of the unmodified model and the steps of a kind, by rotating share."""
     truncation = next(iter(sweeps_by_kind(truncation).values()))
-    steps, share = truncation["kind"].isin(["none", kind]).values, truncation["kept"].values
+    steps, share = (
+        truncation["kind"].isin(["none", kind]).values,
+        truncation["kept"].values,
+    )
     shares = np.unique(share[steps])[::-1]
     return {value: np.flatnonzero(steps & (share == value)) for value in shares}
 

@@ -109,7 +109,9 @@ def attribute_planes(
     }
     if pairs:
         values["pair_attribution"] = stack(by_pair)
-        values["pair_head"] = np.array([f"{layer}.{head}" for layer, head in pair_heads])
+        values["pair_head"] = np.array(
+            [f"{layer}.{head}" for layer, head in pair_heads]
+        )
     if steps > 1:
         with live.patch(gradients.scale_queries(chosen, torch.zeros(()))):
             facts["answer_without"] = answer_now()
@@ -154,7 +156,9 @@ def _integrate(
     terms = max(layer.terms for layer in planes)
     total = torch.full((*chosen.shape, terms), torch.nan, dtype=torch.float64)
     by_pair: list[Any] = [0.0] * len(pair_heads)
-    for size in [1.0] if steps == 1 else [(step + 0.5) / steps for step in range(steps)]:
+    for size in (
+        [1.0] if steps == 1 else [(step + 0.5) / steps for step in range(steps)]
+    ):
         _, slopes = gradients.differentiate(live, text, number, chosen, size=size)
         for layer, head in chosen.nonzero().tolist():
             of_head = gradients.score_gradient(*slopes[layer], torch.tensor([head]))
@@ -180,9 +184,14 @@ def _compare_effects(
     first, second = attribution.ravel(), effects.ravel()
     facts = {"worst": float(np.nanmax(np.abs(first - second)))}
     facts["wrong_signs"] = int((first[largest] * second[largest] < 0).sum())
-    for name, planes in (("rank_correlation", largest), ("random_rank_correlation", others)):
+    for name, planes in (
+        ("rank_correlation", largest),
+        ("random_rank_correlation", others),
+    ):
         if len(planes) > 2:
-            facts[name] = float(scipy.stats.spearmanr(first[planes], second[planes]).statistic)
+            facts[name] = float(
+                scipy.stats.spearmanr(first[planes], second[planes]).statistic
+            )
     return facts
 
 

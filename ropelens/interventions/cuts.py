@@ -15,10 +15,16 @@ from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, Slowest, kept_planes
 
 End = Literal["slow", "fast"]
-SAME_WAVELENGTH = 1e-3  # relative difference up to which two wavelengths count as the same
+SAME_WAVELENGTH = (
+    1e-3  # relative difference up to which two wavelengths count as the same
+)
 
-Wavelengths = dict[int, float]  # tokens, of the planes of a layer that rotate, by plane number
-Numbers = tuple[int, ...]  # ascending plane numbers of a layer, or a count for each layer
+Wavelengths = dict[
+    int, float
+]  # tokens, of the planes of a layer that rotate, by plane number
+Numbers = tuple[
+    int, ...
+]  # ascending plane numbers of a layer, or a count for each layer
 Stopped = tuple[Numbers, ...]  # numbers of the planes that stop, for each layer
 
 
@@ -72,7 +78,9 @@ class Cut:
         sets = {n: ",".join(map(str, n)) for n in self.layers_of}
         if len(sets) == 1:
             return sets[self.stopped[0]]
-        layers = {n: " ".join(map(str, layers)) for n, layers in self.layers_of.items() if n}
+        layers = {
+            n: " ".join(map(str, layers)) for n, layers in self.layers_of.items() if n
+        }
         return "; ".join(f"{layers[n]}: {sets[n]}" for n in layers)
 
     @property
@@ -108,11 +116,17 @@ class PlaneSweep:
     scale: Number | None = None
     measures: str | Sequence[str] = ALL_MEASURES
 
-    def cuts(self, groups: Mapping[str, Sequence[Wavelengths]], *, seed: int) -> list[Cut]:
+    def cuts(
+        self, groups: Mapping[str, Sequence[Wavelengths]], *, seed: int
+    ) -> list[Cut]:
         """Sets of planes that stop in each group of layers; the first set is empty."""
-        planned = {name: self.plan(layers, seed=seed) for name, layers in groups.items()}
+        planned = {
+            name: self.plan(layers, seed=seed) for name, layers in groups.items()
+        }
         none, *_ = next(iter(planned.values()))
-        cuts = (replace(x, layers=name) for name, cuts in planned.items() for x in cuts[1:])
+        cuts = (
+            replace(x, layers=name) for name, cuts in planned.items() for x in cuts[1:]
+        )
         return [none, *cuts]
 
     def plan(self, layers: Sequence[Wavelengths], *, seed: int) -> list[Cut]:
@@ -126,16 +140,24 @@ class PlaneSweep:
             what = "The model has no planes that rotate, so none can be stopped."
             raise UnsupportedModel(what)
         keep, seed = self.keep, seed % 2**64  # as numpy has seeds
-        sizes = {tuple(len(x) - kept_planes(p, 2 * len(x)) for x in layers) for p in keep}
+        sizes = {
+            tuple(len(x) - kept_planes(p, 2 * len(x)) for x in layers) for p in keep
+        }
         steps = sorted(sizes - {(0,) * len(layers)}) if self.ends else []
         fast = [list(layer) for layer in layers]
         orders = {"slow": [numbers[::-1] for numbers in fast], "fast": fast}
-        at_ends = {(end, size): _first(orders[end], size) for size in steps for end in orders}
+        at_ends = {
+            (end, size): _first(orders[end], size) for size in steps for end in orders
+        }
         random = partial(_random, layers, draws=self.controls, seed=seed)
         controls_of = random(steps, set(at_ends.values()))
         cuts = [Cut("none", ((),) * len(layers), layers)]
         for size in steps:
-            cuts += [Cut(end, at_ends[end, size], layers) for end in orders if end in self.ends]
+            cuts += [
+                Cut(end, at_ends[end, size], layers)
+                for end in orders
+                if end in self.ends
+            ]
             cuts += controls_of[size]
         for band, stopped in enumerate(_bands(layers, self.bands)):
             size = tuple(map(len, stopped))
@@ -145,7 +167,9 @@ class PlaneSweep:
 
 
 def _first(orders: Sequence[Sequence[int]], size: Numbers) -> Stopped:
-    return tuple(tuple(sorted(order[:n])) for order, n in zip(orders, size, strict=True))
+    return tuple(
+        tuple(sorted(order[:n])) for order, n in zip(orders, size, strict=True)
+    )
 
 
 def _random(
@@ -163,7 +187,9 @@ def _random(
     set. Draws in `exclude` are repeated, or left out if they stay equal.
     """
     counts = [len(numbers) for numbers in layers]
-    varied = [s for s in sizes if any(0 < n < m for n, m in zip(s, counts, strict=True))]
+    varied = [
+        s for s in sizes if any(0 < n < m for n, m in zip(s, counts, strict=True))
+    ]
     cuts: dict[Numbers, list[Cut]] = {size: [] for size in sizes}
     for draw in range(draws if varied else 0):
         for attempt in range(100):

@@ -57,7 +57,9 @@ class Edit:
     scale: float = 1.0
 
 
-PlacedEdit = tuple[Edit, Bool[Tensor, "layer head"]]  # an edit, and the heads that it changes
+PlacedEdit = tuple[
+    Edit, Bool[Tensor, "layer head"]
+]  # an edit, and the heads that it changes
 
 
 @public
@@ -74,7 +76,9 @@ def stop(select: Selection, *, heads: str = ALL_HEADS, layers: str = "*") -> Edi
 
 
 @public
-def stop_slowest(fraction: Number, *, heads: str = ALL_HEADS, layers: str = "*") -> Edit:
+def stop_slowest(
+    fraction: Number, *, heads: str = ALL_HEADS, layers: str = "*"
+) -> Edit:
     """Stop the slowest `fraction` of the planes: p-RoPE with p = 1 - fraction.
 
     With all heads, a model of `rope_type` "default" then equals the same weights loaded as
@@ -129,7 +133,9 @@ def scale(
 
 @public
 def rescale(
-    inv_freq: Sequence[Number] | Float[Tensor, " frequency"] | Float[np.ndarray, " frequency"],
+    inv_freq: Sequence[Number]
+    | Float[Tensor, " frequency"]
+    | Float[np.ndarray, " frequency"],
     *,
     attention_factor: Number = 1.0,
     select: Selection = ALL_PLANES,
@@ -145,12 +151,16 @@ def rescale(
     return Edit(select, lambda planes, layer, _: _rotate_at(planes, layer, *new), heads)
 
 
-def _rotate_at(planes: Planes, layer: int, inv_freq: Tensor, gain: float) -> PlaneChange:
+def _rotate_at(
+    planes: Planes, layer: int, inv_freq: Tensor, gain: float
+) -> PlaneChange:
     """Rotate the planes at `inv_freq`, in the direction in which the model rotates them."""
     count = len(planes.inv_freq)
     if len(inv_freq) != count:
         seen = f"{len(inv_freq)} frequencies; layer {layer} has {count} planes"
-        raise BadArgument("A new rotation needs a frequency for every plane.", seen=seen)
+        raise BadArgument(
+            "A new rotation needs a frequency for every plane.", seen=seen
+        )
     backward = planes.inv_freq.sum() < 0
     return PlaneChange(-inv_freq if backward else inv_freq, gain)
 
@@ -180,8 +190,12 @@ def stack_edits(rotation: RotationProbe, edits: Sequence[Edit | str]) -> "ModelE
     """Check `edits`, and append them to the edits of the open blocks."""
     live, outer = rotation.live, rotation.live.open_edit
     rotation.layers()  # before the block, because this may raise an error
-    if any(type(module).__name__.endswith("Indexer") for module in live.model.modules()):
-        warnings.warn(f"{live.class_name}'s indexer picks keys without the edit", stacklevel=5)
+    if any(
+        type(module).__name__.endswith("Indexer") for module in live.model.modules()
+    ):
+        warnings.warn(
+            f"{live.class_name}'s indexer picks keys without the edit", stacklevel=5
+        )
     before = outer.edits if isinstance(outer, ModelEdit) else ()
     placed = [place_edit(rotation, edit) for edit in edits]
     return ModelEdit(rotation, (*before, *placed))
@@ -190,7 +204,9 @@ def stack_edits(rotation: RotationProbe, edits: Sequence[Edit | str]) -> "ModelE
 def place_edit(rotation: RotationProbe, edit: Edit | str) -> PlacedEdit:
     """Raise `BadArgument` if the model lacks heads or planes of an edit."""
     edit = _as_edit(parse_variant(edit), rotation) if isinstance(edit, str) else edit
-    heads = heads_by_layer(edit.heads, rotation.live.attending_heads, rotation.kind_names)
+    heads = heads_by_layer(
+        edit.heads, rotation.live.attending_heads, rotation.kind_names
+    )
     layers = [layer.planes for layer in rotation.layers()]
     most = max(len(planes.inv_freq) for planes in layers)
     numbers = edit.select.numbers if isinstance(edit.select, PlaneNumbers) else ()
@@ -247,7 +263,9 @@ class ModelEdit:
     def planes(self, layer: int, unedited: Planes, *, length: int) -> Planes:
         """Planes under the edits, with one row per head if heads differ."""
         heads = self.rotation.live.attending_heads[layer]
-        inv_freq = target_rotations(self.edits, unedited, heads, (layer, length))[0].inv_freq
+        inv_freq = target_rotations(self.edits, unedited, heads, (layer, length))[
+            0
+        ].inv_freq
         if not len(inv_freq):  # a layer without attention
             return unedited
         alike = (inv_freq == inv_freq[:1]).all()

@@ -60,14 +60,22 @@ def entries_of(measurement: Measurement, edits: Edits, *, controls: int) -> list
     if NONE in edits:
         what = f'An edit cannot be called "{NONE}", the name of the unmodified model.'
         raise BadArgument(what)
-    live, rotation, context = measurement.live, measurement.rotation, measurement.text.context
+    live, rotation, context = (
+        measurement.live,
+        measurement.rotation,
+        measurement.text.context,
+    )
     layers, able = rotation.layers(context), live.attending_heads
     no_head = torch.zeros_like(able)
 
-    def entry(name: str, changes: Sequence[Intervention], control_of: str = "") -> Entry:
+    def entry(
+        name: str, changes: Sequence[Intervention], control_of: str = ""
+    ) -> Entry:
         silences = [change for change in changes if isinstance(change, Silence)]
         edit = stack_edits(rotation, [x for x in changes if not isinstance(x, Silence)])
-        planes = [edit.planes(n, x.planes, length=context) for n, x in enumerate(layers)]
+        planes = [
+            edit.planes(n, x.planes, length=context) for n, x in enumerate(layers)
+        ]
         if any(silence.live.model is not live.model for silence in silences):
             raise BadArgument(f"{name} silences heads of another model.")
         outputs: list[HeadSilence] = []
@@ -77,10 +85,13 @@ def entries_of(measurement: Measurement, edits: Edits, *, controls: int) -> list
                 outputs.append(silence.outputs())
                 blocks.enter_context(live.silence(outputs[-1]))
         masks = (
-            heads_by_layer(silence.heads, able, rotation.kind_names) for silence in silences
+            heads_by_layer(silence.heads, able, rotation.kind_names)
+            for silence in silences
         )
         silenced = reduce(torch.logical_or, masks, no_head)
-        return Entry(name, planes, silenced, edit if edit.edits else None, outputs, control_of)
+        return Entry(
+            name, planes, silenced, edit if edit.edits else None, outputs, control_of
+        )
 
     entries = [Entry(NONE, rotation.planes(context), no_head)]
     for name, changes in edits.items():
@@ -113,14 +124,18 @@ def _random_heads(
         moved = _move_heads(torch.stack([*chosen.values()]), able, generator)
         drawn: list[Any] = [*changes]
         for index, mask in zip(chosen, moved, strict=True):
-            heads = ",".join(f"{layer}.{head}" for layer, head in mask.nonzero().tolist())
+            heads = ",".join(
+                f"{layer}.{head}" for layer, head in mask.nonzero().tolist()
+            )
             drawn[index] = replace(drawn[index], heads=heads)
         sets.setdefault(tuple(drawn[index].heads for index in chosen), drawn)
     return [*sets.values()]
 
 
 def _move_heads(
-    chosen: Bool[Tensor, "change layer head"], attending: HeadMask, generator: torch.Generator
+    chosen: Bool[Tensor, "change layer head"],
+    attending: HeadMask,
+    generator: torch.Generator,
 ) -> Bool[Tensor, "change layer head"]:
     """Chosen heads, each moved to a random head of its layer that no change chooses."""
     moved, any_chosen = torch.zeros_like(chosen), chosen.any(0)
@@ -156,7 +171,9 @@ class TokenSplit:
         edges = {round(2 ** (half / 2)) for half in range(2 * context.bit_length() + 1)}
         edges.add(trained or context)
         inner = [edge for edge in sorted(edges) if edge < context]
-        classes = {n: ids_of(text.ids, n, tokenizer) for n in CLASSES if tokenizer is not None}
+        classes = {
+            n: ids_of(text.ids, n, tokenizer) for n in CLASSES if tokenizer is not None
+        }
         return cls(torch.tensor([*inner, context]), classes)
 
     def sets(self, ids: Ids) -> Bool[Tensor, "sequence set position"]:
@@ -210,26 +227,39 @@ def run_entries(
     measured = [entry.sums.sequences for entry in sums]  # earlier entries may be ahead
     own = shard(len(text)) if {"loss", "change", "labels"} & {*measures} else range(0)
     parts = (own[a:b] for a, b in pairwise(sorted({*measured, len(own)})))
-    runs = [(n, name) for name in tasks for n in shard(len(entries)) if name not in answers[n]]
+    runs = [
+        (n, name)
+        for name in tasks
+        for n in shard(len(entries))
+        if name not in answers[n]
+    ]
     tokens = sum(int(text.real[[*own[done:]]].sum()) for done in measured)
     tokens += sum(tasks[name].tokens for _, name in runs)
     layers = len(unfitted) * len(shard(len(live.attending)))
     stages = Stage("trying edits", tokens), Stage("fitting budgets", layers, "layers")
     with display_of(progress)(*stages) as step:
         for entry in unfitted:
-            options: dict[str, Any] = {"surrogates": 0, "progress": partial(step, stage=1)}
+            options: dict[str, Any] = {
+                "surrogates": 0,
+                "progress": partial(step, stage=1),
+            }
             with live.changed(entry.edit, entry.silences):
                 fit, _ = fit_layers(measurement, entry.planes, **options)
             fits.append(fit)
             stage.save(state)
         for batch in chain.from_iterable(map(measurement.batches, parts)):
-            unedited: dict[int, AttentionCall] | None = {} if "change" in measures else None
+            unedited: dict[int, AttentionCall] | None = (
+                {} if "change" in measures else None
+            )
             before = sums[-1].sums.sequences
             for number, entry in enumerate(entries):
                 again = sums[number].sums.sequences > before
                 if again and (number or unedited is None):
                     continue
-                fit, show = fits[number] if fits else {}, (lambda _: None) if again else step
+                fit, show = (
+                    fits[number] if fits else {},
+                    (lambda _: None) if again else step,
+                )
                 added = _sum_entry(live, batch, entry, split, fit, unedited, show)
                 if not again:
                     sums[number] += added
@@ -261,7 +291,9 @@ def _sum_entry(
         if unedited is None:
             return
         if entry.name == NONE:
-            empty = call.query[..., :0].transpose(1, 2)  # free the values and the output
+            empty = call.query[..., :0].transpose(
+                1, 2
+            )  # free the values and the output
             unedited[call.layer] = replace(call, value=call.key[..., :0], output=empty)
         else:
             before = unedited[call.layer]

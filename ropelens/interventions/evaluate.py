@@ -15,7 +15,13 @@ from ropelens.budget.held_out import LayerFit, follow_shares
 from ropelens.budget.labels import assign_shared, follow_numbers, label_heads
 from ropelens.budget.logit import SCORES
 from ropelens.errors import Count, Positive, Whole, public
-from ropelens.interventions.entries import Edits, EntrySums, TokenSplit, entries_of, run_entries
+from ropelens.interventions.entries import (
+    Edits,
+    EntrySums,
+    TokenSplit,
+    entries_of,
+    run_entries,
+)
 from ropelens.interventions.truncation_table import DEFAULT_MEASURES, wanted_measures
 from ropelens.interventions.variables import EVALUATED
 from ropelens.profiles import summary
@@ -99,18 +105,24 @@ def evaluate(
     }
     tasks = {name: plan() for name, plan in tasks_of.items() if name in selected}
     split = TokenSplit.plan(text, trained=live.trained, tokenizer=tokenizer)
-    fits, sums, answers = run_entries(measurement, entries, selected, tasks, split, progress)
+    fits, sums, answers = run_entries(
+        measurement, entries, selected, tasks, split, progress
+    )
 
     values = {"edit": np.array([entry.name for entry in entries], dtype=object)}
     if controls:
-        values["control_of"] = np.array([entry.control_of for entry in entries], dtype=object)
+        values["control_of"] = np.array(
+            [entry.control_of for entry in entries], dtype=object
+        )
     if any(entry.silences for entry in entries):
         values["silenced"] = torch.stack([x.silenced for x in entries]).double().numpy()
     if "loss" in selected:
         values |= _loss_values(text, split, sums)
     if "change" in selected:
         nats = torch.stack([entry.change / entry.rows[:, None, None] for entry in sums])
-        values["attention_change"], *changes = (nats / math.log(2)).numpy().swapaxes(0, 1)
+        values["attention_change"], *changes = (
+            (nats / math.log(2)).numpy().swapaxes(0, 1)
+        )
         values |= {"class_change": np.stack(changes, -1)} if changes else {}
     if "labels" in selected:
         values |= _label_values(planes, fits, sums)
@@ -146,7 +158,9 @@ def _loss_values(
     for entry in sums:
         group_loss = by_group(entry.losses[:, :bins], text.group)
         columns_of = ([x.sum(1), *x.T] for x in (group_loss, group_tokens))
-        all_and_bins.append([mean_loss(*pair) for pair in zip(*columns_of, strict=True)])
+        all_and_bins.append(
+            [mean_loss(*pair) for pair in zip(*columns_of, strict=True)]
+        )
     means, errors = np.moveaxis(np.array(all_and_bins), -1, 0)
     with np.errstate(invalid="ignore"):  # NaN if a sequence has no such token
         split_loss = split_sum / tokens
@@ -192,7 +206,9 @@ def _class_labels(sums: Sequence[EntrySums], layers: int) -> np.ndarray:
     """Label [edit, layer, head, class] of each head over the rows of each class."""
     labels = []
     for entry in sums:
-        classes = {layer: scores[:, 1:].sum(0) for layer, scores in entry.sums.scores.items()}
+        classes = {
+            layer: scores[:, 1:].sum(0) for layer, scores in entry.sums.scores.items()
+        }
         scores = by_layer(classes, layers).transpose(1, 2)
         rows = scores[..., SCORES.index("weight")].numpy()
         follow = follow_numbers(*(x.numpy() for x in follow_shares(scores).values()))

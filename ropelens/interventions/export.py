@@ -39,7 +39,9 @@ Gains = Float[Tensor, "head coordinate"]
 
 
 @public
-def export(model: Model, *edits: Edit | str, out: str | Path, tokenizer: Any = None) -> Path:
+def export(
+    model: Model, *edits: Edit | str, out: str | Path, tokenizer: Any = None
+) -> Path:
     """Write `model`, changed by `edits`, as a checkpoint; return its folder `out`.
 
     The checkpoint has a configuration, weights in float32 (safetensors) and the `tokenizer`.
@@ -58,7 +60,9 @@ def export(model: Model, *edits: Edit | str, out: str | Path, tokenizer: Any = N
     if Path(out).exists() and not (Path(out).is_dir() and not any(Path(out).iterdir())):
         raise BadArgument(f"{out} is not an empty folder.", hint="a new folder")
     state, own = live.model.state_dict(), live.model.config
-    adapted = type(live) is not LiveModel or any(".base_layer." in name for name in state)
+    adapted = type(live) is not LiveModel or any(
+        ".base_layer." in name for name in state
+    )
     if (
         adapted
         or own.to_dict().get("quantization_config")
@@ -68,7 +72,9 @@ def export(model: Model, *edits: Edit | str, out: str | Path, tokenizer: Any = N
     edit = stack_edits(RotationProbe(live), edits)
     config, gains = _native_config(live, edit, edits) or _written_config(live, edit)
     state |= scaled_queries(live, gains)
-    once = {(x.data_ptr(), x.shape): x.float() for x in state.values()}  # ties stay ties
+    once = {
+        (x.data_ptr(), x.shape): x.float() for x in state.values()
+    }  # ties stay ties
     state = {name: once[x.data_ptr(), x.shape] for name, x in state.items()}
     config.architectures, config.dtype = [live.class_name], torch.float32
     how: Any = {"dtype": "float32", "attn_implementation": own._attn_implementation}
@@ -87,7 +93,10 @@ def export(model: Model, *edits: Edit | str, out: str | Path, tokenizer: Any = N
 
 
 def _refuse(live: LiveModel, seen: str) -> NoReturn:
-    what, hint = f"{live.class_name} cannot be exported with this edit.", "ropelens.edit_rope"
+    what, hint = (
+        f"{live.class_name} cannot be exported with this edit.",
+        "ropelens.edit_rope",
+    )
     raise UnsupportedModel(what, seen=seen, hint=hint)
 
 
@@ -98,10 +107,14 @@ def _native_config(
     if len(edit.edits) != 1 or not isinstance(edits[0], str):
         return None
     variant = parse_variant(edits[0])
-    scaled = any(part.get("rope_type") != "default" for part in rope_parameters(live.config))
+    scaled = any(
+        part.get("rope_type") != "default" for part in rope_parameters(live.config)
+    )
     if variant.rope_type.startswith(OWN) or (variant.stops is not None and scaled):
         return None
-    with suppress(ValueError, KeyError, StrictDataclassError):  # the family refuses the type
+    with suppress(
+        ValueError, KeyError, StrictDataclassError
+    ):  # the family refuses the type
         config = variant_config(live.model.config, edits[0])
         return type(config).from_dict(config.to_dict()), {}
     return None
@@ -110,7 +123,11 @@ def _native_config(
 def _written_config(live: LiveModel, edit: ModelEdit) -> tuple[Any, dict[int, Gains]]:
     """The configuration with the frequencies of the edit, and the gains of queries by layer."""
     config, layers = copy.deepcopy(live.model.config), edit.rotation.layers()
-    text, gains, inv_freq = config.get_text_config(), dict[int, Gains](), dict[str, Tensor]()
+    text, gains, inv_freq = (
+        config.get_text_config(),
+        dict[int, Gains](),
+        dict[str, Tensor](),
+    )
     whole = text.to_dict().get("rope_parameters") or {}
     nested = any(isinstance(part, dict) for part in whole.values())
     parts = dict(whole) if nested else {"": whole}  # by type of layers
@@ -127,9 +144,12 @@ def _written_config(live: LiveModel, edit: ModelEdit) -> tuple[Any, dict[int, Ga
         if not torch.equal(new, planes.inv_freq.float()):
             if live.depends_on_length:
                 _refuse(
-                    live, "new frequencies of planes, and a RoPE that depends on the length"
+                    live,
+                    "new frequencies of planes, and a RoPE that depends on the length",
                 )
-            parts[kind] = _longrope(text, whole.get(kind, whole), new, layers[number].factor)
+            parts[kind] = _longrope(
+                text, whole.get(kind, whole), new, layers[number].factor
+            )
     text.rope_parameters = parts if nested else parts[""]
     return config, gains
 
@@ -141,13 +161,19 @@ def _longrope(
     shape, size = stated_shape(config, part), 2 * len(inv_freq)
     wavelength = shape.base ** (torch.arange(0, size, 2).float() / size)
     slower = 1 / (wavelength.double() * inv_freq.double().abs())
-    factors = torch.where((slower - 1).abs() < 1e-7, 1.0, slower).clamp(max=STOPPED).tolist()
+    factors = (
+        torch.where((slower - 1).abs() < 1e-7, 1.0, slower).clamp(max=STOPPED).tolist()
+    )
     kept = {name: value for name, value in part.items() if name.startswith("mrope_")}
     if "partial_rotary_factor" in part:
         kept["partial_rotary_factor"] = size / shape.head_dim
     return kept | {
         **{"rope_type": "longrope", "rope_theta": part["rope_theta"], "factor": 1.0},
-        **{"short_factor": factors, "long_factor": factors, "attention_factor": factor or 1.0},
+        **{
+            "short_factor": factors,
+            "long_factor": factors,
+            "attention_factor": factor or 1.0,
+        },
         "original_max_position_embeddings": shape.context,
     }
 
@@ -167,11 +193,17 @@ def scaled_queries(live: LiveModel, gains: Mapping[int, Gains]) -> dict[str, Ten
 
     def scale(call: AttentionCall) -> None:
         query = normalize(call.query.flatten(1).double(), dim=0)
-        missing = query.any(0).nonzero()[:, 0] if call.layer in gains else query.new_zeros(0)
-        for name, module, inputs, output in reversed(outputs[:]):  # `functional_call` adds
+        missing = (
+            query.any(0).nonzero()[:, 0] if call.layer in gains else query.new_zeros(0)
+        )
+        for name, module, inputs, output in reversed(
+            outputs[:]
+        ):  # `functional_call` adds
             if not len(missing):
                 break
-            likeness = query[:, missing].T @ normalize(output.flatten(1).double(), dim=0)
+            likeness = query[:, missing].T @ normalize(
+                output.flatten(1).double(), dim=0
+            )
             copied = likeness.amax(1) > SAME_DIRECTION
             gain = gains[call.layer].flatten().to(query.device)[missing[copied]]
             linear = isinstance(module, nn.Linear)
@@ -182,15 +214,22 @@ def scaled_queries(live: LiveModel, gains: Mapping[int, Gains]) -> dict[str, Ten
                 _refuse(live, f"{name}, whose weights multiply several heads at once")
             weights = dict(module.named_parameters(recurse=False)) if len(rows) else {}
             zeros = {key: torch.zeros_like(weight) for key, weight in weights.items()}
-            one = bool(weights) and functional_call(module, zeros, inputs).any()  # Gemma: 1 + w
+            one = (
+                bool(weights) and functional_call(module, zeros, inputs).any()
+            )  # Gemma: 1 + w
             for key, weight in weights.items():
-                by = factor.view((-1, *[1] * (weight.ndim - 1)) if linear else weight.shape)
+                by = factor.view(
+                    (-1, *[1] * (weight.ndim - 1)) if linear else weight.shape
+                )
                 added = float(one and key == "weight")
                 scaled[f"{name}.{key}"] = (weight.detach().float() + added) * by - added
             missing = missing[~copied]
         outputs.clear()
         if len(missing):
-            _refuse(live, f"queries of layer {call.layer} that no weight multiplies by itself")
+            _refuse(
+                live,
+                f"queries of layer {call.layer} that no weight multiplies by itself",
+            )
 
     tokens = torch.arange(PROBE_TOKENS)[:, None] * live.vocabulary // PROBE_TOKENS
     with ExitStack() as hooks, live.without_hooks():
@@ -210,4 +249,7 @@ def _check_logits(live: LiveModel, edit: ModelEdit, loaded: LiveModel) -> None:
         expected = live.forward(tokens)
     change = float(logit_change(expected, loaded.forward(tokens)).max())
     if not change <= max(SAME_LOGITS, 30 * live.eps):
-        _refuse(live, f"logits of the checkpoint that differ by {change:.2g} of their spread")
+        _refuse(
+            live,
+            f"logits of the checkpoint that differ by {change:.2g} of their spread",
+        )

@@ -16,7 +16,13 @@ from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.attention_hooks import AttentionInput
 from ropelens.profiles.measurement import model_text
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import ALL_HEADS, HeadMask, PlaneNumbers, Selection, heads_by_layer
+from ropelens.rope.select import (
+    ALL_HEADS,
+    HeadMask,
+    PlaneNumbers,
+    Selection,
+    heads_by_layer,
+)
 from ropelens.rope.turn import positions_by_plane, rotate_by
 from ropelens.rotation.probe import RotationProbe
 from ropelens.text.text import Text
@@ -93,8 +99,13 @@ def plan_patch(
         what = f"The {of} of a head has no planes, because it does not rotate."
         raise BadArgument(what, hint="no planes=")
     else:
-        chosen = heads_by_layer(heads, rotation.live.attending_heads, rotation.kind_names)
-    pairs, vectors = position_pairs(None, text.context), read_source(rotation, text, chosen, of)
+        chosen = heads_by_layer(
+            heads, rotation.live.attending_heads, rotation.kind_names
+        )
+    pairs, vectors = (
+        position_pairs(None, text.context),
+        read_source(rotation, text, chosen, of),
+    )
     return PlanePatch(rotation, chosen, planes, of, pairs, vectors)
 
 
@@ -121,7 +132,9 @@ def read_source(
 
     live = rotation.live
     with live.patch(record):
-        outputs = live.record_calls(text.ids, lambda call: call.output, hidden=text.hidden)
+        outputs = live.record_calls(
+            text.ids, lambda call: call.output, hidden=text.hidden
+        )
     for layer in chosen.any(1).nonzero().flatten().tolist():
         source[layer, "output"] = outputs[layer].transpose(1, 2)
     return source
@@ -139,7 +152,9 @@ def position_pairs(
 ) -> tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]:
     """The patched positions, and the position in a source of `length` tokens for each."""
     positions = range(length) if positions is None else positions
-    pairs = dict(positions) if isinstance(positions, Mapping) else {p: p for p in positions}
+    pairs = (
+        dict(positions) if isinstance(positions, Mapping) else {p: p for p in positions}
+    )
     if not pairs or min(*pairs, *pairs.values()) < 0 or max(pairs.values()) >= length:
         what = "Positions to patch must exist in both sequences, counted from 0."
         raise BadArgument(what, seen=f"{pairs}; the source has {length} tokens"[:200])
@@ -158,12 +173,19 @@ class PlanePatch:
     source: SourceVectors
 
     def __call__(
-        self, layer: int, side: AttentionInput, x: Tensor, tokens: Tensor, positions: Tensor
+        self,
+        layer: int,
+        side: AttentionInput,
+        x: Tensor,
+        tokens: Tensor,
+        positions: Tensor,
     ) -> Tensor:
         sides = ("query", "key") if self.part == "both" else (self.part,)
         live, count = self.rotation.live, tokens.shape[1]
         heads = self.chosen[layer][live.attending_heads[layer]]
-        if self.part not in UNROTATED:  # raises an error if cached keys rotated differently
+        if (
+            self.part not in UNROTATED
+        ):  # raises an error if cached keys rotated differently
             continued = bool(tokens[:, 0].any())
             planes = self.rotation.planes_now(layer, continued=continued)
         if side == "key":
@@ -171,20 +193,26 @@ class PlanePatch:
         if side not in sides or not heads.any():
             return x
         by_key = heads.unflatten(0, (x.shape[1], -1))
-        if not by_key[by_key.any(1)].all():  # heads of a group differ: a vector for each head
+        if not by_key[
+            by_key.any(1)
+        ].all():  # heads of a group differ: a vector for each head
             x = x.repeat_interleave(by_key.shape[1], dim=1)
             by_key = heads[:, None]
         patched_heads = by_key.any(1).nonzero().flatten()
         patched, in_source = self._in_source(tokens.to(x.device))
         (vectors,) = self.source[layer, side]
-        vectors = vectors.repeat_interleave(x.shape[1] // len(vectors), dim=0)[patched_heads]
+        vectors = vectors.repeat_interleave(x.shape[1] // len(vectors), dim=0)[
+            patched_heads
+        ]
         new, old = vectors[:, in_source].transpose(0, 1), x[:, patched_heads, :count]
         if side != "value":
             angle = _angles(positions[:, :count], planes)
             angle = angle - self.source[layer, "angle"][0, in_source]
             new = rotate_by(new.expand(len(angle), -1, -1, -1), angle[:, None], planes)
             if self.select is not None:
-                coordinates = pad(self.select(planes), (0, 1))[planes.term_of].to(x.device)
+                coordinates = pad(self.select(planes), (0, 1))[planes.term_of].to(
+                    x.device
+                )
                 new = torch.where(coordinates, new, old)
         x = x.clone()
         x[:, patched_heads, :count] = torch.where(patched[:, None, :, None], new, old)
@@ -207,7 +235,9 @@ class PlanePatch:
     ) -> tuple[Bool[Tensor, "_ token"], Int[Tensor, "_ token"]]:
         """Whether each token is patched, and its position in the source."""
         patched, in_source = self.pairs
-        table = torch.full((int(patched.max()) + 2,), -1).index_copy(0, patched, in_source)
+        table = torch.full((int(patched.max()) + 2,), -1).index_copy(
+            0, patched, in_source
+        )
         index = table.to(tokens.device)[tokens.clamp(max=len(table) - 1)]
         return index >= 0, index.clamp(min=0)
 

@@ -15,7 +15,12 @@ from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.attention_hooks import AttentionInput
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles.capture import Prompt, one_sequence, token_names
-from ropelens.profiles.gradients import AnswerDefinition, Number, answer_number, value_of
+from ropelens.profiles.gradients import (
+    AnswerDefinition,
+    Number,
+    answer_number,
+    value_of,
+)
 from ropelens.profiles.measurement import TOKENS_PER_BATCH
 from ropelens.rope.select import ALL_HEADS, Selection
 from ropelens.runtime.progress import ProgressOption, Stage, display_of
@@ -80,8 +85,13 @@ def patch_each(
     sizes = {"layer": live.layers, "head": live.heads, "position": text.context}
     change = np.full([sizes[dim] for dim in dims], np.nan)
     change[tuple(np.array(places).T)] = np.array(answers) - facts["answer"]
-    words = {"long_name": f"change of the answer if one {over} is patched", "units": "1"}
-    dataset = xr.Dataset({"change": (dims, change, words)}, {d: range(sizes[d]) for d in dims})
+    words = {
+        "long_name": f"change of the answer if one {over} is patched",
+        "units": "1",
+    }
+    dataset = xr.Dataset(
+        {"change": (dims, change, words)}, {d: range(sizes[d]) for d in dims}
+    )
     if over == "position":
         names = np.array(token_names(text.ids[0], tokenizer), dtype=object)
         dataset = dataset.assign_coords(token=("position", names))
@@ -125,20 +135,31 @@ class RowPatches:
     patches: Sequence[PlanePatch]
 
     def __call__(
-        self, layer: int, side: AttentionInput, x: Tensor, tokens: Tensor, positions: Tensor
+        self,
+        layer: int,
+        side: AttentionInput,
+        x: Tensor,
+        tokens: Tensor,
+        positions: Tensor,
     ) -> Tensor:
         if not any(patch.chosen[layer].any() for patch in self.patches):
             return x
         parts = zip(self.patches, *self._rows(x, tokens, positions), strict=True)
         rows = [patch(layer, side, *of_row) for patch, *of_row in parts]
-        heads = max(row.shape[1] for row in rows)  # one for each query head if heads differ
-        return torch.cat([row.repeat_interleave(heads // row.shape[1], dim=1) for row in rows])
+        heads = max(
+            row.shape[1] for row in rows
+        )  # one for each query head if heads differ
+        return torch.cat(
+            [row.repeat_interleave(heads // row.shape[1], dim=1) for row in rows]
+        )
 
     def outputs(
         self, layer: int, output: Tensor, real: Tensor, tokens: Tensor
     ) -> tuple[Tensor, Tensor] | None:
         rows, all_heads = [], torch.ones(output.shape[2], dtype=torch.bool)
-        for patch, *of_row in zip(self.patches, *self._rows(output, real, tokens), strict=True):
+        for patch, *of_row in zip(
+            self.patches, *self._rows(output, real, tokens), strict=True
+        ):
             heads, patched = patch.outputs(layer, *of_row) or (all_heads, of_row[0])
             rows.append(patched.where(heads.to(patched.device)[:, None], of_row[0]))
         return all_heads, torch.cat(rows)

@@ -27,7 +27,9 @@ from ropelens.text.tokenize import TextInput
 
 COPIED = 48  # random tokens that are repeated, if the context is long enough
 
-DISTANCES = tuple(np.unique(np.geomspace(1, 1_000_000, 49).round()).tolist())  # 8 per decade
+DISTANCES = tuple(
+    np.unique(np.geomspace(1, 1_000_000, 49).round()).tolist()
+)  # 8 per decade
 
 REACH = table("""
 found_share (variant, layer, head, run_distance) 1: share of rows that find the key after the
@@ -87,24 +89,35 @@ def reach(
     variants = variants or (OWN_ROTATION,)
     chosen = [
         mask.nonzero().flatten()
-        for mask in heads_by_layer(heads, live.attending_heads, measurement.rotation.kind_names)
+        for mask in heads_by_layer(
+            heads, live.attending_heads, measurement.rotation.kind_names
+        )
     ]
     copied = max(2, min(copied, (live.context - 1) // 3))
     farthest = live.context - 1 - copied
     run_distances = sorted(doublings(copied, farthest) if copies is None else copies)
-    if not run_distances or not copied <= run_distances[0] <= run_distances[-1] <= farthest:
+    if (
+        not run_distances
+        or not copied <= run_distances[0] <= run_distances[-1] <= farthest
+    ):
         what = "Copies must lie in the context that the model was trained for."
         hint = f"copies from {copied} to {farthest} tokens"
         raise BadArgument(what, seen=f"distances {run_distances}", hint=hint)
     beyond = np.array([float(d) for d in distances if d > run_distances[-1]])
-    measurement.rotation.planes(alike=True)  # raises an error if heads of a layer differ
+    measurement.rotation.planes(
+        alike=True
+    )  # raises an error if heads of a layer differ
     longest = two_copies(measurement, run_distances[-1], copied, draw=0)
     live.check_observation_is_exact(Text(longest))
-    total = len(variants) * draws * sum(1 + distance + copied for distance in run_distances)
+    total = (
+        len(variants) * draws * sum(1 + distance + copied for distance in run_distances)
+    )
     runs, settings = [], (chosen, copied, run_distances, beyond, draws)
     with display_of(progress)(Stage("running copies", total)) as step:
         for name in variants:
-            edit = stack_edits(measurement.rotation, [] if name == OWN_ROTATION else [name])
+            edit = stack_edits(
+                measurement.rotation, [] if name == OWN_ROTATION else [name]
+            )
             with nullcontext() if name == OWN_ROTATION else live.edit(edit):
                 runs.append(_run_copies(measurement, *settings, step))
     values = {name: np.stack([run[name] for run in runs]) for name in runs[0]}
@@ -135,9 +148,13 @@ def _run_copies(
             further = torch.tensor([float(run_distances[index + 1])])
             predicted = foretold[..., index + 1 : index + 2]
 
-        def see(call: AttentionCall, back: int = distance, to: Tensor = further) -> Tensor:
+        def see(
+            call: AttentionCall, back: int = distance, to: Tensor = further
+        ) -> Tensor:
             planes = measurement.rotation.planes_of(call)
-            return share_found(call.of_heads(chosen[call.layer]), planes, copied, back, to)
+            return share_found(
+                call.of_heads(chosen[call.layer]), planes, copied, back, to
+            )
 
         for draw in range(draws):
             tokens = two_copies(measurement, distance, copied, draw)
@@ -150,8 +167,15 @@ def _run_copies(
     foretold[np.isnan(share)] = np.nan  # the mask of the run hides the key
     mean, low, high = np.apply_along_axis(paired_interval, 0, share)
     ends = {"found_low": low.clip(0, 1), "found_high": high.clip(0, 1)}
-    extended = {"foretold_share": foretold.mean(0), "extrapolated_share": extrapolated.mean(0)}
-    return {"found_by_draw": np.moveaxis(share, 0, -1), "found_share": mean} | ends | extended
+    extended = {
+        "foretold_share": foretold.mean(0),
+        "extrapolated_share": extrapolated.mean(0),
+    }
+    return (
+        {"found_by_draw": np.moveaxis(share, 0, -1), "found_share": mean}
+        | ends
+        | extended
+    )
 
 
 def two_copies(
@@ -185,8 +209,12 @@ def share_found(
     seen[torch.arange(len(row)), row] = False
     scores = query @ key.mT
     right_key = right.expand(len(query), -1)[..., None]
-    best = scores.masked_fill(~seen, -torch.inf).scatter(2, right_key, -torch.inf).amax(-1)
-    turned = planes.moved_scores(planes.products(query, key[:, right]), further - distance)
+    best = (
+        scores.masked_fill(~seen, -torch.inf).scatter(2, right_key, -torch.inf).amax(-1)
+    )
+    turned = planes.moved_scores(
+        planes.products(query, key[:, right]), further - distance
+    )
     wins = torch.cat([scores.gather(2, right_key), turned], dim=-1) > best[..., None]
     shares = wins[:, visible].double().mean(1).cpu()
     if call.window is not None:

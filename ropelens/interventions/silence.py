@@ -55,7 +55,9 @@ class Silence(AbstractContextManager[None]):
             if to == "zero":
                 return heads, torch.zeros_like(output)
             if to == "resample":
-                return heads, output[_other_sequences(real.expand(output.shape[:2]), self.seed)]
+                return heads, output[
+                    _other_sequences(real.expand(output.shape[:2]), self.seed)
+                ]
             if means is not None:
                 return heads, means[layer].to(output).expand(output.shape)
             if tokens[:, 0].any():
@@ -116,18 +118,26 @@ def _silenced_heads(live: LiveModel, heads: str) -> HeadMask:
     return heads_by_layer(heads, live.attending_heads, RotationProbe(live).kind_names)
 
 
-def _other_sequences(real: Bool[Tensor, "sequence row"], seed: int) -> Int[Tensor, " sequence"]:
+def _other_sequences(
+    real: Bool[Tensor, "sequence row"], seed: int
+) -> Int[Tensor, " sequence"]:
     """Index of another sequence for each sequence, by one random cycle through the batch."""
     if len(real) == 1 or not (real == real[:1]).all():
-        what = "Resampling a head needs another sequence of the same length in the batch."
+        what = (
+            "Resampling a head needs another sequence of the same length in the batch."
+        )
         seen = f"sequences of {', '.join(map(str, real.sum(1).tolist()[:8]))} tokens"
-        hint = 'a batch_size of 2 or more that divides the text, or to="mean" with text='
+        hint = (
+            'a batch_size of 2 or more that divides the text, or to="mean" with text='
+        )
         raise BadArgument(what, seen=seen, hint=hint)
     order = torch.randperm(len(real), generator=generator_of(seed))
     return torch.empty_like(order).scatter_(0, order, order.roll(1)).to(real.device)
 
 
-def _mean_outputs(live: LiveModel, text: Text) -> Mapping[int, Float[Tensor, "head feature"]]:
+def _mean_outputs(
+    live: LiveModel, text: Text
+) -> Mapping[int, Float[Tensor, "head feature"]]:
     """Mean output of every head over the real tokens of `text`, by layer."""
     sums: dict[int, Tensor] = {}
     for index in range(len(text)):

@@ -21,7 +21,12 @@ from ropelens.interventions.evaluate import evaluate
 from ropelens.interventions.variables import SWEEP
 from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.measurement import Measured, Measurement
-from ropelens.rope.select import ALL_HEADS, PlaneNumbers, heads_by_layer, heads_of_layers
+from ropelens.rope.select import (
+    ALL_HEADS,
+    PlaneNumbers,
+    heads_by_layer,
+    heads_of_layers,
+)
 from ropelens.runtime.progress import ProgressOption, display_of, opening
 from ropelens.text.rows import HowMany
 from ropelens.text.tokenize import TextInput
@@ -75,14 +80,23 @@ def truncate(
     rotate, `UnsupportedModel` for a model that does not rotate, and the errors of `evaluate`.
     """
     heads = heads_of_layers(layers or "*", ALL_HEADS if heads == "*" else heads)
-    options: dict[str, Any] = {"keep": keep, "ends": ends, "bands": bands, "controls": controls}
-    sweep = PlaneSweep(heads=heads, layers=layers, measures=measures, scale=scale, **options)
+    options: dict[str, Any] = {
+        "keep": keep,
+        "ends": ends,
+        "bands": bands,
+        "controls": controls,
+    }
+    sweep = PlaneSweep(
+        heads=heads, layers=layers, measures=measures, scale=scale, **options
+    )
     options = {"rows": rows, "seed": seed, "batch_size": batch_size}
     measurement = Measurement.of(model, text, tokenizer=tokenizer, **options)
     live, context = measurement.live, measurement.text.context
     everywhere = layers is None and heads == ALL_HEADS
     with opening(display_of(progress), "probing"):
-        turning = [rotating_planes(layer) for layer in measurement.rotation.planes(alike=True)]
+        turning = [
+            rotating_planes(layer) for layer in measurement.rotation.planes(alike=True)
+        ]
         rotating = [number for number, planes in enumerate(turning) if planes]
         chosen = live.attending_heads
         if not everywhere:
@@ -94,7 +108,9 @@ def truncate(
     if not everywhere or len({*swept.values()}) < 2:
         swept = dict.fromkeys(swept, "all")
     groups = {
-        name: [planes if swept.get(n) == name else {} for n, planes in enumerate(turning)]
+        name: [
+            planes if swept.get(n) == name else {} for n, planes in enumerate(turning)
+        ]
         for name in swept.values() or ["all"]
     }
     cuts = sweep.cuts(groups, seed=measurement.seed)
@@ -108,7 +124,9 @@ def truncate(
         measurement,
         measurement.text,
         edits={
-            names[x.stopped]: edits_of(x, by_layer, scale) for x in cuts if x.kind != "none"
+            names[x.stopped]: edits_of(x, by_layer, scale)
+            for x in cuts
+            if x.kind != "none"
         },
         measures=measures,
         distances=tuple(max(2, farthest >> halvings) for halvings in (6, 4, 2, 0)),
@@ -116,7 +134,9 @@ def truncate(
         progress=progress,
     )
     entries = evaluation.sel(edit=[names[cut.stopped] for cut in cuts])
-    numbers = {name: [n for n, x in enumerate(layers) if x] for name, layers in groups.items()}
+    numbers = {
+        name: [n for n, x in enumerate(layers) if x] for name, layers in groups.items()
+    }
     facts: dict[str, Any] = {"heads": heads, "layers": json.dumps(numbers)}
     facts |= {} if scale is None else {"scale": float(scale)}
     return named_entries(entries, cuts).assign_attrs(facts)
@@ -125,9 +145,16 @@ def truncate(
 def named_entries(evaluation: xr.Dataset, cuts: Sequence[Cut]) -> xr.Dataset:
     """`evaluation`, whose entries are the `cuts`, with coordinates that describe the cuts."""
     columns = {row.name: [getattr(cut, row.name) for cut in cuts] for row in SWEEP}
-    texts = {name: object for name, column in columns.items() if isinstance(column[0], str)}
-    values = {name: np.array(column, dtype=texts.get(name)) for name, column in columns.items()}
-    return evaluation.assign_coords(labelled(values, SWEEP)).assign_attrs(kind="truncation")
+    texts = {
+        name: object for name, column in columns.items() if isinstance(column[0], str)
+    }
+    values = {
+        name: np.array(column, dtype=texts.get(name))
+        for name, column in columns.items()
+    }
+    return evaluation.assign_coords(labelled(values, SWEEP)).assign_attrs(
+        kind="truncation"
+    )
 
 
 def edits_of(

@@ -9,7 +9,13 @@ import xarray as xr
 
 from ropelens.errors import BadArgument, Positive, public
 
-DEFAULT_MEASURES = ("loss", "induction", "retrieval", "change", "labels")  # of `evaluate`
+DEFAULT_MEASURES = (
+    "loss",
+    "induction",
+    "retrieval",
+    "change",
+    "labels",
+)  # of `evaluate`
 ALL_MEASURES = (*DEFAULT_MEASURES, "copying")  # default of a sweep
 ENDS_OF_INTERVAL = ("", "_low", "_high")
 COLUMNS = (  # columns of truncation.csv
@@ -17,12 +23,25 @@ COLUMNS = (  # columns of truncation.csv
     *("planes_stopped", "planes", "wavelength_low", "wavelength_high"),
     *(
         column
-        for name in ("loss", "far_loss", "copy_loss", "repeat_loss", "induction", "retrieval")
+        for name in (
+            "loss",
+            "far_loss",
+            "copy_loss",
+            "repeat_loss",
+            "induction",
+            "retrieval",
+        )
         for column in (name, *(f"{name}_change{end}" for end in ENDS_OF_INTERVAL))
     ),
-    *(f"labels_changed{share}{end}" for share in ("", "_share") for end in ENDS_OF_INTERVAL),
+    *(
+        f"labels_changed{share}{end}"
+        for share in ("", "_share")
+        for end in ENDS_OF_INTERVAL
+    ),
 )
-QUARTER = 0.75  # sentences about one end use the edit that keeps about this share of planes
+QUARTER = (
+    0.75  # sentences about one end use the edit that keeps about this share of planes
+)
 
 
 def wanted_measures(measures: str | Sequence[str]) -> set[str]:
@@ -30,7 +49,11 @@ def wanted_measures(measures: str | Sequence[str]) -> set[str]:
     names = [measures] if isinstance(measures, str) else list(measures)
     unknown = [name for name in names if name not in ALL_MEASURES]
     if unknown or not names:
-        what = f"There is no measure {unknown[0]!r}." if unknown else "No measure was given."
+        what = (
+            f"There is no measure {unknown[0]!r}."
+            if unknown
+            else "No measure was given."
+        )
         raise BadArgument(what, hint=f"measures: any of {', '.join(ALL_MEASURES)}")
     return set(names)
 
@@ -74,7 +97,9 @@ def changes_of_edits(results: xr.Dataset) -> pd.DataFrame:
     # Imported here because it imports scipy, and an unknown measure is refused before that.
     from ropelens.intervals import paired_interval
 
-    names = [name for name, values in results.coords.items() if values.dims == ("edit",)]
+    names = [
+        name for name, values in results.coords.items() if values.dims == ("edit",)
+    ]
     table = pd.DataFrame({name: results[name].values for name in names})
     controls = {edit: table.get("control_of") == edit for edit in table["edit"]}
     for name, values, weight, group in _paired(results):
@@ -91,7 +116,9 @@ def changes_of_edits(results: xr.Dataset) -> pd.DataFrame:
                 table.loc[index, ends] = mean, mean - half, mean + half
     if "label" in results:
         heads, changed = _relabelled(results["label"].values.astype(str))
-        resampled = np.quantile(results["labels_changed_resampled"], [0.025, 0.975], axis=1)
+        resampled = np.quantile(
+            results["labels_changed_resampled"], [0.025, 0.975], axis=1
+        )
         for end, count in zip(ENDS_OF_INTERVAL, (changed, *resampled), strict=True):
             table[f"labels_changed{end}"] = count
             table[f"labels_changed_share{end}"] = count / heads
@@ -104,12 +131,17 @@ def class_changes(truncation: xr.Dataset) -> pd.DataFrame:
     for name in truncation["token_class"].values if "class_loss" in truncation else []:
         part = truncation.sel(token_class=name)
         if part["class_tokens"].any():
-            losses = {"loss": part["class_loss"], "predicted_tokens": part["class_tokens"]}
+            losses = {
+                "loss": part["class_loss"],
+                "predicted_tokens": part["class_tokens"],
+            }
             table = changes_of_edits(xr.Dataset(losses)).assign(token_class=name)
             if "class_change" in part:
                 table["bits"] = part["class_change"].mean(("layer", "head")).values
             if "class_label" in part:
-                _, table["labels_changed"] = _relabelled(part["class_label"].values.astype(str))
+                _, table["labels_changed"] = _relabelled(
+                    part["class_label"].values.astype(str)
+                )
             tables.append(table)
     return pd.concat(tables) if tables else pd.DataFrame({"edit": []})
 
@@ -119,7 +151,11 @@ def _paired(
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray | None]]:
     """Paired measurements: the name, values [edit, pair], weights [pair] and groups [pair]."""
     group = truncation["group"].values if "group" in truncation.coords else None
-    for name, kind in (("loss", "predicted"), ("seen_loss", "seen"), ("far_loss", "far")):
+    for name, kind in (
+        ("loss", "predicted"),
+        ("seen_loss", "seen"),
+        ("far_loss", "far"),
+    ):
         if name in truncation and truncation[f"{kind}_tokens"].any():
             weight = truncation[f"{kind}_tokens"].values.astype(float)
             known = weight > 0
@@ -129,13 +165,20 @@ def _paired(
     farthest = truncation[repeated].isel(copy_distance=-1, missing_dims="ignore")
     trials = {name: farthest[name] for name in repeated}
     if "trial_induction" in truncation:
-        scores, unedited = truncation["trial_induction"], truncation["trial_induction"][0]
+        scores, unedited = (
+            truncation["trial_induction"],
+            truncation["trial_induction"][0],
+        )
         if "silenced" in truncation:  # the attention of a silenced head has no effect
             scores = scores.where(truncation["silenced"] == 0, 0.0)
-        trials["induction"] = best_head(scores, chosen_in=unedited).transpose("edit", "trial")
+        trials["induction"] = best_head(scores, chosen_in=unedited).transpose(
+            "edit", "trial"
+        )
     if "retrieval_hit" in truncation:
         # The lengths and depths of a trial may share tokens, so each trial has one mean.
-        trials["retrieval"] = truncation["retrieval_hit"].mean(["retrieval_length", "depth"])
+        trials["retrieval"] = truncation["retrieval_hit"].mean(
+            ["retrieval_length", "depth"]
+        )
     for name, by_trial in trials.items():
         yield name, by_trial.values.astype(float), np.ones(by_trial.shape[1]), None
 
@@ -148,7 +191,9 @@ def _relabelled(label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return heads, 0 * heads + (tested & (label != label[0])).sum((1, 2))
 
 
-def best_head(trials: xr.DataArray, *, chosen_in: xr.DataArray | None = None) -> xr.DataArray:
+def best_head(
+    trials: xr.DataArray, *, chosen_in: xr.DataArray | None = None
+) -> xr.DataArray:
     """Scores in odd trials of the head with the highest mean score over even trials.
 
     Such scores are right on average. Each entry has its own best head, or the best
@@ -173,9 +218,15 @@ def position_losses(results: xr.Dataset) -> pd.DataFrame:
         hint = 'evaluate(model, text, measures="loss")'
         raise BadArgument("These results have no loss by position.", hint=hint)
     loss, error = results["position_loss"], results["position_loss_se"]
-    values = {"loss": loss, "loss_se": error, "change": loss - loss.isel(edit=0, drop=True)}
+    values = {
+        "loss": loss,
+        "loss_se": error,
+        "change": loss - loss.isel(edit=0, drop=True),
+    }
     ends = {name: results[name] for name in ("position_start", "position_stop")}
-    table = xr.Dataset(ends | values).to_dataframe(["edit", "position_bin"]).reset_index()
+    table = (
+        xr.Dataset(ends | values).to_dataframe(["edit", "position_bin"]).reset_index()
+    )
     return table[["edit", *ends, *values]]
 
 
@@ -189,9 +240,13 @@ def top_planes(attribution: xr.Dataset, count: Positive = 12) -> pd.DataFrame:
     """
     measured = ("wavelength", "attribution", "dropped", "patched")
     names = [name for name in measured if name in attribution.variables]
-    columns = attribution.reset_coords()[names].to_dataframe(["layer", "head", "frequency"])
+    columns = attribution.reset_coords()[names].to_dataframe(
+        ["layer", "head", "frequency"]
+    )
     columns = columns[names].dropna(subset="attribution")
-    order = columns["attribution"].abs().sort_values(ascending=False, kind="stable").index
+    order = (
+        columns["attribution"].abs().sort_values(ascending=False, kind="stable").index
+    )
     table = columns.loc[order[:count]].reset_index()
     heads = table["layer"].astype(str) + "." + table["head"].astype(str)
     table = table.drop(columns="layer").assign(head=heads)

@@ -40,12 +40,16 @@ def as_live_model(model: Model, tokenizer: Any = None) -> LiveModel:
     elif model.config.is_encoder_decoder:
         fault = "an encoder-decoder: the decoder also attends to another text"
     elif away := [x for x in devices_of(model) if x.type not in ("cpu", "cuda")]:
-        fault = f"on {away[0]}, where ropelens does not run"  # no float64, or no weights
+        fault = (
+            f"on {away[0]}, where ropelens does not run"  # no float64, or no weights
+        )
     if fault:
         hint = "a decoder-only model from ropelens.load or AutoModelForCausalLM, or a bridge"
         raise UnsupportedModel(f"{class_name} is {fault}.", hint=hint)
     unequal = f"Layers of {class_name} have different numbers of heads."
-    with explained(unequal, error=UnsupportedModel):  # an error of transformers (Dots 3)
+    with explained(
+        unequal, error=UnsupportedModel
+    ):  # an error of transformers (Dots 3)
         return LiveModel(model, tokenizer)  # type: ignore[arg-type]
 
 
@@ -53,7 +57,10 @@ def unwrapped(model: nn.Module | Traced) -> nn.Module:
     """Model inside wrappers of torch.compile, DataParallel, peft or nnsight, with adapters."""
     if not isinstance(model, nn.Module):
         return unwrapped(model._module)
-    for name in ("_orig_mod", "module"):  # torch.compile; DataParallel and similar wrappers
+    for name in (
+        "_orig_mod",
+        "module",
+    ):  # torch.compile; DataParallel and similar wrappers
         if name in model._modules:
             return unwrapped(getattr(model, name))
     if not hasattr(model, "get_base_model"):

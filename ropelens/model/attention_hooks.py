@@ -25,7 +25,12 @@ from transformers.generation.continuous_batching import ContinuousBatchingManage
 from ropelens.attention.call import AttentionCall
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.model import cache_positions
-from ropelens.model.masks import only_hides_keys, real_rows, refuse_hidden_mask, visible_keys
+from ropelens.model.masks import (
+    only_hides_keys,
+    real_rows,
+    refuse_hidden_mask,
+    visible_keys,
+)
 from ropelens.model.output_check import OutputCheck
 from ropelens.rope.planes import Planes
 
@@ -47,7 +52,13 @@ class AttentionEdit(Protocol):
     """An `InputPatch` that changes the rotation of queries and keys."""
 
     def __call__(
-        self, layer: int, name: AttentionInput, x: Tensor, tokens: Tensor, positions: Tensor, /
+        self,
+        layer: int,
+        name: AttentionInput,
+        x: Tensor,
+        tokens: Tensor,
+        positions: Tensor,
+        /,
     ) -> Tensor: ...
 
     def planes(self, layer: int, unedited: Planes, *, length: int) -> Planes:
@@ -88,13 +99,19 @@ class HookBlock:
 _lock = RLock()
 _open_blocks: dict[HookBlock, None] = {}  # in all contexts, the oldest first
 _own_blocks: ContextVar[tuple[HookBlock, ...]] = ContextVar("_own_blocks", default=())
-_repeats: ContextVar[bool] = ContextVar("_repeats", default=False)  # a recomputation runs
+_repeats: ContextVar[bool] = ContextVar(
+    "_repeats", default=False
+)  # a recomputation runs
 
 
 def _blocks_now() -> tuple[HookBlock, ...]:
     """The open blocks of this context, or the blocks of the pass that is recomputed."""
     own = _own_blocks.get()
-    return own if _repeats.get() else tuple(block for block in own if block in _open_blocks)
+    return (
+        own
+        if _repeats.get()
+        else tuple(block for block in own if block in _open_blocks)
+    )
 
 
 def hooks_of(module: object) -> Hooks | None:
@@ -138,7 +155,10 @@ def hooked(
 
 def attention_modules(model: PreTrainedModel) -> list[nn.Module]:
     """The modules of `model` that may call an attention function, and `model` itself."""
-    return [model, *(m for m in model.modules() if hasattr(m, "layer_idx") and m is not model)]
+    return [
+        model,
+        *(m for m in model.modules() if hasattr(m, "layer_idx") and m is not model),
+    ]
 
 
 @contextmanager
@@ -225,7 +245,9 @@ def _install() -> None:
 
     torch_checkpoint.CheckpointFunction.forward = staticmethod(forward_reentrant)
     torch_checkpoint._checkpoint_without_reentrant_generator = (
-        lambda run, *arguments, **options: segment(_repeatable(run), *arguments, **options)
+        lambda run, *arguments, **options: segment(
+            _repeatable(run), *arguments, **options
+        )
     )
 
 
@@ -246,23 +268,40 @@ def _call_with_hooks(
     """One attention call: change its inputs, run it, observe it, and silence its heads."""
     layer: int = module.layer_idx  # type: ignore[assignment]
     rows, dropped = cache_positions.row_keys(module, query.shape[2], key.shape[2])
-    paged, key_heads = "write_index" in options, key.shape[1]  # continuous batching is paged
+    paged, key_heads = (
+        "write_index" in options,
+        key.shape[1],
+    )  # continuous batching is paged
     places = torch.arange(rows.start + dropped, rows.stop + dropped)[None] + paged
     cached = not paged and cache_positions.cache_of(module) is not None
     if hooks.changes or (hooks.observers and cached):
-        ends = [options[f"cu_seq_lens_{x}"] for x in "qk"] if paged and rows.start else None
+        ends = (
+            [options[f"cu_seq_lens_{x}"] for x in "qk"]
+            if paged and rows.start
+            else None
+        )
         of_rows, of_keys = cache_positions.positions(
-            module, rows, dropped, key, options.get("position_ids"), attention_mask, ends
+            module,
+            rows,
+            dropped,
+            key,
+            options.get("position_ids"),
+            attention_mask,
+            ends,
         )
     if hooks.changes:
-        of_all = cache_positions.places_in_sequence(of_keys[:, : rows.stop], dropped) + paged
+        of_all = (
+            cache_positions.places_in_sequence(of_keys[:, : rows.stop], dropped) + paged
+        )
         places = of_all[:, rows.start :]
         for change in hooks.changes:
             query = change(layer, "query", query, places, of_rows)
             key = change(layer, "key", key, of_all, of_keys)
             value = change(layer, "value", value, of_all, of_keys)
         most = max(key.shape[1], value.shape[1])
-        key, value = (x.repeat_interleave(most // x.shape[1], dim=1) for x in (key, value))
+        key, value = (
+            x.repeat_interleave(most // x.shape[1], dim=1) for x in (key, value)
+        )
     if paged and (hooks.patches or hooks.observers or key.shape[1] != key_heads):
         what = "Continuous batching allows only silences, and edits of whole groups of heads."
         seen = "a paged cache, which does not show the sequences and keys of a row"
@@ -287,9 +326,13 @@ def _call_with_hooks(
             visibility=visible_keys(rows, attention_mask, window),
             window=window,
         )
-        with torch.autocast(query.device.type, enabled=False):  # only the model uses autocast
+        with torch.autocast(
+            query.device.type, enabled=False
+        ):  # only the model uses autocast
             if hooks.output_check is not None and not options.get("dropout"):
-                hooks.output_check(call, real, plain_mask=only_hides_keys(attention_mask))
+                hooks.output_check(
+                    call, real, plain_mask=only_hides_keys(attention_mask)
+                )
             for observer in hooks.observers:
                 observer(call)
     if not hooks.silences:

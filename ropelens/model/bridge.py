@@ -52,11 +52,21 @@ class BridgeModel(LiveModel):
         with ExitStack() as stack:
             for layer, block in enumerate(self.bridge.blocks if outermost else ()):
                 calls = _CallParts(self, layer, block.attn.original_component)
-                begin = block.attn.register_forward_pre_hook(calls.begin, with_kwargs=True)
+                begin = block.attn.register_forward_pre_hook(
+                    calls.begin, with_kwargs=True
+                )
                 stack.enter_context(begin)
-                names = {part: f"blocks.{layer}.attn.{hook}" for part, hook in _HOOKS.items()}
-                known = [part for part, name in names.items() if name in self.bridge.hook_dict]
-                functions = [(names[part], partial(calls.collect, part)) for part in known]
+                names = {
+                    part: f"blocks.{layer}.attn.{hook}" for part, hook in _HOOKS.items()
+                }
+                known = [
+                    part
+                    for part, name in names.items()
+                    if name in self.bridge.hook_dict
+                ]
+                functions = [
+                    (names[part], partial(calls.collect, part)) for part in known
+                ]
                 stack.enter_context(self.bridge.hooks(fwd_hooks=functions))
             with hooked(self._modules, change):
                 yield
@@ -85,12 +95,16 @@ class _CallParts:
             return self._end(value, hooks)
         used, fault = hooks.observers or hooks.changes, ""
         if part == "scores" and value.shape[2] != value.shape[3] and used:
-            fault = "A bridge cannot be observed or edited with a key-value cache, because "
+            fault = (
+                "A bridge cannot be observed or edited with a key-value cache, because "
+            )
             fault += "hook_rot_k fires only for the keys of the new rows."
             hint = "use_past_kv_cache=False"
         elif part != "scores" and hooks.changes:
             x = value.transpose(1, 2)
-            index = torch.arange(x.shape[2], device=x.device)[None]  # no cache: rows are keys
+            index = torch.arange(x.shape[2], device=x.device)[
+                None
+            ]  # no cache: rows are keys
             positions = self.parts.get("position_ids", index)
             self.parts["places"] = places = places_in_sequence(positions)
             for change in hooks.changes:
@@ -100,19 +114,25 @@ class _CallParts:
                 hint = "an edit of whole groups"
             value = x.transpose(1, 2)
         if fault:
-            raise UnsupportedModel(fault, hint=f"{hint}, or the transformers model itself")
+            raise UnsupportedModel(
+                fault, hint=f"{hint}, or the transformers model itself"
+            )
         self.parts[part] = value
         return value
 
     def _end(self, output: Tensor, hooks: Hooks) -> Tensor:
         """Observe the complete call, then silence its heads."""
-        missing = [hook for part, hook in _HOOKS.items() if part not in (*self.parts, "output")]
+        missing = [
+            hook for part, hook in _HOOKS.items() if part not in (*self.parts, "output")
+        ]
         if missing:
             what = f"TransformerLens hides the attention of {type(self.attention).__name__}."
             seen = f"layer {self.layer}: {missing[0]} did not fire"
             hint = "the transformers model itself (the default backend, hf)"
             raise UnsupportedModel(what, seen=seen, hint=hint)
-        query, key, value = (self.parts[x].transpose(1, 2) for x in ("query", "key", "value"))
+        query, key, value = (
+            self.parts[x].transpose(1, 2) for x in ("query", "key", "value")
+        )
         by_head = output.reshape(*self.parts["query"].shape[:3], -1)
         scores = self.parts["scores"]  # after the mask
         visible = scores[:, 0] > torch.finfo(scores.dtype).min / 2
@@ -143,10 +163,16 @@ class _CallParts:
 def bridge(model: PreTrainedModel, tokenizer: Any) -> Any:
     """A `TransformerBridge` around `model`, which becomes eager and gets wrapped modules."""
     if tokenizer is None:
-        raise BadArgument("TransformerLens needs a tokenizer, but this checkpoint has none.")
+        raise BadArgument(
+            "TransformerLens needs a tokenizer, but this checkpoint has none."
+        )
     from transformer_lens.model_bridge import TransformerBridge
 
-    options = {"hf_model": model, "tokenizer": tokenizer, "device": str(device_of(model))}
+    options = {
+        "hf_model": model,
+        "tokenizer": tokenizer,
+        "device": str(device_of(model)),
+    }
     what = f"TransformerLens cannot run {type(model).__name__}."
     with explained(what, "the default backend, hf", error=UnsupportedModel):
         return TransformerBridge.boot_transformers(model.config.name_or_path, **options)

@@ -51,32 +51,45 @@ def forget_positions(modules: Collection[int]) -> None:
 
 
 def _record_positions(
-    attention: tuple[int, ...], rotary: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    attention: tuple[int, ...],
+    rotary: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> None:
     positions = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)][-1]
     by_axis = positions.ndim == 3 and len(positions) == 3
     if (by_axis or positions.ndim == 2) and not positions.is_floating_point():
         positions = positions.movedim(0, -1) if by_axis else positions
-        _rotary_positions.set(_rotary_positions.get({}) | dict.fromkeys(attention, positions))
+        _rotary_positions.set(
+            _rotary_positions.get({}) | dict.fromkeys(attention, positions)
+        )
 
 
-def _record_cache(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _record_cache(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
     caches = [x for x in (*args, *kwargs.values()) if isinstance(x, Cache)]
     others = {key: cache for key, cache in _caches.get({}).items() if key != id(module)}
     _caches.set(others | {id(module): ref(cache) for cache in caches})
 
 
 @contextmanager
-def positions_recorded(model: PreTrainedModel, attention: list[nn.Module]) -> Iterator[None]:
+def positions_recorded(
+    model: PreTrainedModel, attention: list[nn.Module]
+) -> Iterator[None]:
     """Record the positions and caches of every call while the block runs."""
     record = partial(_record_positions, tuple(map(id, attention)))
-    rotary = [m for m in model.get_decoder().modules() if "inv_freq" in " ".join(m._buffers)]
+    rotary = [
+        m for m in model.get_decoder().modules() if "inv_freq" in " ".join(m._buffers)
+    ]
     with ExitStack() as stack:
         for module, hook in (
             *zip(rotary, repeat(record)),
             *zip(attention, repeat(_record_cache)),
         ):
-            stack.enter_context(module.register_forward_pre_hook(hook, with_kwargs=True))
+            stack.enter_context(
+                module.register_forward_pre_hook(hook, with_kwargs=True)
+            )
         yield
 
 
@@ -89,8 +102,12 @@ def row_keys(module: Any, rows: int, keys: int) -> tuple[range, int]:
     cache, length = cache_of(module), 0
     if cache is not None:
         layer = module.layer_idx  # the cache has no keys of a layer that shares keys
-        layers: Any = [x for x in cache.layers[layer:][:1] if isinstance(x, CacheLayerMixin)]
-        length = next(filter(None, (int(x.get_seq_length()) for x in (*layers, cache))), 0)
+        layers: Any = [
+            x for x in cache.layers[layer:][:1] if isinstance(x, CacheLayerMixin)
+        ]
+        length = next(
+            filter(None, (int(x.get_seq_length()) for x in (*layers, cache))), 0
+        )
         static = any(isinstance(x, StaticLayer) for x in cache.layers)
     last = min(length, keys) if length and static else keys
     return range(last - rows, last), max(length - keys, 0)
@@ -124,7 +141,9 @@ def positions(
     if ends is not None:  # the last key of a sequence belongs to its last row
         row_ends, key_ends = ends
         first = of_rows[0, row_ends[1:] - 1] + 1 - key_ends[1:]
-        of_keys = pad(first.repeat_interleave(key_ends.diff()), (0, keys - int(key_ends[-1])))
+        of_keys = pad(
+            first.repeat_interleave(key_ends.diff()), (0, keys - int(key_ends[-1]))
+        )
         return of_rows, (of_keys + torch.arange(keys, device=key.device))[None]
     cache = cache_of(module)
     by_cache = _cached_keys.setdefault(id(module), WeakKeyDictionary())
@@ -148,7 +167,9 @@ def positions(
     of_all = torch.cat([*both], dim=1)
     by_cache[owner] = CachedKeys(torch.cat([before.marks, new], dim=1), of_all)
     of_keys = of_all[:, dropped_keys:]
-    empty = of_keys[:, -1:].expand(-1, keys - rows.stop, *of_keys.shape[2:])  # static cache
+    empty = of_keys[:, -1:].expand(
+        -1, keys - rows.stop, *of_keys.shape[2:]
+    )  # static cache
     return of_rows, torch.cat([of_keys, empty], dim=1)
 
 
@@ -177,14 +198,18 @@ def _continued(
 ) -> CachedKeys | None:
     """Rows of `earlier` whose first `past` tokens end with keys that have these `marks`."""
     old, row = earlier.marks[:, past - marks.shape[1] : past], torch.arange(len(marks))
-    if not torch.equal(old, marks):  # rows were selected or cropped, or other keys were added
+    if not torch.equal(
+        old, marks
+    ):  # rows were selected or cropped, or other keys were added
         if old.shape[1] != marks.shape[1]:
             return None
         same = (marks[:, None] == old).all(-1)
         if not same.any(1).all():
             return None
         row = same.byte().argmax(1)
-    of_row = earlier.positions if len(earlier.positions) == 1 else earlier.positions[row]
+    of_row = (
+        earlier.positions if len(earlier.positions) == 1 else earlier.positions[row]
+    )
     return CachedKeys(earlier.marks[row, :past], of_row[:, :past])
 
 
@@ -206,12 +231,16 @@ def _check_consecutive(
     first = of_rows[:, 0] if of_rows.ndim == 2 else of_rows[:, 0].mT
     types = getattr(module.config, "layer_types", None)
     full = types is not None and types[module.layer_idx] == "full_attention"
-    window = slides(module.config, past) and not full  # the mask of a window hides more keys
+    window = (
+        slides(module.config, past) and not full
+    )  # the mask of a window hides more keys
     mask = of_rows.new_ones(1, rows.start + 1) if mask is None else mask
     visible = mask.bool() if mask.ndim == 2 else shown(mask[:, 0, 0])
     visible = visible[:, : rows.start + 1]
     only_left = (visible[:, :-1] <= visible[:, 1:]).all(1)
-    unpacked = visible.sum(1) <= first + 1  # no other sequence precedes this one in its row
+    unpacked = (
+        visible.sum(1) <= first + 1
+    )  # no other sequence precedes this one in its row
     hidden = visible.byte().argmax(1)
     padded = only_left & unpacked & (first < past) if window else first + hidden == past
     if cache is not None and cache in by_cache:

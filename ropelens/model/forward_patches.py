@@ -33,7 +33,10 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def gradients_enabled(model: nn.Module, *, recomputed: bool) -> Iterator[None]:
     """Enable gradients; with `recomputed`, store only inputs of layers and run layers again."""
-    if any(x.is_inference() for x in model.parameters()) or torch.is_inference_mode_enabled():
+    if (
+        any(x.is_inference() for x in model.parameters())
+        or torch.is_inference_mode_enabled()
+    ):
         what = f"{type(model).__name__} has no gradients in torch.inference_mode."
         hint = "load the model, and call ropelens, outside of torch.inference_mode"
         raise UnsupportedModel(what, hint=hint)
@@ -41,7 +44,8 @@ def gradients_enabled(model: nn.Module, *, recomputed: bool) -> Iterator[None]:
         m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)
     ]
     again = {
-        m: partial(checkpoint, m.forward, use_reentrant=False) for m in layers * recomputed
+        m: partial(checkpoint, m.forward, use_reentrant=False)
+        for m in layers * recomputed
     }
     with torch.enable_grad(), without_dropout(model), _replaced_forwards(again):
         yield
@@ -70,13 +74,17 @@ def skip_mlp_work(model: PreTrainedModel) -> Iterator[None]:
     def of_first_token(run: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
         return run(input[..., :1, :]).repeat_interleave(input.shape[-2], dim=-2)
 
-    others = {x: partial(of_first_token, x.forward) for x in linear if x not in attention}
+    others = {
+        x: partial(of_first_token, x.forward) for x in linear if x not in attention
+    }
     with _replaced_forwards(others):
         yield
 
 
 @contextmanager
-def _replaced_forwards(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+def _replaced_forwards(
+    forwards: Mapping[nn.Module, Callable[..., Any]],
+) -> Iterator[None]:
     """Run these functions instead of `forward` of the modules; refuse other contexts."""
 
     def run(module: nn.Module, *arguments: Any, **options: Any) -> Any:
@@ -109,7 +117,9 @@ class PreallocatedLayer(DynamicLayer):
         new = (key_states, value_states)
         if not self.is_initialized:
             self.lazy_initialization(*new)
-            self.room = [x.new_empty((*x.shape[:2], self.tokens, x.shape[3])) for x in new]
+            self.room = [
+                x.new_empty((*x.shape[:2], self.tokens, x.shape[3])) for x in new
+            ]
         begin = self.get_seq_length()
         end = begin + key_states.shape[2]
         for room, states in zip(self.room, new, strict=True):

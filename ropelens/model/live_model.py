@@ -42,7 +42,9 @@ CHECKED_TOKENS = 256  # length up to which observation is checked to change no l
 MORE_PASSES = 8  # further passes after a pass whose logits changed
 ONE_PASS = 2**16  # tokens of the longest sequences that run in one pass
 
-MASK_ELEMENTS = 2**25  # keys times rows of a chunk; a mask takes about 40 bytes for each
+MASK_ELEMENTS = (
+    2**25
+)  # keys times rows of a chunk; a mask takes about 40 bytes for each
 LOSS_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}  # logits whose loss is taken at once
 LOGITS_OF_NOISE = 16  # last positions whose logits show noise
 
@@ -52,7 +54,9 @@ Recorded = TypeVar("Recorded")
 class LiveModel:
     """A transformers model, run unmodified and observed through its attention interface."""
 
-    in_chunks = True  # whether `logits` can run the tokens in chunks, with a key-value cache
+    in_chunks = (
+        True  # whether `logits` can run the tokens in chunks, with a key-value cache
+    )
 
     def __init__(self, model: PreTrainedModel, tokenizer: Any = None) -> None:
         self.model, self.tokenizer = model, tokenizer  # without wrappers
@@ -95,13 +99,17 @@ class LiveModel:
         if last and self._takes_logits_to_keep:
             # Pass indices, because Gemma 4 runs its last layers only on the requested rows if
             # it gets an integer.
-            inputs["logits_to_keep"] = torch.arange(tokens.shape[1], device=self.device)[-last:]
+            inputs["logits_to_keep"] = torch.arange(
+                tokens.shape[1], device=self.device
+            )[-last:]
         with forward_patches.without_dropout(self.model):
             result = self._runner(tokens.to(self.device), **inputs, use_cache=False)
         return result if isinstance(result, Tensor) else result.logits
 
     def _inputs(
-        self, hidden: TokenMask | None, positions: Int[Tensor, "*axis sequence position"] | None
+        self,
+        hidden: TokenMask | None,
+        positions: Int[Tensor, "*axis sequence position"] | None,
     ) -> dict[str, Tensor]:
         mask = None if hidden is None else (~hidden).long()
         inputs = {"position_ids": positions, "attention_mask": mask}
@@ -129,7 +137,9 @@ class LiveModel:
                 evidence = f"a second attention call of layer {call.layer} in one pass"
             if fault:
                 hint = "a model that attends once to the tokens that it receives"
-                raise UnsupportedModel(f"{self.class_name} {fault}.", seen=evidence, hint=hint)
+                raise UnsupportedModel(
+                    f"{self.class_name} {fault}.", seen=evidence, hint=hint
+                )
             results[call.layer] = record(call)
 
         with self.observe(observe):
@@ -168,7 +178,9 @@ class LiveModel:
                 last = min(length - 1, first + logits.shape[1])
                 for begin in range(first, last, rows):
                     end = min(begin + rows, last)
-                    target = tokens[sequence, begin + 1 : end + 1].to(logits.device, torch.long)
+                    target = tokens[sequence, begin + 1 : end + 1].to(
+                        logits.device, torch.long
+                    )
                     scores = logits[sequence, begin - first : end - first].float()
                     loss = cross_entropy(scores, target, reduction="none")
                     losses[sequence, begin + 1 : end + 1] = loss.double().cpu()
@@ -195,7 +207,9 @@ class LiveModel:
     ) -> Iterator[tuple[int, Tensor]]:
         """Logits of `tokens`, which follow the tokens in a cache among the `inputs`."""
         ids, context = tokens.to(self.device), tokens.shape[1]
-        once = partial(forward_patches.cache_first_result, self.model.base_model, list[Any]())
+        once = partial(
+            forward_patches.cache_first_result, self.model.base_model, list[Any]()
+        )
         at_once = LOGITS_AT_ONCE[self.device.type] // (len(tokens) * self.vocabulary)
         size = max(1, at_once) if self._takes_logits_to_keep else context
         for begin in range(0, context, size):
@@ -209,8 +223,12 @@ class LiveModel:
     @cached_property
     def logits_cost(self) -> float:
         """Approximate time that logits take, compared with all layers of a plain pass."""
-        head = self.vocabulary * config_facts.stated_number(self.config, "hidden_size", 1)
-        other = [x.numel() for x in self.model.parameters() if self.vocabulary not in x.shape]
+        head = self.vocabulary * config_facts.stated_number(
+            self.config, "hidden_size", 1
+        )
+        other = [
+            x.numel() for x in self.model.parameters() if self.vocabulary not in x.shape
+        ]
         return head / max(1, sum(other))
 
     @cached_property
@@ -218,16 +236,23 @@ class LiveModel:
         """Rounding noise of the model without open blocks; see `measure_noise`."""
 
         def run(ids: Ids, observer: Observer) -> Tensor:
-            with self.without_hooks(), self._hooked(lambda _: Hooks(observers=(observer,))):
+            with (
+                self.without_hooks(),
+                self._hooked(lambda _: Hooks(observers=(observer,))),
+            ):
                 return self.forward(ids, last=LOGITS_OF_NOISE)[:, -LOGITS_OF_NOISE:]
 
-        return measure_noise(self.model, run, noise_tokens(self.vocabulary, self.context))
+        return measure_noise(
+            self.model, run, noise_tokens(self.vocabulary, self.context)
+        )
 
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         """Call `observer` with every attention call while the block runs."""
         check = OutputCheck(self.class_name, self.noise.call, self._compared)
         added: Any = {"output_check": check}
-        return self._hooked(lambda h: replace(h, observers=(*h.observers, observer), **added))
+        return self._hooked(
+            lambda h: replace(h, observers=(*h.observers, observer), **added)
+        )
 
     def edit(self, edit: AttentionEdit) -> AbstractContextManager[None]:
         """Pass queries and keys through `edit`, which replaces an open edit in the block."""
@@ -235,11 +260,15 @@ class LiveModel:
 
     def patch(self, patch: InputPatch) -> AbstractContextManager[None]:
         """Pass queries, keys and values through `patch`, after the patches that are open."""
-        return self._hooked(lambda hooks: replace(hooks, patches=(*hooks.patches, patch)))
+        return self._hooked(
+            lambda hooks: replace(hooks, patches=(*hooks.patches, patch))
+        )
 
     def silence(self, silence: HeadSilence) -> AbstractContextManager[None]:
         """Replace outputs of heads by `silence`; the innermost block takes effect."""
-        return self._hooked(lambda hooks: replace(hooks, silences=(*hooks.silences, silence)))
+        return self._hooked(
+            lambda hooks: replace(hooks, silences=(*hooks.silences, silence))
+        )
 
     def changed(
         self, edit: AttentionEdit | None, silences: Sequence[HeadSilence]
@@ -298,7 +327,9 @@ class LiveModel:
                 seen += [observed() for _ in range(MORE_PASSES)]
                 spread = max(_change(x[0], other) for x in (plain, seen) for other in x)
                 change = min(_change(x, y) for x, y in product(plain, seen))
-                evidence += f": a relative change of {change:.2g}; equal passes by {spread:.2g}"
+                evidence += (
+                    f": a relative change of {change:.2g}; equal passes by {spread:.2g}"
+                )
                 if not spread or change > allowed_residual(spread, self.eps):
                     fault, hint = "something else while it is observed", ""
         if fault:
@@ -310,13 +341,18 @@ class LiveModel:
     def attending_heads(self) -> HeadMask:
         """The query heads that attention calls have, which are fewer in a pruned layer."""
         self.check_layers({*self.noise.heads})
-        counts = torch.tensor([self.noise.heads.get(layer, 0) for layer in range(self.layers)])
+        counts = torch.tensor(
+            [self.noise.heads.get(layer, 0) for layer in range(self.layers)]
+        )
         return torch.arange(self.heads) < counts[:, None]
 
     def check_layers(self, seen: set[int]) -> None:
         """Raise `UnsupportedModel` unless every layer that attends showed its attention."""
         missing, count = sorted(set(self.attending) - seen), len(self.attending)
-        hint, means = "a family of docs/families.md, such as Llama, Qwen, Gemma or GPT-NeoX", ""
+        hint, means = (
+            "a family of docs/families.md, such as Llama, Qwen, Gemma or GPT-NeoX",
+            "",
+        )
         fault, types = "has no attention", sorted({*self.layer_types})
         evidence = f"layers of {', '.join(types)}"
         if missing:

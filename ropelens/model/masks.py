@@ -45,7 +45,9 @@ def only_hides_keys(mask: Tensor | None) -> bool:
     if mask is None:
         return True
     alike = mask.shape[1] == 1 or bool((mask == mask[:, :1]).all())
-    return alike and (mask.dtype == torch.bool or bool(((mask == 0) | (mask < -1e4)).all()))
+    return alike and (
+        mask.dtype == torch.bool or bool(((mask == 0) | (mask < -1e4)).all())
+    )
 
 
 def refuse_hidden_mask(seen: str) -> NoReturn:

@@ -30,7 +30,9 @@ class Noise:
     heads: dict[int, int]
 
 
-def changed_embeddings(model: PreTrainedModel, share: Float[Tensor, " sequence"]) -> Any:
+def changed_embeddings(
+    model: PreTrainedModel, share: Float[Tensor, " sequence"]
+) -> Any:
     """Change the embeddings of each sequence by a random relative `share` in the block."""
 
     def change(module: Any, args: Any, x: Tensor) -> Tensor:
@@ -53,10 +55,19 @@ def measure_noise(
     device = device_of(model)
     autocast = torch.is_autocast_enabled(device.type)
     heads_now = tuple(  # heads and layers may be pruned later
-        (vars(module).get("layer_idx"), *(weight.shape for weight in module.parameters()))
+        (
+            vars(module).get("layer_idx"),
+            *(weight.shape for weight in module.parameters()),
+        )
         for module in attention_modules(model)[1:]
     )
-    key = (model.dtype, device, autocast, torch.get_float32_matmul_precision(), heads_now)
+    key = (
+        model.dtype,
+        device,
+        autocast,
+        torch.get_float32_matmul_precision(),
+        heads_now,
+    )
     by_key = _measured.setdefault(model, {})
     if key in by_key:
         return by_key[key]
@@ -64,7 +75,9 @@ def measure_noise(
     share = max(torch.finfo(model.dtype).eps / 2, EMBEDDING_CHANGE)
 
     def record(call: AttentionCall) -> None:
-        call = call.of_rows(torch.arange(1, call.query.shape[2]))  # other blocks of rows
+        call = call.of_rows(
+            torch.arange(1, call.query.shape[2])
+        )  # other blocks of rows
         error = output_error(call, attention_map(call).nan_to_num(0))
         heads[call.layer] = call.query.shape[1]
         errors[-1][call.layer] = error[-1] * math.sqrt(len(error))

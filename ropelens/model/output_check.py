@@ -21,10 +21,16 @@ class OutputCheck:
 
     class_name: str
     noise: Mapping[int, float]  # relative noise of the attention call of each layer
-    compared: set[tuple[object, ...]]  # layer, rows, cache and kind of mask of compared calls
+    compared: set[
+        tuple[object, ...]
+    ]  # layer, rows, cache and kind of mask of compared calls
 
     def __call__(
-        self, call: AttentionCall, real: Bool[Tensor, "_ row"], *, plain_mask: bool = True
+        self,
+        call: AttentionCall,
+        real: Bool[Tensor, "_ row"],
+        *,
+        plain_mask: bool = True,
     ) -> None:
         """Raise `UnsupportedModel` if recomputed attention of `real` rows misses the output."""
         rows, visibility = call.query.shape[2], call.visibility
@@ -35,7 +41,9 @@ class OutputCheck:
         row = torch.linspace(0, rows - 1, min(rows, COMPARED_ROWS)).long()
         sample = call.of_rows(row)
         output = sample.output
-        real = real.expand(len(call.query), -1)[:, row.to(real.device)].to(output.device)
+        real = real.expand(len(call.query), -1)[:, row.to(real.device)].to(
+            output.device
+        )
         real = real & output.isfinite().all(-1).all(-1)
         visible = sample.visibility.sees().to(real.device) & real[..., None]
         sample = replace(
@@ -53,10 +61,14 @@ class OutputCheck:
                 return
             cause = "the mask differs between heads or adds numbers to scores"
             if plain_mask:
-                near = (n for n, x in _variants(sample, real) if _residual(x) <= allowed)
+                near = (
+                    n for n, x in _variants(sample, real) if _residual(x) <= allowed
+                )
                 cause = next((f"it matches {name}" for name in near), "")
         what = f"{self.class_name} attends in a way that ropelens does not know."
-        seen = f"layer {call.layer}: attention from its queries, keys and mask misses the "
+        seen = (
+            f"layer {call.layer}: attention from its queries, keys and mask misses the "
+        )
         seen += f"model's own output by {residual:.2g} (allowed {allowed:.0e})"
         seen += f"; {cause}" * bool(cause)
         means = "the model changes scores, mask or weights outside of its attention function"
@@ -77,7 +89,10 @@ def _variants(
     earlier = (key <= see.position[..., None]).to(real.device) & real[..., None]
     every = real[..., None].expand(-1, -1, len(key))
     see_earlier, see_every = (replace(see, mask=mask) for mask in (earlier, every))
-    yield "if rows see all keys up to their own position", replace(call, visibility=see_earlier)
+    yield (
+        "if rows see all keys up to their own position",
+        replace(call, visibility=see_earlier),
+    )
     yield "if rows see all keys, also later keys", replace(call, visibility=see_every)
     yield "if the soft-cap is left out", replace(call, softcap=None)
     yield "if the sink logits are left out", replace(call, sink_logits=None)

@@ -41,9 +41,15 @@ def output_projections(live: LiveModel) -> dict[int, nn.Linear]:
         if isinstance(module, nn.Linear) and calls[-1].layer not in results:
             projections[calls[-1].layer], results[calls[-1].layer] = module, result
         elif not torch.equal(result, results.get(calls[-1].layer, result)):
-            projections.pop(calls[-1].layer, None)  # only a part of a map, as in an adapter
+            projections.pop(
+                calls[-1].layer, None
+            )  # only a part of a map, as in an adapter
 
-    with live.without_hooks(), live.observe(calls.append), _modules_recorded(live, record):
+    with (
+        live.without_hooks(),
+        live.observe(calls.append),
+        _modules_recorded(live, record),
+    ):
         live.forward(torch.ones(1, 2, dtype=torch.long), last=1)
     if missing := [layer for layer in live.attending if layer not in projections]:
         what = f"{live.class_name} passes the outputs of its heads to no linear map."
@@ -56,7 +62,12 @@ def output_projections(live: LiveModel) -> dict[int, nn.Linear]:
 def weight_of(linear: Any, dtype: torch.dtype) -> Float[Tensor, "out in"]:
     """Weights of a linear map, from unit vectors if it is quantized, offloaded or adapted."""
     weight, plain = linear.weight.detach(), type(linear).forward is nn.Linear.forward
-    if plain and type(weight) is Tensor and weight.is_floating_point() and not weight.is_meta:
+    if (
+        plain
+        and type(weight) is Tensor
+        and weight.is_floating_point()
+        and not weight.is_meta
+    ):
         return weight
     unit = torch.eye(linear.in_features, dtype=dtype, device=computes_on(linear))
     with torch.autocast(unit.device.type, enabled=False):
@@ -87,7 +98,9 @@ def logit_directions(
             return head_outputs[-1]
         if "Norm" in type(module).__name__:
             if head_outputs and x is head_outputs[-1]:
-                cause = f"a norm or a factor on the path: {type(module).__name__} follows "
+                cause = (
+                    f"a norm or a factor on the path: {type(module).__name__} follows "
+                )
                 cause += "the output projection"
             norms[:] = [module, x]
             return result.detach()  # every path that is not linear begins with a norm
@@ -99,12 +112,16 @@ def logit_directions(
     direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
     gradients: Sequence[Tensor] = [torch.zeros(())] * len(head_outputs)
     if x.requires_grad:  # not if norms cut all paths and the weights are frozen
-        gradients = torch.autograd.grad(x, head_outputs, direction, materialize_grads=True)
+        gradients = torch.autograd.grad(
+            x, head_outputs, direction, materialize_grads=True
+        )
     device, dtype = live.device.type, live.model.dtype
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
     close = allowed_residual(0, torch.finfo(dtype).eps)
-    same = all(torch.allclose(g.to(direction), direction, close, close) for g in gradients)
+    same = all(
+        torch.allclose(g.to(direction), direction, close, close) for g in gradients
+    )
     x = x[0].detach()
     y, even = norm(x), torch.ones_like(x[:1])
     even[:, 1::2] = -1  # mean 0, mean square 1
@@ -115,9 +132,13 @@ def logit_directions(
     dtype = torch.promote_types(x.dtype, torch.float32)
     x, y, shift, gain = (z.to(dtype) for z in (x, y, shift, gain))
     part = gain * (x - centered * x.mean(-1, keepdim=True))
-    scale = ((y - shift) * part).sum(-1, keepdim=True) / part.square().sum(-1, keepdim=True)
+    scale = ((y - shift) * part).sum(-1, keepdim=True) / part.square().sum(
+        -1, keepdim=True
+    )
     if not (same and float((scale * part + shift - y).norm() / y.norm()) < close):
-        what = f"The path from the heads of {live.class_name} to the logits is not linear."
+        what = (
+            f"The path from the heads of {live.class_name} to the logits is not linear."
+        )
         raise UnsupportedModel(what, seen=cause, hint="values=True without logits_of")
     head = weight_of(live.model.get_output_embeddings(), live.model.dtype)
     before = head[list(answers)][:, None].to(x) * (scale * gain)

@@ -17,7 +17,11 @@ from ropelens.attention.variables import Variable, labelled, table
 from ropelens.errors import BadArgument, Count, Whole, public
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
-from ropelens.model.output_projection import logit_directions, output_projections, weight_of
+from ropelens.model.output_projection import (
+    logit_directions,
+    output_projections,
+    weight_of,
+)
 from ropelens.profiles.measurement import Measurement
 from ropelens.rope.planes import Planes, unrotate
 from ropelens.rope.select import ALL_HEADS, heads_by_layer
@@ -137,12 +141,19 @@ def capture(
     live = as_live_model(model, tokenizer)
     tokenizer = tokenizer or live.tokenizer
     if text_or_tokens == []:
-        raise BadArgument("There is no prompt to capture.", hint="a list of one or more")
+        raise BadArgument(
+            "There is no prompt to capture.", hint="a list of one or more"
+        )
     options: dict[str, Any] = {"runner_up": runner_up}
     if isinstance(text_or_tokens, list):
         options |= {"heads": heads, "tokenizer": tokenizer, "values": values}
-        options |= {"logits_of": logits_of, "max_bytes": max_bytes // len(text_or_tokens)}
-        return _concatenate([capture(live, prompt, **options) for prompt in text_or_tokens])
+        options |= {
+            "logits_of": logits_of,
+            "max_bytes": max_bytes // len(text_or_tokens),
+        }
+        return _concatenate(
+            [capture(live, prompt, **options) for prompt in text_or_tokens]
+        )
     measurement = one_sequence(live, text_or_tokens, tokenizer)
     text, length = measurement.text, measurement.text.context
     rotation = measurement.rotation
@@ -154,14 +165,18 @@ def capture(
     sizes = {"head": len(places), "query": length, "key": length, "part": 2}
     sizes["frequency"] = max(planes[layer].terms for layer, _ in places)
     sizes["answer"] = len(answers)
-    unasked = set() if values or answers else {"value_norm", "write_norm", "written_norm"}
+    unasked = (
+        set() if values or answers else {"value_norm", "write_norm", "written_norm"}
+    )
     unasked |= set() if answers else {"logit"}
     rows = [row for row in CAPTURE if row.name not in unasked]
     dtype = torch.promote_types(live.model.dtype, torch.float32)
     arrays = _allocate(rows, sizes, dtype, max_bytes=max_bytes)
     projections = output_projections(live) if "write_norm" in arrays else {}
     if answers:
-        options["toward"] = logit_directions(live, projections, text.ids, answers, text.hidden)
+        options["toward"] = logit_directions(
+            live, projections, text.ids, answers, text.hidden
+        )
 
     def see(call: AttentionCall) -> None:
         count = call.query.shape[1]  # heads of the layer
@@ -211,13 +226,18 @@ def write_head(
     term_of, hidden = planes.term_of, ~call.visibility.sees()[0].to(q.device)
 
     def scores(chosen: Bool[Tensor, " coordinate"]) -> Float[Tensor, "query key"]:
-        return (call.scale * q[:, chosen] @ k[:, chosen].mT).masked_fill(hidden, torch.nan)
+        return (call.scale * q[:, chosen] @ k[:, chosen].mT).masked_fill(
+            hidden, torch.nan
+        )
 
     for side, x in (("q", q), ("k", k)):
         into[f"{side}_norm"][:, :terms] = planes.norms(x)
         still = unrotate(x, torch.arange(len(x)), planes)
         by_plane = into[f"{side}_still"][:, : len(planes.inv_freq)]
-        by_plane[..., 0], by_plane[..., 1] = still[:, planes.first], still[:, planes.second]
+        by_plane[..., 0], by_plane[..., 1] = (
+            still[:, planes.first],
+            still[:, planes.second],
+        )
     into["score"].copy_(scores(term_of >= 0))
     for term in range(terms):
         into["contribution"][term].copy_(scores(term_of == term))
@@ -249,7 +269,9 @@ def _concatenate(captures: Sequence[xr.Dataset]) -> xr.Dataset:
     return together.assign(names).set_coords(tokens)
 
 
-def one_sequence(live: LiveModel, given: Prompt, tokenizer: TokenNames | None) -> Measurement:
+def one_sequence(
+    live: LiveModel, given: Prompt, tokenizer: TokenNames | None
+) -> Measurement:
     """Return a measurement of one sequence; raise `BadArgument` for several."""
     if isinstance(given, str):
         check_document(given)
@@ -263,22 +285,33 @@ def one_sequence(live: LiveModel, given: Prompt, tokenizer: TokenNames | None) -
 
 
 def _allocate(
-    rows: Sequence[Variable], sizes: dict[str, int], dtype: torch.dtype, *, max_bytes: int
+    rows: Sequence[Variable],
+    sizes: dict[str, int],
+    dtype: torch.dtype,
+    *,
+    max_bytes: int,
 ) -> dict[str, Tensor]:
     """Arrays of NaN for the variables, head first. Raise `BadArgument` above `max_bytes`."""
     shapes = {row.name: [sizes[dim] for dim in row.dims] for row in rows}
     total = sum(int(np.prod(shape)) for shape in shapes.values()) * dtype.itemsize
     if total > max_bytes:
-        what = f"This capture takes {total:,} bytes, more than the {max_bytes:,} allowed."
+        what = (
+            f"This capture takes {total:,} bytes, more than the {max_bytes:,} allowed."
+        )
         seen = "{head} heads, {query:,} tokens, {frequency} frequencies".format(**sizes)
         hint = f"fewer heads, a shorter text, or max_bytes={total}"
         raise BadArgument(what, seen=seen, hint=hint)
-    return {name: torch.full(shape, torch.nan, dtype=dtype) for name, shape in shapes.items()}
+    return {
+        name: torch.full(shape, torch.nan, dtype=dtype)
+        for name, shape in shapes.items()
+    }
 
 
 def token_id(token: Token, tokenizer: TokenNames | None, vocabulary: int) -> int:
     """Id of a token. Raise `BadArgument` if the model does not have the token."""
-    known = [int(token)] if not isinstance(token, str) and 0 <= token < vocabulary else []
+    known = (
+        [int(token)] if not isinstance(token, str) and 0 <= token < vocabulary else []
+    )
     ids = encode(token, tokenizer, prompt=True)[1] if isinstance(token, str) else known
     if len(ids) != 1:
         seen = f"{len(ids)} tokens, of the {vocabulary} that it has"
@@ -286,10 +319,14 @@ def token_id(token: Token, tokenizer: TokenNames | None, vocabulary: int) -> int
     return ids[0]
 
 
-def token_names(tokens: Iterable[Tensor | int], tokenizer: TokenNames | None) -> list[str]:
+def token_names(
+    tokens: Iterable[Tensor | int], tokenizer: TokenNames | None
+) -> list[str]:
     """Text of each token inside a text, or its number without a tokenizer."""
     if tokenizer is None:
         return [f"#{int(token)}" for token in tokens]
     # Many tokenizers drop the space at the beginning of a single token.
-    pairs = [(tokenizer.decode([t]), tokenizer.decode([t, t])) for t in map(int, tokens)]
+    pairs = [
+        (tokenizer.decode([t]), tokenizer.decode([t, t])) for t in map(int, tokens)
+    ]
     return [str(twice)[len(once) :] or str(once) for once, twice in pairs]

@@ -48,7 +48,9 @@ def read_excerpts(
         if not attention.isfinite().all():
             what = f"{live.class_name} attends with numbers that are not finite."
             hint = "dtype=torch.float32, or another checkpoint"
-            raise UnsupportedModel(what, seen=f"layer {call.layer}: NaN or infinity", hint=hint)
+            raise UnsupportedModel(
+                what, seen=f"layer {call.layer}: NaN or infinity", hint=hint
+            )
         scale[call.layer] = float(call.scale)
         return attention, _still(call.query, turning), _still(call.key, turning)
 
@@ -60,12 +62,16 @@ def read_excerpts(
 
     def of_pieces(part: int) -> np.ndarray:
         by_batch = ({n: x[part] for n, x in calls.items()} for calls in recorded)
-        return stack(x for calls in by_batch for x in by_layer(calls, live.layers).unbind(1))
+        return stack(
+            x for calls in by_batch for x in by_layer(calls, live.layers).unbind(1)
+        )
 
     attention, query, key = map(of_pieces, range(3))
     for length in {len(piece) for piece in pieces}:
         pairs = zip(measurement.rotation.planes(length), planes, strict=True)
-        if not all(torch.equal(short.inv_freq, whole.inv_freq) for short, whole in pairs):
+        if not all(
+            torch.equal(short.inv_freq, whole.inv_freq) for short, whole in pairs
+        ):
             query[:] = np.nan
     for layer, turning in enumerate(planes):
         speed = torch.atleast_2d(turning.inv_freq.nan_to_num().abs())
@@ -101,7 +107,9 @@ def _next_tokens(
 
     def lead(logits: Float[Tensor, "position token"]) -> Float[Tensor, ""]:
         (first, second), tokens = logits[-1].topk(2)
-        answers.append((token_names(tokens, tokenizer), float((first - second).detach())))
+        answers.append(
+            (token_names(tokens, tokenizer), float((first - second).detach()))
+        )
         return first - second
 
     for batch in batches:
@@ -126,7 +134,10 @@ def _still(
     """Queries or keys without their rotation; planes that rotate clockwise are mirrored."""
     planes = planes.of_keys(x.shape[1])
     still = unrotate(x.float(), torch.arange(x.shape[2]), planes).cpu()
-    before, after = still[..., : planes.offset], still[..., planes.offset + planes.rotary_dim :]
+    before, after = (
+        still[..., : planes.offset],
+        still[..., planes.offset + planes.rotary_dim :],
+    )
     direction = torch.where(planes.inv_freq < 0, -1.0, 1.0)[..., None, :].cpu()
     mirrored = still[..., planes.second] * direction
     return torch.cat([still[..., planes.first], mirrored, before, after], dim=-1)
@@ -145,7 +156,9 @@ def chosen_excerpts(measurement: Measurement) -> list[Int[Tensor, " position"]]:
     generator = generator_of(measurement.seed, len(long))
     order = long[torch.randperm(len(long), generator=generator)].tolist()
     pieces = []
-    for sequence in (order * CANDIDATES)[:CANDIDATES]:  # few sequences give several pieces
+    for sequence in (order * CANDIDATES)[
+        :CANDIDATES
+    ]:  # few sequences give several pieces
         ids = text.ids[sequence][text.real[sequence].to(text.ids.device)]
         start = int(torch.randint(len(ids) - length + 1, (), generator=generator))
         piece = ids[start : start + length].clone()
@@ -159,7 +172,12 @@ def chosen_excerpts(measurement: Measurement) -> list[Int[Tensor, " position"]]:
         weights = attention_map(call)[..., 1:, 1:].double().cpu()
         keys = torch.arange(1, weights.shape[-1] + 1).double()[:, None]
         conditional = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
-        return (weights * (conditional * keys).clamp(min=1e-30).log2()).sum(-1).mean(-1).sum(-1)
+        return (
+            (weights * (conditional * keys).clamp(min=1e-30).log2())
+            .sum(-1)
+            .mean(-1)
+            .sum(-1)
+        )
 
     by_layer_bits = measurement.live.record_calls(candidates, bits).values()
     total = sum(by_layer_bits, torch.zeros(len(candidates)).double())
@@ -176,7 +194,9 @@ def check_excerpts(
             what = f"A prompt to look into must have 3 to {_longest(config)} tokens."
             means = "a profile has the attention of every head"
             hint = "another prompt, or ropelens.capture for some of the heads"
-            raise BadArgument(what, seen=f"{len(tokens):,} tokens", means=means, hint=hint)
+            raise BadArgument(
+                what, seen=f"{len(tokens):,} tokens", means=means, hint=hint
+            )
         text = Text(tokens[None])
         check_ids(text.ids, vocabulary=config.vocab_size)
         checked.append(text.ids[0])
@@ -196,6 +216,8 @@ def excerpt_variables(
     order = np.argsort(-np.nan_to_num(sharp, nan=-np.inf), axis=None, kind="stable")
     short = query.size + excerpts["key_still"].size <= SHORT
     room = query.size if short else max(EXCERPT_NUMBERS, NUMBERS_A_HEAD * sharp.size)
-    layer, head = np.unravel_index(order[max(room // query[:, 0, 0].size, 1) :], sharp.shape)
+    layer, head = np.unravel_index(
+        order[max(room // query[:, 0, 0].size, 1) :], sharp.shape
+    )
     query[:, layer, head] = np.nan
     return labelled({f"excerpt_{name}": x for name, x in excerpts.items()}, AXES)

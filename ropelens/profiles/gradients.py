@@ -69,11 +69,21 @@ def differentiate(
     try:
         with enabled, scaled, live.observe(keep_call), live.silence(keep_output):
             value = value_of(live, text, number)
-            if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-                raise BadArgument("answer must give one number that depends on the logits.")
-            of_outputs = torch.autograd.grad(value, [*outputs.values()], materialize_grads=True)
+            if (
+                not isinstance(value, Tensor)
+                or value.numel() != 1
+                or not value.requires_grad
+            ):
+                raise BadArgument(
+                    "answer must give one number that depends on the logits."
+                )
+            of_outputs = torch.autograd.grad(
+                value, [*outputs.values()], materialize_grads=True
+            )
         gradients = zip(outputs, of_outputs, strict=True)
-        return float(value.detach()), {layer: (calls[layer], x) for layer, x in gradients}
+        return float(value.detach()), {
+            layer: (calls[layer], x) for layer, x in gradients
+        }
     except CheckpointError:
         return differentiate(live, text, number, chosen, size=size, recomputed=False)
     finally:  # the graph has checkpoints, which have the functions above and their dicts
@@ -85,7 +95,9 @@ def score_gradient(
     call: AttentionCall,
     of_output: Float[Tensor, "batch row heads feature"],
     heads: Int[Tensor, " head"],
-) -> tuple[Float[Tensor, "batch head row key"], Float[Tensor, "batch head row _"], Tensor]:
+) -> tuple[
+    Float[Tensor, "batch head row key"], Float[Tensor, "batch head row _"], Tensor
+]:
     """Gradient with respect to every score, A (g . v - g . o), scaled queries, and keys.
 
     g is the gradient with respect to the outputs o.
@@ -95,7 +107,10 @@ def score_gradient(
     q, k, v = (x.to(attention) for x in (call.query, call.key, call.value))
     of_heads = of_output[:, :, heads.to(of_output.device)]
     g, output = (x.to(attention).transpose(1, 2) for x in (of_heads, call.output))
-    slope, q = attention * (g @ v.mT - (g * output).sum(-1, keepdim=True)), call.scale * q
+    slope, q = (
+        attention * (g @ v.mT - (g * output).sum(-1, keepdim=True)),
+        call.scale * q,
+    )
     if call.softcap is not None:
         slope = slope * (1 - (q @ k.mT / call.softcap).tanh().square())
     return slope, q, k
@@ -108,7 +123,9 @@ def value_of(live: LiveModel, text: Text, number: Number) -> Float[Tensor, "*axi
     return reduce(add, map(number.of, logits))
 
 
-def scale_queries(chosen: HeadMask, size: Float[Tensor, ""]) -> attention_hooks.InputPatch:
+def scale_queries(
+    chosen: HeadMask, size: Float[Tensor, ""]
+) -> attention_hooks.InputPatch:
     """A patch that multiplies the queries of chosen heads; by 1 it changes no bit."""
 
     def scale(

@@ -6,8 +6,18 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
-from ropelens.attention.formulas import FOLLOW, GAINS, attention_budget, describe_wavelengths
-from ropelens.budget.labels import Thresholds, assign_shared, follow_numbers, label_heads
+from ropelens.attention.formulas import (
+    FOLLOW,
+    GAINS,
+    attention_budget,
+    describe_wavelengths,
+)
+from ropelens.budget.labels import (
+    Thresholds,
+    assign_shared,
+    follow_numbers,
+    label_heads,
+)
 from ropelens.errors import BadArgument
 from ropelens.profiles.measures import columns
 
@@ -19,13 +29,17 @@ def head_values(profile: xr.Dataset) -> dict[str, np.ndarray]:
     require_budget(profile)
     columns_of_bits = {name: profile[name].values for name in columns("budget")}
     rows = profile["group_scored"].values
-    bits = {name: x[0] for name, x in pooled_bits(profile, rows[None] / rows.sum()).items()}
+    bits = {
+        name: x[0] for name, x in pooled_bits(profile, rows[None] / rows.sum()).items()
+    }
     label = label_heads(bits, rows=float(rows.sum()))
     by_head = "head_wavelength" if "head_wavelength" in profile else "wavelength"
     push, wavelength = xr.broadcast(profile["selectivity_keys"], profile[by_head])
     names = ("offset", "offset_low", "offset_high", "offset_weight")
     positional = label == "positional"
-    offsets = {name: np.where(positional, profile[name].values, np.nan) for name in names}
+    offsets = {
+        name: np.where(positional, profile[name].values, np.nan) for name in names
+    }
     offsets["offset"][~(offsets["offset_weight"] >= Thresholds.offset)] = np.nan
     place: np.ndarray = np.indices(label.shape)
     return {

@@ -10,7 +10,9 @@ KIND_COORDINATES = ("layer_type", "reach", "base", "scaling")
 def layers_by_kind(results: xr.Dataset) -> dict[str, list[int]]:
     """The layers of each kind; all layers are "full" in results without kinds of layers."""
     layers: dict[str, list[int]] = {}
-    known = "reach" in results.coords  # in older results, layer_type has another meaning
+    known = (
+        "reach" in results.coords
+    )  # in older results, layer_type has another meaning
     for layer in range(results.sizes["layer"]):
         kind = str(results["layer_type"].values[layer]) if known else "full"
         layers.setdefault(kind, []).append(layer)

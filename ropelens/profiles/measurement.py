@@ -27,12 +27,22 @@ from ropelens.noise import NOISY
 from ropelens.rotation.probe import RotationProbe
 from ropelens.runtime.devices import devices_of, free_bytes, pass_bytes
 from ropelens.text.batches import PackedRow
-from ropelens.text.rows import HowMany, Ids, Lengths, Rows, all_rows, rows_for, sample_rows
+from ropelens.text.rows import (
+    HowMany,
+    Ids,
+    Lengths,
+    Rows,
+    all_rows,
+    rows_for,
+    sample_rows,
+)
 from ropelens.text.text import Text
 from ropelens.text.tokenize import TextInput, read_text
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
-ROWS_ACROSS = 128  # positions of a packed row whose attention across documents is measured
+ROWS_ACROSS = (
+    128  # positions of a packed row whose attention across documents is measured
+)
 
 
 @dataclass(frozen=True)
@@ -77,7 +87,9 @@ class Measurement:
         across = 0.0 if text.packed is None else attention_across(live, text.packed)
         if different := count_length_mismatches(live.config, text.lengths):
             words = f"{different:,} of {len(text):,} sequences are measured with the RoPE of "
-            words += f"the longest one ({text.context:,} tokens); by themselves they rotate "
+            words += (
+                f"the longest one ({text.context:,} tokens); by themselves they rotate "
+            )
             warnings.warn(f"{words}differently", stacklevel=3)
         rows = rows_for(rows, text.context)
         return cls(live, text, RotationProbe(live), rows, int(seed), batch_size, across)
@@ -86,7 +98,11 @@ class Measurement:
         """Yield the `chosen` sequences (default: all) in batches."""
         live, text = self.live, self.text
         model, free = live.model, min(map(free_bytes, devices_of(live.model)))
-        kind: Any = {"context": text.ids.shape[1], "width": model.dtype.itemsize, "free": free}
+        kind: Any = {
+            "context": text.ids.shape[1],
+            "width": model.dtype.itemsize,
+            "free": free,
+        }
         kind |= {"device": live.device.type, "sequences": len(text)}
         size = self.batch_size or sequences_at_once(model.config, **kind)
         # RoPE that changes with the length needs the length at which planes were measured.
@@ -96,7 +112,11 @@ class Measurement:
             yield self.batch(chosen[begin : begin + size], width=width)
 
     def batch(
-        self, chosen: Sequence[int], *, width: int | None = None, fitted: tuple[Rows, ...] = ()
+        self,
+        chosen: Sequence[int],
+        *,
+        width: int | None = None,
+        fitted: tuple[Rows, ...] = (),
     ) -> Batch:
         """The `chosen` sequences as one batch, as wide as the longest or `width` positions."""
         part = self.text.part(list(chosen), width=width)
@@ -119,10 +139,14 @@ class Measurement:
         noise = {
             "noise_run": live.noise.run,
             "noise_call": max(live.noise.call.values(), default=0.0),
-            "noise_rotation": float(np.nanmax([layer.measured.noise for layer in layers])),
+            "noise_rotation": float(
+                np.nanmax([layer.measured.noise for layer in layers])
+            ),
         }
         if (largest := max(noise.values())) > NOISY:
-            words = f"{live.class_name} has a rounding noise of {largest:.1%}: sound runs "
+            words = (
+                f"{live.class_name} has a rounding noise of {largest:.1%}: sound runs "
+            )
             warnings.warn(f"{words}differ by up to this share", stacklevel=3)
         return {
             "model": short_name(str(config.name_or_path)) or live.class_name,
@@ -174,11 +198,17 @@ def sequences_at_once(
 
 
 def model_text(
-    live: LiveModel, text: TextInput, *, tokenizer: Any = None, sinks: Collection[int] = ()
+    live: LiveModel,
+    text: TextInput,
+    *,
+    tokenizer: Any = None,
+    sinks: Collection[int] = (),
 ) -> Text:
     """Return `text` as a `Text` that the model can read; tokens in `sinks` are sinks."""
     tokenizer = live.tokenizer if tokenizer is None else tokenizer
-    text = read_text(text, tokenizer=tokenizer, config=live.config, context=live.context)
+    text = read_text(
+        text, tokenizer=tokenizer, config=live.config, context=live.context
+    )
     if text.ids.shape[1] < 3 or not text.real.any():
         seen = f"{min(text.ids.shape[1], int(text.real.sum()))} tokens"
         raise BadArgument("A text must have 3 tokens or more.", seen=seen)
@@ -192,7 +222,9 @@ def check_ids(ids: Int[Tensor, "*shape"], *, vocabulary: int) -> None:
     """Raise `BadArgument` for tokens outside the vocabulary."""
     if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
         seen = f"ids {int(ids.min())} to {int(ids.max())}, vocabulary {vocabulary}"
-        raise BadArgument("Some tokens are not in the vocabulary of the model.", seen=seen)
+        raise BadArgument(
+            "Some tokens are not in the vocabulary of the model.", seen=seen
+        )
 
 
 def check_padding(model: PreTrainedModel, ids: Ids, lengths: Lengths) -> None:
@@ -215,7 +247,9 @@ def check_padding(model: PreTrainedModel, ids: Ids, lengths: Lengths) -> None:
         if wrong.any():
             what = "Token ids must be padded on the right, because lengths count from the left."
             seen = f"sequence {int(wrong.nonzero()[0])} begins with padding (id {id})"
-            raise BadArgument(what, seen=seen, hint="a BatchEncoding with its attention_mask")
+            raise BadArgument(
+                what, seen=seen, hint="a BatchEncoding with its attention_mask"
+            )
 
 
 def attention_across(live: LiveModel, row: PackedRow) -> float:
@@ -233,7 +267,9 @@ def attention_across(live: LiveModel, row: PackedRow) -> float:
         inputs = {name: x.to(live.device) for name, x in row.inputs.items()}
         live.model(**inputs, use_cache=False)
     if share := sum(shares) / max(1, len(shares)):
-        words = f"in packed rows this model gives {share:.0%} of its attention to other "
+        words = (
+            f"in packed rows this model gives {share:.0%} of its attention to other "
+        )
         words += "documents; here each document is measured by itself"
         warnings.warn(words, stacklevel=5)
     return share

@@ -10,7 +10,14 @@ import numpy as np
 import xarray as xr
 
 from ropelens.attention import distances, formulas
-from ropelens.attention.variables import Derived, Fitted, Statistic, Variable, labelled, table
+from ropelens.attention.variables import (
+    Derived,
+    Fitted,
+    Statistic,
+    Variable,
+    labelled,
+    table,
+)
 from ropelens.errors import BadArgument
 from ropelens.runtime.results import open_results
 
@@ -195,15 +202,21 @@ def compared(*which: str) -> list[str]:
 def find_statistics(given: str | Sequence[Statistic | str]) -> list[Statistic]:
     """The statistics, some by name; raises `BadArgument` for names not in `REQUESTED`."""
     rows = [given] if isinstance(given, str) else given
-    if unknown := [row for row in rows if isinstance(row, str) and row not in REQUESTED]:
-        raise BadArgument(f"There is no statistic {unknown[0]!r}.", hint=", ".join(REQUESTED))
+    if unknown := [
+        row for row in rows if isinstance(row, str) and row not in REQUESTED
+    ]:
+        raise BadArgument(
+            f"There is no statistic {unknown[0]!r}.", hint=", ".join(REQUESTED)
+        )
     return [REQUESTED[row] if isinstance(row, str) else row for row in rows]
 
 
 def missing_measures(profile: xr.Dataset) -> list[Variable]:
     """The rows of `MEASURES` that `profile` lacks, except fits if it has no budget at all."""
     rows = [row for row in MEASURES if row.saved and row.name not in profile]
-    return [row for row in rows if "total_bits" in profile or not isinstance(row, Fitted)]
+    return [
+        row for row in rows if "total_bits" in profile or not isinstance(row, Fitted)
+    ]
 
 
 def open_profile(path: str | Path) -> xr.Dataset:
@@ -219,6 +232,8 @@ def complete_profile(profile: xr.Dataset, path: str | Path) -> xr.Dataset:
         if "shared_bits" in names:
             words += "; without exchanged keys, labels count all shared bits as content"
         warnings.warn(words, stacklevel=3)
-    shapes = {row.name: [profile.sizes.get(dim, 1) for dim in row.saved_dims] for row in rows}
+    shapes = {
+        row.name: [profile.sizes.get(dim, 1) for dim in row.saved_dims] for row in rows
+    }
     values = {name: np.full(shape, np.nan) for name, shape in shapes.items()}
     return profile.assign(labelled(values, rows))

@@ -17,7 +17,13 @@ from torch import Tensor
 
 from ropelens.attention.call import AttentionCall
 from ropelens.attention.sampled_call import SampledCall
-from ropelens.attention.sums import LayerSums, SequenceSums, Sums, by_group, sum_attention
+from ropelens.attention.sums import (
+    LayerSums,
+    SequenceSums,
+    Sums,
+    by_group,
+    sum_attention,
+)
 from ropelens.attention.variables import Statistic
 from ropelens.budget.held_out import FOLD_ROWS, LayerFit, Sample, add_found_sinks
 from ropelens.errors import UnsupportedModel
@@ -49,7 +55,9 @@ def observer_of_chunks(
     """
     if chunk is None:
         return whole
-    positions = torch.cat([batch_rows.position.flatten() for batch_rows in rows]).unique()
+    positions = torch.cat(
+        [batch_rows.position.flatten() for batch_rows in rows]
+    ).unique()
     earlier: dict[int, dict[str, Any]] = {}
 
     def keep_rows(call: AttentionCall) -> None:
@@ -59,12 +67,19 @@ def observer_of_chunks(
         if first == 0:  # pieces would leave holes between masks that grow
             query, output = call.query, call.output
             earlier[call.layer] = {
-                "query": query.new_empty((*query.shape[:2], len(positions), query.shape[3])),
-                "output": output.new_empty((len(output), len(positions), *output.shape[2:])),
+                "query": query.new_empty(
+                    (*query.shape[:2], len(positions), query.shape[3])
+                ),
+                "output": output.new_empty(
+                    (len(output), len(positions), *output.shape[2:])
+                ),
                 "visibility": call.visibility.rows(indices[None]),
             }
         layer, sampled = earlier[call.layer], call.of_rows(indices)
-        layer["query"][:, :, here], layer["output"][:, here] = sampled.query, sampled.output
+        layer["query"][:, :, here], layer["output"][:, here] = (
+            sampled.query,
+            sampled.output,
+        )
         if first > 0:
             layer["visibility"] = layer["visibility"].append(sampled.visibility)
         key, value = call.key[:, :, first:], call.value[:, :, first:]
@@ -76,7 +91,9 @@ def observer_of_chunks(
     return keep_rows
 
 
-def fit_cost(parameters: int, heads: int, terms: int, context: int, surrogates: int) -> float:
+def fit_cost(
+    parameters: int, heads: int, terms: int, context: int, surrogates: int
+) -> float:
     """Approximate number of tokens that pass the model in the time of the fits of a layer."""
     # Half of the rows of both folds is visible; small operations cost as much as 4,000 tokens.
     cells = heads * FOLD_ROWS * (context + 4_000)
@@ -99,7 +116,10 @@ def fit_layers(
     summed: Progress = lambda _: None,
 ) -> tuple[dict[int, LayerFit], Sums]:
     """Fit the budget of every layer in one pass over a sample; sum `statistics` on the way."""
-    live, sample = measurement.live, Sample.draw(measurement.text, seed=measurement.seed)
+    live, sample = (
+        measurement.live,
+        Sample.draw(measurement.text, seed=measurement.seed),
+    )
     own_layers = [live.attending[n] for n in shard(len(live.attending))]
     fits: dict[int, LayerFit] = {}
     options = {"surrogates": surrogates, "seed": measurement.seed}
@@ -110,7 +130,9 @@ def fit_layers(
         fits[call.layer] = layer_fit = sample.fit(call, planes[call.layer], **options)
         if not layer_fit.weights.isfinite().all():
             query, key = (f"{float(x.abs().max()):.0e}" for x in (call.query, call.key))
-            seen = f"queries up to {query}, keys up to {key}; their squares are not finite"
+            seen = (
+                f"queries up to {query}, keys up to {key}; their squares are not finite"
+            )
             what = f"The attention budget of layer {call.layer} cannot be fitted."
             raise UnsupportedModel(what, seen=seen, hint=NO_KEY)
         progress(1)
@@ -121,7 +143,11 @@ def fit_layers(
     sums = Sums()
     if statistics is not None:
         batch = measurement.batch(sample.chosen, width=width, fitted=rows)
-        given: dict[str, Any] = {"statistics": statistics, "fits": fits, "progress": summed}
+        given: dict[str, Any] = {
+            "statistics": statistics,
+            "fits": fits,
+            "progress": summed,
+        }
         sums, _ = sum_batch(live, batch, planes, also=fit, **given)
     elif own_layers:
         observer = observer_of_chunks(live.chunk_length(width), rows, width, fit)
@@ -222,5 +248,10 @@ def sum_batch(
     live.check_layers(set(layers))
     values = batch.rows.by_position(width), losses.nansum(1), text.predicted.sum(1)
     row_weight, loss, predicted = (by_group(x, text.group) for x in values)
-    facts: Any = {"tokens": tokens, "sequences": len(text), "layers": layers, "scores": scores}
+    facts: Any = {
+        "tokens": tokens,
+        "sequences": len(text),
+        "layers": layers,
+        "scores": scores,
+    }
     return Sums(row_weight, loss, predicted, **facts), losses

@@ -99,14 +99,18 @@ def profile(
     options: dict[str, Any] = {"rows": rows, "seed": seed, "batch_size": batch_size}
     check_count(surrogates, "surrogates")
     statistics = find_statistics(statistics)
-    measurement = Measurement.of(model, text, tokenizer=tokenizer, sinks=sinks, **options)
+    measurement = Measurement.of(
+        model, text, tokenizer=tokenizer, sinks=sinks, **options
+    )
     live, text = measurement.live, measurement.text
     taken = {name for row in (*MEASURES, *AXES) for name in (row.name, *row.dims)}
     for row in statistics:
         if row.name in taken:
             raise BadArgument(f"There is a variable {row.name!r} already.")
         if row.name in ("", ".") or {*"/\0"} & {*row.name}:
-            raise BadArgument(f"A file cannot have a variable {row.name!r}.", hint="letters")
+            raise BadArgument(
+                f"A file cannot have a variable {row.name!r}.", hint="letters"
+            )
         taken.add(row.name)
     planes = measurement.rotation.planes(text.context)
     live.check_observation_is_exact(text)
@@ -137,10 +141,14 @@ def profile(
         options |= {"progress": step, "save": lambda sums: stage.save([fits, sums])}
         sums = collect(measurement, planes, **options)
     dataset = summarize(reduce(add, gather(sums)), planes, fits, extra=statistics)
-    scores = {name: x.numpy() for name, x in answers.items() if not name.endswith("loss")}
+    scores = {
+        name: x.numpy() for name, x in answers.items() if not name.endswith("loss")
+    }
     sharp = dataset.get("total_bits", -dataset["entropy_bits"]).values
     variables = labelled(scores, MEASURES) | excerpt_variables(read, sharp)
     dataset = dataset.assign(variables).set_coords("excerpt_token")
     dataset = dataset.assign_coords(kind_coordinates(measurement.rotation.kinds))
     pairing = " ".join(sorted({layer.pairing for layer in planes}))
-    return dataset.assign_attrs({"kind": "profile", "pairing": pairing} | measurement.facts)
+    return dataset.assign_attrs(
+        {"kind": "profile", "pairing": pairing} | measurement.facts
+    )

@@ -40,14 +40,23 @@ def summarize(
     values |= _budget(sums, fits) if fits else {}
     edges, (loss, loss_se) = layers[0].edges.numpy(), sums.loss
     ends = {"offset_start": edges[:-1], "offset_stop": edges[1:]}
-    for sizes in [values[row.name].shape for row in extra if "distance_bin" in row.dims]:
-        ends |= {"distance_start": (x := 2 ** np.arange(sizes[-1])), "distance_stop": 2 * x}
+    for sizes in [
+        values[row.name].shape for row in extra if "distance_bin" in row.dims
+    ]:
+        ends |= {
+            "distance_start": (x := 2 ** np.arange(sizes[-1])),
+            "distance_stop": 2 * x,
+        }
     bins = labelled(ends, AXES)
     coordinates = bins | plane_coordinates(
         [planes[n] for n in numbers], heads=values["q_norm"].shape[1]
     )
     attrs: dict[str, float] = {"sequences": sums.sequences, "tokens": sums.tokens}
-    attrs |= {"rows_measured": float(sums.row_weight.sum()), "loss": loss, "loss_se": loss_se}
+    attrs |= {
+        "rows_measured": float(sums.row_weight.sum()),
+        "loss": loss,
+        "loss_se": loss_se,
+    }
     variables = labelled(values, [*MEASURES, *extra, *AXES])
     dataset = xr.Dataset(variables, coordinates | {"layer": numbers}, attrs)
     for row in extra:
@@ -74,7 +83,9 @@ def number_dims(dataset: xr.Dataset) -> xr.Dataset:
     return dataset.assign_coords(labelled(numbers, AXES))
 
 
-def plane_coordinates(planes: Sequence[Planes], *, heads: int) -> dict[str, xr.Variable]:
+def plane_coordinates(
+    planes: Sequence[Planes], *, heads: int
+) -> dict[str, xr.Variable]:
     """`inv_freq` (rad/token) and `wavelength` (tokens) of each layer; NaN beyond its planes.
 
     If heads of a layer differ, these are the numbers of the head that rotates fastest in the
@@ -106,7 +117,10 @@ def _budget(sums: Sums, fits: Mapping[int, LayerFit]) -> dict[str, np.ndarray]:
     fitted = []
     for layer in layers:
         seen_by = sums.layers[layer].offset_weight[0] / sums.row_weight.sum()
-        kernel, edges = describe_kernel(fits[layer].kappa, seen_by), offset_edges(len(seen_by))
+        kernel, edges = (
+            describe_kernel(fits[layer].kappa, seen_by),
+            offset_edges(len(seen_by)),
+        )
         kernel["kernel"] = sum_bins(kernel["kernel"], edges) / edges.diff()
         found, sink = fits[layer].found_sinks.max(-1)
         fitted.append(kernel | {"found_sink": sink.double().where(found, torch.nan)})
@@ -124,6 +138,8 @@ def _budget(sums: Sums, fits: Mapping[int, LayerFit]) -> dict[str, np.ndarray]:
     }
 
 
-def bits_of(scores: Float[Tensor, "*head score"]) -> dict[str, Float[np.ndarray, "*head"]]:
+def bits_of(
+    scores: Float[Tensor, "*head score"],
+) -> dict[str, Float[np.ndarray, "*head"]]:
     """The attention budget of each head, from the `SCORES` of its models."""
     return attention_budget(*(gain.numpy() for gain in gains(scores).values()))

@@ -19,7 +19,9 @@ from ropelens.profiles.passes import Progress, observer_of_chunks
 from ropelens.rope.planes import Planes
 from ropelens.text.rows import Ids, Lengths, Rows, generator_of
 
-REPEATED_TOKENS = 64  # random tokens that are repeated, if both copies fit in the context
+REPEATED_TOKENS = (
+    64  # random tokens that are repeated, if both copies fit in the context
+)
 REPEATS = 8  # sequences of repeated random tokens that are averaged
 NEAREST = 8  # default of the shortest distance between copies, in tokens
 KEY = 2  # tokens of the key of a needle; the value has one token
@@ -57,7 +59,9 @@ def repeats(measurement: Measurement, planes: Sequence[Planes]) -> Task:
     """
     live, text, seed = measurement.live, measurement.text, measurement.seed
     length = max(2, min(REPEATED_TOKENS, (live.context - 1) // 2))
-    tokens = repeated_tokens(text.first_token, length, vocabulary=live.vocabulary, seed=seed)
+    tokens = repeated_tokens(
+        text.first_token, length, vocabulary=live.vocabulary, seed=seed
+    )
     second = torch.arange(length + 1, 2 * length + 1).expand(len(tokens), -1)
     weight, whole = torch.full(second.shape, 1 / length), whole_lengths(tokens)
     by_offset = [row for row in STATISTICS if row.name == "offset_mass"]
@@ -103,7 +107,9 @@ def copies(measurement: Measurement, distances: Sequence[int] | None) -> Task:
     by_default = doublings(NEAREST, longest) if longest >= NEAREST else (longest,)
     distances = tuple(dict.fromkeys(map(int, distances or by_default)))
     if min(distances) < 2:
-        raise BadArgument("Distances of copies must be 2 tokens or more.", seen=str(distances))
+        raise BadArgument(
+            "Distances of copies must be 2 tokens or more.", seen=str(distances)
+        )
     total = REPEATS * sum(1 + 2 * distance for distance in distances)
     check_count(total, "tokens of copies", most=MOST_TOKENS)
 
@@ -137,7 +143,11 @@ def needles(
     total = len(DEPTHS) * prompts * sum(lengths)
     check_count(total, "tokens in prompts", most=MOST_TOKENS)
     stream = text.ids.cpu()[:, 1:][text.real[:, 1:]]
-    options = {"vocabulary": live.vocabulary, "seed": measurement.seed, "trials": prompts}
+    options = {
+        "vocabulary": live.vocabulary,
+        "seed": measurement.seed,
+        "trials": prompts,
+    }
     options["first_token"] = text.first_token
     hidden = [hide_needles(stream, length=length, **options) for length in lengths]
 
@@ -206,7 +216,9 @@ def hide_needles(
         needle = random.permutation(pool)[:size].reshape(NEEDLES, KEY + 1)
         others = random.integers(around + 1, size=NEEDLES - 1)
         for_depth = [np.array([round(depth * around), *others]) for depth in DEPTHS]
-        bodies = [np.insert(hay, x.repeat(KEY + 1), needle.flatten()) for x in for_depth]
+        bodies = [
+            np.insert(hay, x.repeat(KEY + 1), needle.flatten()) for x in for_depth
+        ]
         prompts.append([[first_token, *body, *needle[0, :KEY]] for body in bodies])
         values.append(needle[:, KEY])
     by_depth = torch.from_numpy(np.array(prompts, dtype=np.int64)).transpose(0, 1)

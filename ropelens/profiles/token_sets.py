@@ -20,7 +20,9 @@ from ropelens.text.text import seen_before
 from ropelens.text.tokenize import TextInput, read_text
 
 CLASSES: dict[str, Callable[[str], bool]] = {
-    "punctuation": lambda text: {unicodedata.category(x)[0] for x in text.strip()} == {"P"},
+    "punctuation": lambda text: (
+        {unicodedata.category(x)[0] for x in text.strip()} == {"P"}
+    ),
     "newline": lambda text: "\n" in text,
     "digits": lambda text: text.strip().isdigit(),
     "capital": lambda text: text.strip()[:1].isupper(),
@@ -85,14 +87,21 @@ def attention_on(
         means = "a token must be that text, but for spaces around it"
         hint = 'any that contains it, "*\'*", or another text to measure on'
         hint = "tokenizer=, which names tokens" if tokenizer is None else hint
-        raise BadArgument(f"There is no token {what!r} in this text.", means=means, hint=hint)
+        raise BadArgument(
+            f"There is no token {what!r} in this text.", means=means, hint=hint
+        )
     texts = [what] if isinstance(what, str) else list(what)
     name, words = "_or_".join(map(_spelled, texts)), " or ".join(texts)
     return shares_of(tokens, ids, name, words, after=after)
 
 
 def shares_of(
-    tokens: Ids, ids: Int[Tensor, " id"] | None, name: str, words: str, *, after: bool = False
+    tokens: Ids,
+    ids: Int[Tensor, " id"] | None,
+    name: str,
+    words: str,
+    *,
+    after: bool = False,
 ) -> tuple[Statistic, Statistic]:
     """The two statistics of `attention_on`, of tokens by their `ids`; None: repeated ones."""
     kinds, counts = tokens.unique(return_counts=True)
@@ -102,15 +111,23 @@ def shares_of(
         """Which shown tokens of a batch are such, and the weight of each as a control."""
         given, hidden = of.tokens.contiguous(), of.rows.hidden
         if hidden is not None:
-            given = given.masked_fill(hidden[:, of.key_position.cpu()].to(given.device), -1)
+            given = given.masked_fill(
+                hidden[:, of.key_position.cpu()].to(given.device), -1
+            )
         if not read or not torch.equal(read[0][0], given):
             on = places_of(given, ids, after=after) & (given >= 0)
-            at = torch.searchsorted(kinds.to(given.device), given).clamp(max=len(kinds) - 1)
-            frequent = counts.to(given.device)[at].log2().masked_fill(given < 0, torch.inf)
+            at = torch.searchsorted(kinds.to(given.device), given).clamp(
+                max=len(kinds) - 1
+            )
+            frequent = (
+                counts.to(given.device)[at].log2().masked_fill(given < 0, torch.inf)
+            )
             read[:] = [(given, on, controls(on, frequent))]
         return read[0][1], read[0][2]
 
-    def share(block: Block, *, control: bool) -> Float[Tensor, "batch kv_head group row 4"]:
+    def share(
+        block: Block, *, control: bool
+    ) -> Float[Tensor, "batch kv_head group row 4"]:
         on, beside = (x[:, block.columns].to(block.q) for x in places(block.sampled))
         apart = block.q.new_ones(*block.q.shape[:3], 1, on.shape[1])
         apart[..., block.sinks] = (block.sink_kind == 0).to(apart)
@@ -119,7 +136,9 @@ def shares_of(
         count, others = ((x * seen).sum(-1) for x in (on, beside))
         one, number = (beside, others) if control else (on, count)
         part, whole = ((block.attention * weight).sum(-1) for weight in (one, apart))
-        return torch.stack([part, whole, count, number], dim=-1) * (count > 0)[..., None]
+        return (
+            torch.stack([part, whole, count, number], dim=-1) * (count > 0)[..., None]
+        )
 
     words, dims = f"tokens {words}", ("layer", "head")
     return (
@@ -132,7 +151,11 @@ def shares_of(
 
 def places_of(tokens: Ids, ids: Int[Tensor, " id"] | None, *, after: bool) -> TokenMask:
     """Mark the tokens in `ids` (None: repeated tokens), or the tokens `after` them."""
-    on = seen_before(tokens) if ids is None else torch.isin(tokens, ids.to(tokens.device))
+    on = (
+        seen_before(tokens)
+        if ids is None
+        else torch.isin(tokens, ids.to(tokens.device))
+    )
     return pad(on, (1, -1)) if after else on
 
 
@@ -144,14 +167,19 @@ def controls(
     The match among the `NEAR` tokens on either side has the smallest |log2 of the ratio of
     counts| + distance / `NEAR`. The first token of a sequence is never a control.
     """
-    weight, at = torch.zeros_like(log_count), torch.arange(on.shape[1], device=on.device)
+    weight, at = (
+        torch.zeros_like(log_count),
+        torch.arange(on.shape[1], device=on.device),
+    )
     for side in (-1, 1):
         costs = []
         for distance in range(1, NEAR + 1):
             there = (at + side * distance).clamp(0, len(at) - 1)
             cost = (log_count - log_count[:, there]).abs() + distance / NEAR
             outside = there != at + side * distance
-            costs.append(cost.masked_fill(on[:, there] | outside | (there == 0), torch.inf))
+            costs.append(
+                cost.masked_fill(on[:, there] | outside | (there == 0), torch.inf)
+            )
         least, best = torch.stack(costs).min(0)
         there = (at + side * (best + 1)).clamp(0, len(at) - 1)
         weight.scatter_add_(1, there, (0.5 * (on & least.isfinite())).to(weight))

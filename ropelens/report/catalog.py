@@ -103,7 +103,9 @@ def draw(
     """Draw the figures of `rows` for which the `results` have data; {} if they are None."""
     figures = {}
     for row in rows if results is not None else ():
-        with contextlib.suppress(BadArgument):  # the results have no data for the figure
+        with contextlib.suppress(
+            BadArgument
+        ):  # the results have no data for the figure
             if row.known(results, **more):
                 figures[row] = row.draw(results, **more)
     return figures
@@ -124,14 +126,20 @@ def draw_profile(
 
 def card(row: PageFigure, figure: go.Figure) -> dict[str, Any]:
     """Title and explanation of a figure."""
-    words = {"name": row.name, "section": row.section, "title": figure.layout.title.text}
+    words = {
+        "name": row.name,
+        "section": row.section,
+        "title": figure.layout.title.text,
+    }
     return words | page_words()["figures"][row.words or row.name]
 
 
 def bare(figure: go.Figure, **layout: Any) -> dict[str, Any]:
     """JSON of a figure for the script, which sets the title, the colours and the legend."""
     figure = go.Figure(figure)
-    if figure.layout.legend.yref == "container" and figure.layout.legend.y:  # at the top
+    if (
+        figure.layout.legend.yref == "container" and figure.layout.legend.y
+    ):  # at the top
         layout = {"legend_y": 1, "legend_yanchor": "top", "margin_t": 90} | layout
     figure.update_layout(title_text="", template=None, dragmode=False, autosize=True)
     figure.update_layout({"paper_bgcolor": "rgba(0,0,0,0)", "margin_t": 36} | layout)

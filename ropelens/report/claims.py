@@ -41,41 +41,62 @@ def read_ledger(folder: str, out: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
             if column not in table:
                 facts = {claim.name: claim.facts.get(column, "all") for claim in CLAIMS}
                 table[column] = table["claim"].map(facts).fillna("")
-        table = table.fillna(dict.fromkeys(("over", "other", "floor_day", "differ"), ""))
+        table = table.fillna(
+            dict.fromkeys(("over", "other", "floor_day", "differ"), "")
+        )
         render_claims(table, record)
     for run in record["runs"].values():
-        page = Path(folder) / run.pop("page", "")  # page of the analysis, if it was kept
+        page = Path(folder) / run.pop(
+            "page", ""
+        )  # page of the analysis, if it was kept
         run |= {"page": relpath(page, out)} if page.is_file() else {}
     return table, record["runs"]
 
 
-def claims_sentences(table: pd.DataFrame, places: Mapping[str, str] | None = None) -> list[str]:
+def claims_sentences(
+    table: pd.DataFrame, places: Mapping[str, str] | None = None
+) -> list[str]:
     """Sentences that count verdicts; with the `places` of models, also about missing claims."""
     sentences: list[str] = []
     holds: list[tuple[Hashable, int, int]] = []
     several = table["model"].nunique() > 1
     for model, rows in table.groupby("model", sort=False):
         counts = {word: int((rows["verdict"] == word).sum()) for word in VERDICTS}
-        testable, number = rows[rows["verdict"] != "not testable"], rows["claim"].nunique()
-        held = (testable["verdict"] == "holds").groupby(testable["claim"]).all()  # by kind
+        testable, number = (
+            rows[rows["verdict"] != "not testable"],
+            rows["claim"].nunique(),
+        )
+        held = (
+            (testable["verdict"] == "holds").groupby(testable["claim"]).all()
+        )  # by kind
         holds.append((model, int(held.sum()), number))
-        lost = [*map(_shown, rows[rows["verdict"] == "contradicted"].to_dict("records"))]
+        lost = [
+            *map(_shown, rows[rows["verdict"] == "contradicted"].to_dict("records"))
+        ]
         record: dict[str, Any] = {"counts": counts, "lost": lost, "claims": number}
         record["where"] = model if several else ""
-        written = (write_sentence("claims", macro, **record) for macro in ("counts", "lost"))
+        written = (
+            write_sentence("claims", macro, **record) for macro in ("counts", "lost")
+        )
         sentences += filter(None, written)
         if "robust" in rows and rows["robust"].notna().any():
             record = {"rows": rows.to_dict("records"), "where": record["where"]}
             sentences.append(write_sentence("claims", "robust", **record))
     if several:
-        record = {"total": table["claim"].nunique(), "most": sorted(holds, key=lambda x: -x[1])}
+        record = {
+            "total": table["claim"].nunique(),
+            "most": sorted(holds, key=lambda x: -x[1]),
+        }
         sentences.insert(0, write_sentence("claims", "several", **record))
     tested = {str(model): {*names} for model, names in table.groupby("model")["claim"]}
     missing = {
-        m: [c.name for c in CLAIMS if c.name not in names] for m, names in tested.items()
+        m: [c.name for c in CLAIMS if c.name not in names]
+        for m, names in tested.items()
     }
     if places is not None and any(missing.values()):
-        commands = [_command(places.get(model)) for model, names in missing.items() if names]
+        commands = [
+            _command(places.get(model)) for model, names in missing.items() if names
+        ]
         lists = {"names": chain(*missing.values()), "commands": commands}
         record = {name: [*dict.fromkeys(words)] for name, words in lists.items()}
         sentences.insert(1, write_sentence("claims", "left_out", **record))
@@ -111,12 +132,18 @@ def render_claims(table: pd.DataFrame, record: Mapping[str, Any]) -> str:
             words: [cells.get((place, model)) for model in models]
             for place, words in statements.items()
         },
-        ledgers={model: ledger_rows(table[table["model"] == model]) for model in models},
-        pages={n: quote(run["page"]) for n, run in record["runs"].items() if "page" in run},
+        ledgers={
+            model: ledger_rows(table[table["model"] == model]) for model in models
+        },
+        pages={
+            n: quote(run["page"]) for n, run in record["runs"].items() if "page" in run
+        },
         model=record["model"]["name"],
         facts=[plural(len(models), "model")],
         run=[(name, run["facts"]) for name, run in record["runs"].items()],
-        versions=", ".join(f"{name} {version}" for name, version in record["versions"].items()),
+        versions=", ".join(
+            f"{name} {version}" for name, version in record["versions"].items()
+        ),
         command=record["command"],
     )
 
@@ -128,12 +155,24 @@ def ledger_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 def _ledger_row(row: dict[Any, Any]) -> dict[str, Any]:
     """A claim with its figure, and the places of its strip in percent, claimed side last."""
-    known = {name: row["side"] * row[name] for name in STRIP_COLUMNS if not pd.isna(row[name])}
+    known = {
+        name: row["side"] * row[name]
+        for name in STRIP_COLUMNS
+        if not pd.isna(row[name])
+    }
     least, most = min(known.values(), default=0), max(known.values(), default=0)
-    places = {name: 100 * (x - least) / ((most - least) or 1) for name, x in known.items()}
+    places = {
+        name: 100 * (x - least) / ((most - least) or 1) for name, x in known.items()
+    }
     ends = {"null": ("null_low", "null_high"), "interval": ("low", "high")}
-    bars = {bar: sorted(places[x] for x in xs) for bar, xs in ends.items() if xs[0] in places}
-    figure = next((CLAIM_FIGURES[name] for name in CLAIM_FIGURES if name in row["call"]), "")
+    bars = {
+        bar: sorted(places[x] for x in xs)
+        for bar, xs in ends.items()
+        if xs[0] in places
+    }
+    figure = next(
+        (CLAIM_FIGURES[name] for name in CLAIM_FIGURES if name in row["call"]), ""
+    )
     place = row["claim"] + f"-{row['layers']}" * (row["layers"] != "all")
     names = {"place": place, "shown": _shown(row)}
     return row | names | {"figure": figure, "bars": bars, "places": places}

@@ -19,9 +19,14 @@ from ropelens.report.render import environment
 from ropelens.report.tables import model_name, short_facts
 from ropelens.report.words import describe, heads_sentences, label_counts
 
-WIDTH, HEIGHT = 600, 480  # pixels of a map whose cells are neither very large nor very small
+WIDTH, HEIGHT = (
+    600,
+    480,
+)  # pixels of a map whose cells are neither very large nor very small
 LEVELS = 5  # strengths of a colour
-MOST_HOVERS = 1_600  # heads with a text for the pointer: one line, or all lines for a quarter
+MOST_HOVERS = (
+    1_600  # heads with a text for the pointer: one line, or all lines for a quarter
+)
 
 
 @dataclass(frozen=True)
@@ -69,22 +74,35 @@ def display(
         values |= {"title": model_name(profile), "facts": short_facts(profile)}
     if heads is not None:
         values["map"] = head_map(heads)
-    return Display(environment().get_template("notebook.html").render(values), sentences)
+    return Display(
+        environment().get_template("notebook.html").render(values), sentences
+    )
 
 
 def head_map(heads: pd.DataFrame) -> dict[str, Any]:
     """Values of the template: sizes in pixels, cells by colour, signs, and hover texts."""
     places = heads[["layer", "head"]].astype(int)
     layers, count = (places.max() + 1).tolist()
-    across, down = int(np.clip(WIDTH // count, 4, 44)), int(np.clip(HEIGHT // layers, 4, 24))
+    across, down = (
+        int(np.clip(WIDTH // count, 4, 44)),
+        int(np.clip(HEIGHT // layers, 4, 24)),
+    )
     few = count <= MAX_HEADS_WITH_SIGNS and down >= 12
-    level = np.ceil(LEVELS * inputs.numbers(heads, "total_bits") / FULL_COLOR).clip(1, LEVELS)
+    level = np.ceil(LEVELS * inputs.numbers(heads, "total_bits") / FULL_COLOR).clip(
+        1, LEVELS
+    )
     groups = places.groupby([heads["label"], level / LEVELS])
     offset = inputs.numbers(heads, "offset")
-    signs = np.where(np.isnan(offset), heads["label"].map(SIGNS), np.char.mod("%.0f", offset))
-    lines = [re.sub("</?b>", "", text).split("<br>") for text in inputs.hover_lines(heads)]
+    signs = np.where(
+        np.isnan(offset), heads["label"].map(SIGNS), np.char.mod("%.0f", offset)
+    )
+    lines = [
+        re.sub("</?b>", "", text).split("<br>") for text in inputs.hover_lines(heads)
+    ]
     shown = None if len(lines) <= MOST_HOVERS // 4 else 1
-    hovers = zip(*places.values.T, ("\n".join(text[:shown]) for text in lines), strict=True)
+    hovers = zip(
+        *places.values.T, ("\n".join(text[:shown]) for text in lines), strict=True
+    )
     return {
         **{"across": across, "down": down, "layers": layers, "heads": count},
         "gap": 2 if few else int(across > 6),

@@ -78,11 +78,14 @@ def render_page(
     payload |= {"beside": other.pop("payload", None), "prompt": prompt is not None}
     claim, thresholds = (heads.attrs.get(name) for name in ("claim", "thresholds"))
     columns = tables.head_columns(profile, heads)
-    colours = {n: words for n, words in page_words()["map_by"].items() if not n or n in heads}
+    colours = {
+        n: words for n, words in page_words()["map_by"].items() if not n or n in heads
+    }
     colours |= {} if prompt is None else {"": "attribution"}
     colours |= {x.name: x.meaning for x in tables.searched_columns(profile, heads)}
     values = about(profile, heads) | {
-        "truncation": truncation is not None and _sweep_section(truncation, table, payload),
+        "truncation": truncation is not None
+        and _sweep_section(truncation, table, payload),
         "labelled": "label" in (truncation or ()),
         "cards": [card(row, figure) for row, figure in figures.items()],
         "pinned": catalog.SIDE_BY_SIDE,
@@ -111,7 +114,10 @@ def _labels_and_claims(profile: xr.Dataset, heads: pd.DataFrame) -> dict[str, An
     headline, *notes = words.head_words(heads).values()
     selected, claims = first_head(heads), ledger(profile).assign(model="")
     shown: dict[str, Any] = {"headline": headline, "notes": notes, "selected": selected}
-    shown |= {"claims": ledger_rows(claims), "claims_sentence": claims_sentences(claims)[0]}
+    shown |= {
+        "claims": ledger_rows(claims),
+        "claims_sentence": claims_sentences(claims)[0],
+    }
     shown["figures"] = draw_profile(profile, heads, selected)
     return shown | {"cautions": words.cautions(profile, heads)}
 
@@ -142,16 +148,23 @@ def _check_results(results: xr.Dataset | None, kind: str, profile: xr.Dataset) -
     """Raise `BadArgument` if the results have another kind or another number of heads."""
     if results is None:
         return
-    expected, sizes = ((d.sizes.get("layer"), d.sizes.get("head")) for d in (profile, results))
+    expected, sizes = (
+        (d.sizes.get("layer"), d.sizes.get("head")) for d in (profile, results)
+    )
     actual = results.attrs.get("kind")
     if actual != kind or (None not in sizes and sizes != expected):
         seen = f"{actual}, layers and heads {sizes}; the profile has {expected}"
         hint = f"pass the result of {kind} for the same model"
-        raise BadArgument(f"This is not a {kind} of the profile's model.", seen=seen, hint=hint)
+        raise BadArgument(
+            f"This is not a {kind} of the profile's model.", seen=seen, hint=hint
+        )
 
 
 def _beside(
-    profile: xr.Dataset, other: xr.Dataset, heads: pd.DataFrame, figures: dict[Any, go.Figure]
+    profile: xr.Dataset,
+    other: xr.Dataset,
+    heads: pd.DataFrame,
+    figures: dict[Any, go.Figure],
 ) -> dict[str, Any]:
     """Name and facts of the compared model for the template, and its payload."""
     name, revision = model_name(other), other.attrs["revision"][:12]
@@ -175,7 +188,9 @@ def render_comparison(comparison: xr.Dataset, table: pd.DataFrame) -> str:
         findings=words.comparison_sentences(comparison, table),
         columns=tables.comparison_columns(table),
         rows=tables.comparison_rows(table),
-        label_rules=write_sentence("profile", "label_rules", thresholds=asdict(Thresholds())),
+        label_rules=write_sentence(
+            "profile", "label_rules", thresholds=asdict(Thresholds())
+        ),
         **about_comparison(comparison, table),
     )
 
@@ -188,13 +203,18 @@ def render_steps(steps: xr.Dataset) -> str:
         f"{str(name).replace('_', ' ')}: {a:.3g} at step {first:,}, {b:.3g} at step {last:,}"
         for name, (a, b) in zip(ends["number"].values, numbers, strict=True)
     ]
-    figures = {explained["numbers"]: plot_numbers(steps), explained["maps"]: plot_maps(steps)}
+    figures = {
+        explained["numbers"]: plot_numbers(steps),
+        explained["maps"]: plot_maps(steps),
+    }
     question = "How do heads and planes change during training?"
     shown = {"question": question, "findings": findings} | about(steps, pd.DataFrame())
     return render_figures("answer.html", figures, **shown)
 
 
-def render_figures(template: str, figures: Mapping[str, go.Figure], **values: object) -> str:
+def render_figures(
+    template: str, figures: Mapping[str, go.Figure], **values: object
+) -> str:
     """Text of a page with figures by their captions; `values` are used by the template."""
     drawn = [bare(figure) for figure in figures.values()]
     payload = {"figures": drawn, "templates": page_templates()}

@@ -12,12 +12,23 @@ from scipy.special import softmax
 from ropelens.budget.labels import DOUBTS
 from ropelens.figures import style
 from ropelens.figures.formats import plotly_text, visible_token
-from ropelens.figures.head import excerpt_tokens, farthest_distance, kernel_arrays, reach_arrays
+from ropelens.figures.head import (
+    excerpt_tokens,
+    farthest_distance,
+    kernel_arrays,
+    reach_arrays,
+)
 from ropelens.figures.heads import FOLLOWS, bit_shares
 from ropelens.figures.inputs import is_true, kv_heads, numbers
 from ropelens.figures.planes import wavelength_positions
 from ropelens.figures.truncated_heads import head_steps, kinds_of, rotating_shares
-from ropelens.report.catalog import PROFILE_FIGURES, SIDE_BY_SIDE, PageFigure, bare, draw
+from ropelens.report.catalog import (
+    PROFILE_FIGURES,
+    SIDE_BY_SIDE,
+    PageFigure,
+    bare,
+    draw,
+)
 from ropelens.report.render import packed
 from ropelens.report.tables import head_columns, model_name
 
@@ -27,10 +38,16 @@ PLANE_ARRAYS = (
     *("q_norm", "q_coherence", "k_norm", "k_coherence"),
 )
 FINE_CELLS = 700_000  # a page with more attention weights stores whole percents
-LARGEST_MISS = 0.01  # largest accepted error of an attention weight that the script computes
-STEPS = 2**13 - 1  # steps from 0 to the largest coordinate: finer there than a half float
+LARGEST_MISS = (
+    0.01  # largest accepted error of an attention weight that the script computes
+)
+STEPS = (
+    2**13 - 1
+)  # steps from 0 to the largest coordinate: finer there than a half float
 FINE_NUMBERS = 400_000  # a page with more queries and keys rounds them more coarsely
-SCORE_NOISE = 0.008  # nats: standard deviation of a score of such a page, due to rounding
+SCORE_NOISE = (
+    0.008  # nats: standard deviation of a score of such a page, due to rounding
+)
 
 
 def build_payload(
@@ -47,17 +64,25 @@ def build_payload(
     payload |= {"name": model_name(profile), "selected": selected}
     payload |= {"templates": page_templates(), "labelOrder": style.LABEL_ORDER}
     payload |= {"colors": style.COLORS, "symbols": style.SYMBOLS}
-    payload["farthest"] = [farthest_distance(profile, n) for n in range(profile.sizes["layer"])]
+    payload["farthest"] = [
+        farthest_distance(profile, n) for n in range(profile.sizes["layer"])
+    ]
     more: dict[str, np.ndarray] = {}
     if truncation is not None:
         more |= head_steps(truncation)
         kinds = kinds_of(truncation)
-        payload["sweep"] = {kind: rotating_shares(truncation, kind).tolist() for kind in kinds}
+        payload["sweep"] = {
+            kind: rotating_shares(truncation, kind).tolist() for kind in kinds
+        }
     if reach is not None:
         more |= reach_arrays(reach)
         sizes = {"variants": "variant", "distances": "run_distance"}
-        payload["reach"] = {name: reach[dim].values.tolist() for name, dim in sizes.items()}
-    payload["arrays"] |= {name: packed(values, dims=HEAD_DIMS) for name, values in more.items()}
+        payload["reach"] = {
+            name: reach[dim].values.tolist() for name, dim in sizes.items()
+        }
+    payload["arrays"] |= {
+        name: packed(values, dims=HEAD_DIMS) for name, values in more.items()
+    }
     return payload
 
 
@@ -66,7 +91,9 @@ def model_payload(
 ) -> dict[str, Any]:
     """Arrays, excerpts and figures of one model."""
     rows = np.full((profile.sizes["layer"], profile.sizes["head"]), -1)
-    rows[heads["layer"].to_numpy(int), heads["head"].to_numpy(int)] = np.arange(len(heads))
+    rows[heads["layer"].to_numpy(int), heads["head"].to_numpy(int)] = np.arange(
+        len(heads)
+    )
     names = [column.name for column in head_columns(profile, heads)]
     names += [name for name in FOLLOWS if name in heads]
     return {
@@ -74,19 +101,25 @@ def model_payload(
         "rows": rows.tolist(),
         "kvHeads": kv_heads(profile).tolist(),
         "labels": heads["label"].tolist(),
-        "doubts": {name: np.flatnonzero(is_true(heads, name)).tolist() for name in DOUBTS},
+        "doubts": {
+            name: np.flatnonzero(is_true(heads, name)).tolist() for name in DOUBTS
+        },
         "columns": {name: packed(numbers(heads, name)) for name in names},
         "shares": packed(bit_shares(heads)),
         **excerpt_payload(profile),
         "arrays": packed_head_arrays(profile),
-        "figures": {row.name: _on_page(row, fig, profile) for row, fig in figures.items()},
+        "figures": {
+            row.name: _on_page(row, fig, profile) for row, fig in figures.items()
+        },
     }
 
 
 def _on_page(row: PageFigure, figure: go.Figure, profile: xr.Dataset) -> dict[str, Any]:
     layout = {"margin_t": 24, "showlegend": row.name not in ("map", "follow", "claim")}
     if row.section == "head":  # the script fills heat maps and reports missing data
-        notes = [note for note in figure.layout.annotations if note.name != style.NO_DATA]
+        notes = [
+            note for note in figure.layout.annotations if note.name != style.NO_DATA
+        ]
         figure = go.Figure(figure).update_layout(annotations=notes)
         figure.update_traces({"z": None, "customdata": None}, {"type": "heatmap"})
     if row.name == "map":
@@ -95,17 +128,28 @@ def _on_page(row: PageFigure, figure: go.Figure, profile: xr.Dataset) -> dict[st
 
 
 def packed_head_arrays(profile: xr.Dataset) -> dict[str, dict]:
-    arrays = {name: packed(v, dims=HEAD_DIMS) for name, v in kernel_arrays(profile).items()}
+    arrays = {
+        name: packed(v, dims=HEAD_DIMS) for name, v in kernel_arrays(profile).items()
+    }
     for name in PLANE_ARRAYS:
         dims = ("layer", "kv_head" if name.startswith("k_") else "head")
-        arrays[name] = packed(profile[name].transpose(*dims, "frequency").values, dims=dims)
+        arrays[name] = packed(
+            profile[name].transpose(*dims, "frequency").values, dims=dims
+        )
     wavelength = profile["wavelength"].values
-    places = {"wavelength": wavelength, "wavelength_position": wavelength_positions(wavelength)}
-    return arrays | {name: packed(values, dims=("layer",)) for name, values in places.items()}
+    places = {
+        "wavelength": wavelength,
+        "wavelength_position": wavelength_positions(wavelength),
+    }
+    return arrays | {
+        name: packed(values, dims=("layer",)) for name, values in places.items()
+    }
 
 
 def page_templates() -> dict[str, dict]:
-    return {theme: style.template(theme).to_plotly_json() for theme in get_args(style.Theme)}
+    return {
+        theme: style.template(theme).to_plotly_json() for theme in get_args(style.Theme)
+    }
 
 
 def beside_payload(
@@ -142,7 +186,9 @@ def share_x_ranges(*figures: go.Figure) -> None:
 
 
 def tokens_of(profile: xr.Dataset) -> list[list[str]]:
-    return [excerpt_tokens(profile, number) for number in range(profile.sizes["excerpt"])]
+    return [
+        excerpt_tokens(profile, number) for number in range(profile.sizes["excerpt"])
+    ]
 
 
 def same_text(shown: Sequence[list[str]], others: Sequence[list[str]]) -> list[int]:
@@ -155,7 +201,9 @@ def same_text(shown: Sequence[list[str]], others: Sequence[list[str]]) -> list[i
         return {"".join(part).strip() for part in (tokens, tokens[1:])} - {""}
 
     known = [*enumerate(map(texts, others))]
-    return [next((i for i, text in known if text & texts(tokens)), -1) for tokens in shown]
+    return [
+        next((i for i, text in known if text & texts(tokens)), -1) for tokens in shown
+    ]
 
 
 def stepped(
@@ -175,14 +223,23 @@ def stepped(
         size = np.maximum(size, largest / 32767).clip(1e-30)
         size = np.exp2(np.ceil(2 * np.log2(size)) / 2)  # few numbers, which pack well
     steps = np.round(values / size[:, :, None]).astype(np.int16)
-    coded = steps if fine else (steps << 1) ^ (steps >> 15)  # 0, -1, 1, ...: small upper bytes
+    coded = (
+        steps if fine else (steps << 1) ^ (steps >> 15)
+    )  # 0, -1, 1, ...: small upper bytes
     place = np.where(known, known.cumsum().reshape(known.shape) - 1, -1)
     sent = {"step": packed(size[known]), "steps": packed(coded[known].swapaxes(1, 2))}
-    return steps * size[:, :, None], sent | {"zigzag": not fine, "place": place.tolist()}
+    return steps * size[:, :, None], sent | {
+        "zigzag": not fine,
+        "place": place.tolist(),
+    }
 
 
 def _step_sizes(
-    query: np.ndarray, key: np.ndarray, reads: np.ndarray, planes: np.ndarray, scale: np.ndarray
+    query: np.ndarray,
+    key: np.ndarray,
+    reads: np.ndarray,
+    planes: np.ndarray,
+    scale: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Steps of queries and keys [layer, head, coordinate] for `SCORE_NOISE` in each score.
 
@@ -191,7 +248,9 @@ def _step_sizes(
     sizes = []
     for x in (query, key):
         square = np.nan_to_num(x**2).mean(2)
-        for layer, count in enumerate(planes):  # a rotation mixes both coordinates of a plane
+        for layer, count in enumerate(
+            planes
+        ):  # a rotation mixes both coordinates of a plane
             both = square[layer, :, : 2 * count].reshape(len(square[layer]), 2, count)
             both[:] = both.mean(1, keepdims=True)
         sizes.append(np.sqrt(square))
@@ -200,7 +259,8 @@ def _step_sizes(
     np.maximum.at(of_key, (layers, reads), sizes[0])
     unit = SCORE_NOISE * np.sqrt(6 / query.shape[-1]) / np.maximum(scale, 1e-30)
     return tuple(
-        unit[:, None, None] / np.maximum(x, 1e-6) for x in (sizes[1][layers, reads], of_key)
+        unit[:, None, None] / np.maximum(x, 1e-6)
+        for x in (sizes[1][layers, reads], of_key)
     )
 
 
@@ -213,7 +273,9 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
     A byte is `steps` times the square root of the weight, or whole percents if there are many
     weights.
     """
-    planes, scale = (np.nan_to_num(profile[f"excerpt_{n}"].values) for n in ("planes", "scale"))
+    planes, scale = (
+        np.nan_to_num(profile[f"excerpt_{n}"].values) for n in ("planes", "scale")
+    )
     planes = planes.astype(int)
     inv_freq, reads = profile["inv_freq"].values, kv_heads(profile)
     live = np.ones(reads.shape, bool)
@@ -228,7 +290,9 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
         read = np.zeros(keys.shape[:2], bool)
         read[known.nonzero()[0], reads[known]] = True
         coarse = profile.sizes["excerpt"] * queries[known].size > FINE_NUMBERS
-        sizes = _step_sizes(queries, keys, reads, planes, scale) if coarse else (None, None)
+        sizes = (
+            _step_sizes(queries, keys, reads, planes, scale) if coarse else (None, None)
+        )
         queries, query = stepped(queries, known, sizes[0])
         keys, key = stepped(keys, read, sizes[1])
         live &= known
@@ -246,16 +310,22 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
         excerpts.append(shown | vectors)
         measured.append(weights.swapaxes(-1, -2)[..., causal.T])
     given = [np.nan_to_num(weights[~live]).clip(0, 1) for weights in measured]
-    steps, root = (255, 2) if sum(cells.size for cells in given) <= FINE_CELLS else (100, 1)
+    steps, root = (
+        (255, 2) if sum(cells.size for cells in given) <= FINE_CELLS else (100, 1)
+    )
     for payload, cells in zip(excerpts, given, strict=True):
-        payload["attention"] = packed(np.round(steps * cells ** (1 / root)).astype(np.uint8))
+        payload["attention"] = packed(
+            np.round(steps * cells ** (1 / root)).astype(np.uint8)
+        )
     arrays = {"live": live, "planes": planes, "scale": scale}
     arrays["frequencies"] = np.nan_to_num(inv_freq)
     by_name = {name: array.tolist() for name, array in arrays.items()}
     return {"excerpts": excerpts, "coding": [steps, root], **by_name}
 
 
-def _lead(excerpt: xr.Dataset, causal: np.ndarray, known: np.ndarray) -> dict[str, Any] | None:
+def _lead(
+    excerpt: xr.Dataset, causal: np.ndarray, known: np.ndarray
+) -> dict[str, Any] | None:
     """The two likeliest next tokens of an excerpt, the lead of the first, and its gradients.
 
     A byte n means `largest` times ((n - 127) / 127) squared, with the sign of n - 127.
@@ -263,7 +333,9 @@ def _lead(excerpt: xr.Dataset, causal: np.ndarray, known: np.ndarray) -> dict[st
     nats = float(excerpt.get("excerpt_lead", np.nan))
     if not np.isfinite(nats):  # no gradient, or logits that overflow
         return None
-    gradient = excerpt["excerpt_score_gradient"].values[..., : len(causal), : len(causal)]
+    gradient = excerpt["excerpt_score_gradient"].values[
+        ..., : len(causal), : len(causal)
+    ]
     cells = np.nan_to_num(gradient[known].swapaxes(1, 2)[:, causal.T])
     largest = max(float(np.abs(cells).max(initial=0)), 1e-30)
     steps = 127 + np.round(127 * np.sign(cells) * np.sqrt(np.abs(cells) / largest))

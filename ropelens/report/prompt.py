@@ -48,8 +48,15 @@ class PromptResults:
     def save(self, folder: str | Path) -> Path:
         """Write the page, the numbers and run.json to `folder`; return the page."""
         attrs = self.profile.attrs
-        record = {"kind": "prompt", "findings": self.findings, "command": attrs["command"]}
-        record |= {"model": {"name": attrs["model"]}, "versions": json.loads(attrs["versions"])}
+        record = {
+            "kind": "prompt",
+            "findings": self.findings,
+            "command": attrs["command"],
+        }
+        record |= {
+            "model": {"name": attrs["model"]},
+            "versions": json.loads(attrs["versions"]),
+        }
         results: dict[str, Any] = {"attribution.nc": self.attribution}
         results["planes.csv"] = top_planes(self.attribution)
         results |= {f"patched_{x.attrs['over']}.nc": x for x in self.patches}
@@ -57,19 +64,28 @@ class PromptResults:
 
     def page(self) -> str:
         """The page as HTML."""
-        missing = [row for row in MEASURES if row.saved and row.name not in self.profile]
-        shapes = {x.name: [self.profile.sizes.get(d, 1) for d in x.saved_dims] for x in missing}
+        missing = [
+            row for row in MEASURES if row.saved and row.name not in self.profile
+        ]
+        shapes = {
+            x.name: [self.profile.sizes.get(d, 1) for d in x.saved_dims]
+            for x in missing
+        }
         values = {name: np.full(shape, np.nan) for name, shape in shapes.items()}
         profile = self.profile.assign(labelled(values, missing))
         total = self.attribution["attribution"].sum("frequency", min_count=1)
-        effects = profile[[*HEAD_SCORES]].assign(attribution=total).reset_coords(drop=True)
+        effects = (
+            profile[[*HEAD_SCORES]].assign(attribution=total).reset_coords(drop=True)
+        )
         heads = effects.to_dataframe(["layer", "head"]).dropna(subset="attribution")
         layer, head = map(int, heads["attribution"].abs().idxmax())  # type: ignore[call-overload]
         heads = heads.reset_index().assign(label="untested")
         drawn = {"top": plot_top_planes(self.attribution)}
         drawn |= {f"patched_{x.attrs['over']}": plot_effects(x) for x in self.patches}
         figures = {EFFECTS_MAP: plot_effects(self.attribution, selected=(layer, head))}
-        figures |= {PageFigure(n, plot_effects, section="all"): x for n, x in drawn.items()}
+        figures |= {
+            PageFigure(n, plot_effects, section="all"): x for n, x in drawn.items()
+        }
         rows = [row for row in PROFILE_FIGURES if row.name in HEAD_FIGURES]
         figures |= draw(rows, profile, layer=layer, head=head)
         headline, *notes = self.findings

@@ -32,7 +32,15 @@ def environment(folder: str = "") -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = ("number", "signed", "short_count", "mean_count", "plural", "in_words", "ranges")
+    filters = (
+        "number",
+        "signed",
+        "short_count",
+        "mean_count",
+        "plural",
+        "in_words",
+        "ranges",
+    )
     templates.filters |= {name: getattr(formats, name) for name in filters}
     templates.filters["percent"] = lambda share: f"{100 * share:.3g}%"
     templates.globals |= {"NOTHING": formats.NO_NUMBER, "nan": math.nan}
@@ -88,19 +96,30 @@ def packed(values: np.ndarray, *, dims: tuple[str, ...] = ()) -> dict[str, objec
     dtype = np.dtype({"u1": "u1", "i2": "<i2"}.get(values.dtype.str[1:], "<f4"))
     data = np.ascontiguousarray(values, dtype=dtype)
     bytewise = data.view(np.uint8).reshape(-1, dtype.itemsize).T.tobytes()
-    return {"dtype": dtype.name, "shape": list(data.shape), "dims": dims, "data": bytewise}
+    return {
+        "dtype": dtype.name,
+        "shape": list(data.shape),
+        "dims": dims,
+        "data": bytewise,
+    }
 
 
 def content_policy(*scripts: str) -> str:
     """Content security policy of a page that runs only these scripts and loads nothing."""
     digests = [hashlib.sha256(script.encode()).digest() for script in scripts]
-    run = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    run = " ".join(
+        f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests
+    )
     images = "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'"
     return f"default-src 'none'; {images}; form-action 'none'; script-src {run}"
 
 
 def render(
-    template: str, *, scripts: Sequence[str] = (), payload: object = None, **values: object
+    template: str,
+    *,
+    scripts: Sequence[str] = (),
+    payload: object = None,
+    **values: object,
 ) -> str:
     """Render a page from `template` with `values`, `scripts` (files) and their payload."""
     parts = "\n".join(map(asset, scripts))
@@ -129,5 +148,11 @@ def write_sentences(
     template: str, records: Mapping[str, dict[str, Any] | None], **more: object
 ) -> dict[str, str]:
     """Sentences by the names of their macros, without records that are None or have no rows."""
-    known = {n: record for n, record in records.items() if record and record.get("rows", True)}
-    return {n: write_sentence(template, n, **record, **more) for n, record in known.items()}
+    known = {
+        n: record
+        for n, record in records.items()
+        if record and record.get("rows", True)
+    }
+    return {
+        n: write_sentence(template, n, **record, **more) for n, record in known.items()
+    }

@@ -28,7 +28,11 @@ class Column:
     write: Callable[[Any], str] = formats.number
 
 
-FORMS: dict[str, Any] = {"short": formats.short_count, "mean": formats.mean_count, "text": str}
+FORMS: dict[str, Any] = {
+    "short": formats.short_count,
+    "mean": formats.mean_count,
+    "text": str,
+}
 """Formats of templates/words.toml that are not format codes of Python."""
 OF_RUN = {
     **dict.fromkeys(("model", "revision", "dtype", "text"), "{}"),
@@ -61,9 +65,12 @@ def head_columns(profile: xr.Dataset, heads: pd.DataFrame) -> tuple[Column, ...]
 def searched_columns(profile: xr.Dataset, heads: pd.DataFrame) -> tuple[Column, ...]:
     """One column for each set of tokens in the option `attention_on` of the run."""
     names = heads.columns[heads.columns.str.startswith("attention_on_")]
-    meanings = {name: profile[name].attrs["long_name"] for name in names if name in profile}
+    meanings = {
+        name: profile[name].attrs["long_name"] for name in names if name in profile
+    }
     titles = {
-        name: meaning.removeprefix("mean attention ") for name, meaning in meanings.items()
+        name: meaning.removeprefix("mean attention ")
+        for name, meaning in meanings.items()
     }
     return tuple(Column(name, titles[name], "0–1", meanings[name]) for name in meanings)
 
@@ -71,7 +78,9 @@ def searched_columns(profile: xr.Dataset, heads: pd.DataFrame) -> tuple[Column, 
 def head_rows(heads: pd.DataFrame, columns: tuple[Column, ...]) -> list[dict[str, Any]]:
     written = [map(column.write, numbers(heads, column.name)) for column in columns]
     places = heads[["layer", "head", "label"]].to_dict("records")
-    return [place | {"cells": texts} for place, *texts in zip(places, *written, strict=True)]
+    return [
+        place | {"cells": texts} for place, *texts in zip(places, *written, strict=True)
+    ]
 
 
 def comparison_columns(table: pd.DataFrame) -> tuple[Column, ...]:
@@ -84,7 +93,9 @@ def comparison_columns(table: pd.DataFrame) -> tuple[Column, ...]:
 def comparison_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
     rows, columns = [], comparison_columns(table)
     for row in table.to_dict("records"):
-        change = formats.change_and_interval(row["loss_change"], row["low"], row["high"])
+        change = formats.change_and_interval(
+            row["loss_change"], row["low"], row["high"]
+        )
         worse = f"{row['worse']} of {row['pairs']}"
         row["loss_change"] = "\n".join(change) if row["over"] else formats.NO_NUMBER
         row["worse"] = worse if row["pairs"] else formats.NO_NUMBER
@@ -100,7 +111,9 @@ def about(profile: xr.Dataset, heads: pd.DataFrame) -> dict[str, Any]:
 
 
 def _scope_and_command(attrs: Mapping[Any, Any]) -> dict[str, str]:
-    versions = ", ".join(f"{name} {n}" for name, n in json.loads(attrs["versions"]).items())
+    versions = ", ".join(
+        f"{name} {n}" for name, n in json.loads(attrs["versions"]).items()
+    )
     command = str(attrs.get("command", ""))
     return {"scope": scope(attrs), "versions": versions, "command": command}
 
@@ -136,7 +149,9 @@ def run_facts(profile: xr.Dataset, heads: pd.DataFrame) -> list[tuple[str, str]]
     """Facts about the run: pairs of a name and a value with its unit."""
     attrs, sizes = profile.attrs, profile.sizes
     facts = {
-        name: form.format(attrs[name]) if attrs[name] or name == "seed" else "not recorded"
+        name: form.format(attrs[name])
+        if attrs[name] or name == "seed"
+        else "not recorded"
         for name, form in OF_RUN.items()
         if name in attrs
     }
@@ -153,16 +168,25 @@ def about_comparison(comparison: xr.Dataset, table: pd.DataFrame) -> dict[str, A
     """Facts about the compared runs or models, by the names in templates."""
     attrs, names = comparison.attrs, comparison["entry"].values.tolist()
     what = "runs" if "context" in attrs else "models"
-    facts = [f"{len(table)} variants"] * (len(names) > len(table)) + [f"{len(names)} {what}"]
+    facts = [f"{len(table)} variants"] * (len(names) > len(table)) + [
+        f"{len(names)} {what}"
+    ]
     if what == "runs":
-        seen = sorted({int(tokens) for tokens in comparison["tokens_seen"].max("step").values})
+        seen = sorted(
+            {int(tokens) for tokens in comparison["tokens_seen"].max("step").values}
+        )
         tokens = " and ".join(f"{count:,}" for count in seen) + " training tokens"
         facts += [f"context {attrs['context']:,}", tokens + " each" * (len(seen) == 1)]
-        run = {"context": f"{attrs['context']:,} tokens", "text": "validation text of the runs"}
+        run = {
+            "context": f"{attrs['context']:,} tokens",
+            "text": "validation text of the runs",
+        }
         run["sequences"] = SEQUENCES.format(**attrs)
     else:
         models = comparison["model"].values.tolist()
-        names = [f"{entry} ({model})" for entry, model in zip(names, models, strict=True)]
+        names = [
+            f"{entry} ({model})" for entry, model in zip(names, models, strict=True)
+        ]
         sources = dict.fromkeys(comparison["source"].values.tolist())
         run = {"text": "; ".join(filter(None, sources))}
     run = {what: ", ".join(names), "baseline": str(attrs["baseline"])} | run

@@ -38,7 +38,11 @@ CHANCE = 1 / NEEDLES  # share of needles found by a guess among the values in th
 DOUBT = 0.8  # other text may change a label with a lower confidence
 FREE = 0.01  # nats/token: a step is called free if its interval ends below this
 END_NAMES = {"slow": "slowest", "fast": "fastest"}
-CONTROL = {"slow": "random", "fast": "random", "band": "band control"}  # kinds of random sets
+CONTROL = {
+    "slow": "random",
+    "fast": "random",
+    "band": "band control",
+}  # kinds of random sets
 
 
 @public
@@ -59,7 +63,10 @@ def describe(results: xr.Dataset | pd.DataFrame) -> list[str]:
             return comparison_sentences(results, summarize_comparison(results))
         case "evaluation" | "attribution" | "patches" | "capture" as kind:
             return [*write_sentences("results", RECORDS[kind](results)).values()]
-    sentences = [*heads_sentences(classify_heads(results)), *attention_sentences(results)]
+    sentences = [
+        *heads_sentences(classify_heads(results)),
+        *attention_sentences(results),
+    ]
     return [*sentences, *filter(None, [kind_words(results), idle_words(results)])]
 
 
@@ -88,19 +95,30 @@ def head_words(heads: pd.DataFrame) -> dict[str, str]:
         "bands": int(positional["offset"].isna().sum()),
     }
     labels = [label for label, count in counts if count]
-    by_label = [_label_numbers(label, heads[heads["label"] == label]) for label in labels]
+    by_label = [
+        _label_numbers(label, heads[heads["label"] == label]) for label in labels
+    ]
     groups: list[Record] = []
     for label in ("positional", "semantic"):
         rows = heads[(heads["label"] == label) & heads["top_share"].notna()]
         if len(rows):
             wavelengths = rows["top_wavelength"].to_numpy(float)
             record: Record = {"label": label, "heads": len(rows)}
-            record |= {"median": float(np.median(wavelengths)), "low": float(wavelengths.min())}
-            record |= {"high": wavelengths.max(), "share": float(rows["top_share"].median())}
+            record |= {
+                "median": float(np.median(wavelengths)),
+                "low": float(wavelengths.min()),
+            }
+            record |= {
+                "high": wavelengths.max(),
+                "share": float(rows["top_share"].median()),
+            }
             groups.append(record | {"planes": int(rows["planes_to_half"].median())})
     doubts = {name: int(np.sum(heads.get(name, 0))) for name in DOUBTS}
     records = {
-        "headline": {"heads": len(heads), "counts": [pair for pair in counts if pair[1]]},
+        "headline": {
+            "heads": len(heads),
+            "counts": [pair for pair in counts if pair[1]],
+        },
         "claim": heads.attrs.get("claim"),
         "by_label": {"groups": by_label},
         "doubts": doubts | {"heads": len(heads)} if any(doubts.values()) else None,
@@ -113,7 +131,9 @@ def head_words(heads: pd.DataFrame) -> dict[str, str]:
 def _label_numbers(label: str, heads: pd.DataFrame) -> Record:
     """The numbers of a sentence about the heads with one label: medians over these heads."""
     median = heads.reindex(columns=[*FOLLOWS, *FRACTIONS[:2], "total_bits"]).median()
-    numbers = {name.removeprefix("follows_"): float(median[name]) for name in median.index}
+    numbers = {
+        name.removeprefix("follows_"): float(median[name]) for name in median.index
+    }
     sink = float((heads["sink_bits"] / heads["total_bits"]).median())
     return {"label": label, "heads": len(heads), "sink": sink} | numbers
 
@@ -126,11 +146,16 @@ def attention_sentences(profile: xr.Dataset) -> list[str]:
         if name.startswith("attention_on_") and control_name in profile:
             attention, control = profile[name].values, profile[control_name].values
             place = np.unravel_index(np.nanargmax(attention - control), attention.shape)
-            record = {"attention": float(attention[place]), "control": float(control[place])}
+            record = {
+                "attention": float(attention[place]),
+                "control": float(control[place]),
+            }
             words = profile[name].attrs["long_name"].removeprefix("attention on ")
             record["tokens"] = words.rpartition(", ")[0]  # without "where one is seen"
             head = f"{place[0]}.{place[1]}"
-            sentences.append(write_sentence("profile", "attention_on", head=head, **record))
+            sentences.append(
+                write_sentence("profile", "attention_on", head=head, **record)
+            )
     return sentences
 
 
@@ -163,15 +188,21 @@ def scope(attrs: Mapping[Any, Any]) -> str:
 
 def cautions(profile: xr.Dataset, heads: pd.DataFrame) -> list[str]:
     """Warnings of the run (the attribute "warnings"), and sentences about weak labels."""
-    warnings = [line.strip() for line in str(profile.attrs.get("warnings", "")).splitlines()]
+    warnings = [
+        line.strip() for line in str(profile.attrs.get("warnings", "")).splitlines()
+    ]
     named = ~heads["label"].isin(EXCLUDED_LABELS)
     limit = heads.attrs.get("thresholds", {}).get("faint", np.nan)
     faint = int((named & (heads["total_bits"] < limit)).sum())
     doubtful, count = int((heads["confidence"] < DOUBT).sum()), len(heads)
     weak: Records = {
         "no_confidence": {"heads": count} if heads["confidence"].isna().all() else None,
-        "faint": {"count": faint, "heads": named.sum(), "limit": limit} if faint else None,
-        "doubtful": {"count": doubtful, "heads": count, "doubt": DOUBT} if doubtful else None,
+        "faint": {"count": faint, "heads": named.sum(), "limit": limit}
+        if faint
+        else None,
+        "doubtful": {"count": doubtful, "heads": count, "doubt": DOUBT}
+        if doubtful
+        else None,
     }
     if (heads["label"] == "untested").any():
         weak = {"untested": {"rows": int(profile["group_scored"].sum())}}
@@ -184,7 +215,9 @@ def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame) -> list[str]:
         edits = [table[table["edit"].isin(x["edit"].values)] for x in sweeps.values()]
         return [*itertools.chain(*map(sweep_sentences, sweeps.values(), edits))]
     rows, classes = _sweep_records(table), class_changes(sweep)
-    setup: Record = {name: int(sweep.attrs[name]) for name in ("context", "trained_context")}
+    setup: Record = {
+        name: int(sweep.attrs[name]) for name in ("context", "trained_context")
+    }
     setup |= {"act": "stopping", "done": "stopped", "can": "stop"}
     if by := f"{sweep.attrs['scale']:g}" if "scale" in sweep.attrs else "":
         setup |= {
@@ -192,7 +225,9 @@ def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame) -> list[str]:
             "done": f"scaled by {by}",
             "can": f"be scaled by {by}",
         }
-    setup["heads"] = str(sweep.attrs.get("heads", "*")).removeprefix("*").removeprefix(".*")
+    setup["heads"] = (
+        str(sweep.attrs.get("heads", "*")).removeprefix("*").removeprefix(".*")
+    )
     ends, free = _quarters(rows, "loss_change"), _free(rows)
     fast = next((row for row in ends if row["kind"] == "fast"), None)
     copied: Record = {"rows": _quarters(rows, "copy_loss_change"), "plain": rows[0]}
@@ -201,7 +236,9 @@ def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame) -> list[str]:
     bands = [r for r in rows if r["kind"] == "band" and r["loss_change"] is not None]
     most = max(bands, key=lambda row: row["loss_change"], default=None)
     share = rows[0]["retrieval"]
-    by_edit = {edit: of_edit.to_dict("records") for edit, of_edit in classes.groupby("edit")}
+    by_edit = {
+        edit: of_edit.to_dict("records") for edit, of_edit in classes.groupby("edit")
+    }
     records: Records = {
         "short": {"free": free, "fast": fast} if free and fast else None,
         "ends": {"rows": ends},
@@ -211,7 +248,9 @@ def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame) -> list[str]:
         "bands": {"count": len(bands), "most": most} if bands else None,
         "labels": {"rows": _quarters(rows, "labels_changed")},
         "retrieval": None if share is None else {"share": share, "chance": CHANCE},
-        "classes": {"rows": [x | {"classes": by_edit[x["edit"]]} for x in ends if by_edit]},
+        "classes": {
+            "rows": [x | {"classes": by_edit[x["edit"]]} for x in ends if by_edit]
+        },
     }
     return [*write_sentences("truncation", records, setup=setup).values()]
 
@@ -226,7 +265,9 @@ def _sweep_records(table: pd.DataFrame) -> list[Record]:
         random = table[table["kind"] == CONTROL.get(row["kind"])]
         same = "band" if row["kind"] == "band" else "kept"
         row["control"] = random.loc[random[same] == row[same], "loss_change"].mean()
-        records.append({str(k): None if pd.isna(value) else value for k, value in row.items()})
+        records.append(
+            {str(k): None if pd.isna(value) else value for k, value in row.items()}
+        )
     return records
 
 
@@ -234,17 +275,23 @@ def _quarters(rows: Sequence[Record], column: str) -> list[Record]:
     """For each end, the measured entry that stops the share nearest to a quarter."""
     known = [row for row in rows if row[column] is not None]
     by_end = ([row for row in known if row["kind"] == end] for end in END_NAMES)
-    return [min(same, key=lambda row: abs(row["kept"] - QUARTER)) for same in by_end if same]
+    return [
+        min(same, key=lambda row: abs(row["kept"] - QUARTER)) for same in by_end if same
+    ]
 
 
 def _free(rows: Sequence[Record]) -> Record | None:
     """First step from the slow end, and the last one of the steps before the first cost."""
-    slow = [r for r in rows if r["kind"] == "slow" and r["loss_change_high"] is not None]
+    slow = [
+        r for r in rows if r["kind"] == "slow" and r["loss_change_high"] is not None
+    ]
     slow.sort(key=lambda row: -row["kept"])
     last = None
     for row in slow:  # the loss hardly changes, also in the second half of the context
         high, far = row["loss_change_high"], row["far_loss_change_high"]
-        if high >= FREE or (row["far_loss"] is not None and (far is None or far >= FREE)):
+        if high >= FREE or (
+            row["far_loss"] is not None and (far is None or far >= FREE)
+        ):
             break
         last = row
     return {"last": last, "least": slow[0], "limit": FREE} if slow else None
@@ -267,12 +314,17 @@ def reach_sentences(reach: xr.Dataset) -> list[str]:
         best = variant.isel(layer=layer, head=head)
         error = 100 * abs(best["foretold_share"] - best["found_share"]).max().item()
         numbers = {
-            end: best[f"found_{end}"].values.tolist() for end in ("share", "low", "high")
+            end: best[f"found_{end}"].values.tolist()
+            for end in ("share", "low", "high")
         }
         numbers |= {"finders": int((near >= 0.5).sum()), "best": f"{layer}.{head}"}
         numbers["predicted"] = error if np.isfinite(error) else None
-        numbers["extrapolated"] = float(best["extrapolated_share"].sel(distance=far).mean())
-        sentences.append(write_sentence("reach", "copies", variant=name, **numbers, **facts))
+        numbers["extrapolated"] = float(
+            best["extrapolated_share"].sel(distance=far).mean()
+        )
+        sentences.append(
+            write_sentence("reach", "copies", variant=name, **numbers, **facts)
+        )
     return sentences
 
 
@@ -292,12 +344,17 @@ def comparison_sentences(comparison: xr.Dataset, table: pd.DataFrame) -> list[st
         of_one_seed = any(row["over"] == "sequences" for row in known)
         records["losses"] = baseline | {"changes": changes, "of_one_seed": of_one_seed}
     else:
-        records["unpaired_losses"] = baseline | {"rows": rows, "of_runs": "context" in attrs}
+        records["unpaired_losses"] = baseline | {
+            "rows": rows,
+            "of_runs": "context" in attrs,
+        }
     if "loss_past_context" in table and table["loss_past_context"].notna().any():
         past = _changes_by_group(table, "loss_past_context")
         records["past_context"] = {"rows": rows, "changes": past}
     if "repeat_gain" in table:
-        gains, retrieval = (_changes_by_group(table, n) for n in ("repeat_gain", "retrieval"))
+        gains, retrieval = (
+            _changes_by_group(table, n) for n in ("repeat_gain", "retrieval")
+        )
         repeats = {"gain_changes": gains, "retrieval_changes": retrieval}
         records["repeats"] = {"rows": rows, "chance": CHANCE} | repeats
     records["previous_token"] = {"rows": rows}
@@ -312,7 +369,9 @@ def comparison_sentences(comparison: xr.Dataset, table: pd.DataFrame) -> list[st
     return [*filter(None, [lead]), *sentences, *added.splitlines()]
 
 
-def _change_record(row: Mapping[Hashable, Any], columns: tuple[str, str, str]) -> Record:
+def _change_record(
+    row: Mapping[Hashable, Any], columns: tuple[str, str, str]
+) -> Record:
     """Change of a group and its interval, from three columns, with the number of pairs."""
     value, interval = change_and_interval(*(row[name] for name in columns))
     record = {name: row[name] for name in ("group", "over", "pairs")}
@@ -373,7 +432,9 @@ def _capture_records(results: xr.Dataset) -> Records:
     rows = []
     for n in np.argsort(-last.max("key").values)[:4]:
         head, key = str(last["head"].values[n]), int(np.nanargmax(last.values[n]))
-        rows.append({"head": head, "key": tokens[key], "share": float(last.values[n, key])})
+        rows.append(
+            {"head": head, "key": tokens[key], "share": float(last.values[n, key])}
+        )
     sizes = {"heads": results.sizes["head"], "tokens": len(tokens)}
     return {"captured": sizes | {"query": tokens[-1], "rows": rows}}
 

@@ -130,10 +130,14 @@ class Planes:
         of_planes = self.complex(query) * self.complex(key).conj_physical_()
         if self.rotary_dim == self.head_dim:
             return of_planes
-        return torch.cat([of_planes, self.sum_coordinates(query * key)[..., -1:]], dim=-1)
+        return torch.cat(
+            [of_planes, self.sum_coordinates(query * key)[..., -1:]], dim=-1
+        )
 
     def moved_scores(
-        self, products: Complex[Tensor, "*batch term"], distance: Real[Tensor, " distance"]
+        self,
+        products: Complex[Tensor, "*batch term"],
+        distance: Real[Tensor, " distance"],
     ) -> Float[Tensor, "*batch distance"]:
         """Re sum_f c_f exp(i w_f d) of the `products` c at distances d (arXiv 2410.06205)."""
         angle = self.term_inv_freq.double()[..., None] * distance.double().cpu()
@@ -157,7 +161,9 @@ def kept(most: int = 1000) -> Callable[[Function], Function]:
             result = results.get(key)
             if result is None:
                 result = results[key] = function(owner, *key)
-                for old in list(results)[:-most]:  # a copy, because threads share owners
+                for old in list(results)[
+                    :-most
+                ]:  # a copy, because threads share owners
                     results.pop(old, None)
             return result
 
@@ -266,7 +272,9 @@ def read_rotation(
         ("half", head_dim // 2, 0),
         *((pairing, count, offset) for pairing in PAIRINGS),
     ]
-    candidates = [Planes(torch.zeros(n), head_dim, pair, begin) for pair, n, begin in shapes]
+    candidates = [
+        Planes(torch.zeros(n), head_dim, pair, begin) for pair, n, begin in shapes
+    ]
     residuals = []  # largest change of a root-mean-square length, relative to the mean length
     for planes in candidates:
         lengths = planes.norms(x)
@@ -293,9 +301,13 @@ def _frequencies(
     baseline = torch.ones_like(inv_freq)
     for p, product in zip(positions[2:].tolist(), turned[2:], strict=True):
         expected = inv_freq * p
-        correction = (product * torch.polar(torch.ones_like(expected), -expected)).angle()
+        correction = (
+            product * torch.polar(torch.ones_like(expected), -expected)
+        ).angle()
         refined = inv_freq + correction / p
-        usable = refined.abs() * p <= 1024.0  # rad: the error of float32 is 6e-8 of an angle
+        usable = (
+            refined.abs() * p <= 1024.0
+        )  # rad: the error of float32 is 6e-8 of an angle
         inv_freq = torch.where(usable, refined, inv_freq)
         baseline = torch.where(usable, float(p), baseline)
     length = z.abs().square().mean(dim=(0, 1)).sqrt()

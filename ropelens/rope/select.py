@@ -28,7 +28,9 @@ class Slowest:
 
     def __post_init__(self) -> None:
         if not 0 <= self.fraction <= 1:
-            raise BadArgument(f"A fraction of planes is from 0 to 1, not {self.fraction}.")
+            raise BadArgument(
+                f"A fraction of planes is from 0 to 1, not {self.fraction}."
+            )
 
     def __call__(self, planes: Planes) -> Bool[Tensor, " frequency"]:
         number = kept_planes(1 - self.fraction, planes.rotary_dim)
@@ -83,9 +85,13 @@ def heads_by_layer(
         named = in_layer[:, None] & _numbered(head, count)
         if not (able & named).any():
             that = f" that {doing}s" * bool(named.any())
-            able_layers = f" ({', '.join(map(str, among))} {doing})" * (len(among) < layers)
+            able_layers = f" ({', '.join(map(str, among))} {doing})" * (
+                len(among) < layers
+            )
             seen = f"layers 0 to {layers - 1}{able_layers}, heads 0 to {count - 1}"
-            seen += f"; kinds of layers: {', '.join(dict.fromkeys(names))}" * bool(names)
+            seen += f"; kinds of layers: {', '.join(dict.fromkeys(names))}" * bool(
+                names
+            )
             hint = '"1.0" for head 0 of layer 1, "1.*" for all of layer 1, "0-2.0,*.1"'
             what = f"The model has no head {part.strip()!r}{that}."
             raise BadArgument(what, seen=seen, hint=hint)
@@ -99,7 +105,9 @@ def heads_of_layers(layers: str, heads: str = ALL_HEADS) -> str:
         return heads
     if heads != ALL_HEADS:
         hint = 'heads="full.*" for all heads of full layers'
-        raise BadArgument("Give either layers or heads.", seen=f"{layers}, {heads}", hint=hint)
+        raise BadArgument(
+            "Give either layers or heads.", seen=f"{layers}, {heads}", hint=hint
+        )
     return ",".join(f"{layer.strip()}.*" for layer in layers.split(","))
 
 

@@ -41,7 +41,9 @@ def rotate_to(
     if (target.inv_freq == planes.inv_freq.float()).all() and (target.gain == 1).all():
         return x
     target = target.shared(groups=1) or target
-    position = positions_by_plane(positions, planes).to(x.device, torch.float32)[:, None]
+    position = positions_by_plane(positions, planes).to(x.device, torch.float32)[
+        :, None
+    ]
     old = (position * planes.inv_freq.to(x.device, torch.float32)).double()
     new = (position * target.inv_freq.to(x.device)[:, None]).double()
     gain = planes.by_coordinate(target.gain)[:, None].to(x.device)
@@ -60,6 +62,8 @@ def rotate_by(x: HeadVectors, angle: Angles, planes: Planes) -> HeadVectors:
     return result
 
 
-def positions_by_plane(positions: Positions, planes: Planes) -> Int[Tensor, "_ position _"]:
+def positions_by_plane(
+    positions: Positions, planes: Planes
+) -> Int[Tensor, "_ position _"]:
     """The positions by which each plane rotates; one for all planes without axes (M-RoPE)."""
     return positions[..., None] if positions.ndim == 2 else positions[..., planes.axis]

@@ -66,7 +66,9 @@ def parse_variant(text: str) -> Variant:
     """Parse NAME or NAME:VALUE. Raises `BadArgument`, which lists the variants."""
     usages = "one of: " + ", ".join(row.usage for row in VARIANTS.values())
     name, _, value = text.partition(":")
-    with explained(f"There is no RoPE variant {text[:80]!r}.", usages, error=BadArgument):
+    with explained(
+        f"There is no RoPE variant {text[:80]!r}.", usages, error=BadArgument
+    ):
         return replace(VARIANTS[name], value=VARIANTS[name].read(value))
 
 
@@ -102,7 +104,9 @@ def _no_value(text: str) -> None:
 
 
 _share = partial(_number, low=0.0, high=1.0)
-_stretch = partial(_number, low=1.0, high=1e15)  # float32 cannot hold powers of larger numbers
+_stretch = partial(
+    _number, low=1.0, high=1e15
+)  # float32 cannot hold powers of larger numbers
 
 
 def _in_context(stretch: float, shape: Shape) -> dict[str, Any]:

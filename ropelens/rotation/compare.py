@@ -28,7 +28,9 @@ score_difference (layer, frequency) 1: difference of the plane's parts of scores
 
 
 @public
-def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -> xr.Dataset:
+def compare_rope(
+    one: Model, other: Model, *, context: Positive | None = None
+) -> xr.Dataset:
     """The rotations of two implementations of one model, plane by plane: do they agree?
 
     `one` and `other` have the same weights. (A bridge changes its model; load the model a
@@ -59,7 +61,9 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
     positions = probe_positions((context or lives[0].context) - 1)
     by_layer = [probe_single_tokens(live, positions) for live in lives]
     probes = [list(layers.values()) for layers in by_layer]
-    shapes = [[tuple(probe.vectors.shape[::2]) for probe in layers] for layers in probes]
+    shapes = [
+        [tuple(probe.vectors.shape[::2]) for probe in layers] for layers in probes
+    ]
     if shapes[0] != shapes[1]:
         seen = " and ".join(f"{len(s)} layers, heads of {s[0][1]}" for s in shapes)
         raise BadArgument("These are not two implementations of one model.", seen=seen)
@@ -69,7 +73,9 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
         rotation = read_rotation(x.vectors, positions, noise=x.noise, counts=counts)
         planes.append(rotation.planes)
     layers = [_compare_layer(*pair) for pair in zip(*probes, planes, strict=True)]
-    angle, difference, residual, ratio, score_difference, noise = zip(*layers, strict=True)
+    angle, difference, residual, ratio, score_difference, noise = zip(
+        *layers, strict=True
+    )
     values: dict[str, Any] = {
         "angle": stack(angle).swapaxes(0, 1),
         "difference": stack(difference),
@@ -82,12 +88,16 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
     compared = xr.Dataset(labelled(values, COMPARED), coords=coords)
     eps = max(live.eps for live in lives)
     reasons = (
-        _describe_difference(compared.isel(layer=[index]), planes[index], noise[index], eps)
+        _describe_difference(
+            compared.isel(layer=[index]), planes[index], noise[index], eps
+        )
         for index in range(len(planes))
     )
     why = next(filter(None, reasons), "")
     alike = f"All planes of {len(planes)} layers rotate alike: {_largest(compared)}."
-    return compared.assign_attrs(verdict="different" if why else "same", why=why or alike)
+    return compared.assign_attrs(
+        verdict="different" if why else "same", why=why or alike
+    )
 
 
 def _compare_layer(
@@ -100,7 +110,10 @@ def _compare_layer(
     # rotated back by the common angle: a pure rotation leaves no change
     rotated_back = z * torch.polar(torch.ones_like(turned), -turned)
     outside = planes.term_of >= len(planes.inv_freq)
-    changes = [(rotated_back - z[:, :, :1]).abs(), (x - x[:, :, :1])[..., outside].abs()]
+    changes = [
+        (rotated_back - z[:, :, :1]).abs(),
+        (x - x[:, :, :1])[..., outside].abs(),
+    ]
     change = torch.cat(changes, dim=-1).square().mean(1).sqrt().amax((1, 2))
     residual = change / planes.norms(x).square().mean((1, 2, 3)).sqrt()
     residual[1] += (other.query_scale / one.query_scale - 1).abs().max()
@@ -110,7 +123,9 @@ def _compare_layer(
     noise = torch.hypot(*of_planes) / z.abs().square().mean((1, 2)).sqrt()
     unseen = noise >= 1 / NOISE_FACTOR
     angle = turned[:, 0].masked_fill(unseen[:, None], math.nan).mT
-    difference = (torch.remainder(angle[1] - angle[0] + math.pi, 2 * math.pi) - math.pi).abs()
+    difference = (
+        torch.remainder(angle[1] - angle[0] + math.pi, 2 * math.pi) - math.pi
+    ).abs()
 
     scale = torch.tensor([one.scale, other.scale], dtype=torch.float64)
     tokens, _, kv_heads, _ = one.values.shape
@@ -119,14 +134,19 @@ def _compare_layer(
     products = scale.view(2, 1, 1, 1, 1) * query[:, :, None] * key[:, None]
     size = products.sum(-1).square().mean((1, 2, 3)).sqrt().clamp(min=1e-30)
     parts = products[..., planes.first] + products[..., planes.second]
-    score_difference = (parts[0] / size[0] - parts[1] / size[1]).square().mean((0, 1, 2)).sqrt()
+    score_difference = (
+        (parts[0] / size[0] - parts[1] / size[1]).square().mean((0, 1, 2)).sqrt()
+    )
     part_sizes = parts.square().mean((1, 2, 3)).sqrt() / size[:, None]
     noise = torch.stack([noise.sum(0), (noise * part_sizes).sum(0)])
     return angle, difference, residual, size[1] / size[0], score_difference, noise
 
 
 def _describe_difference(
-    compared: xr.Dataset, planes: Planes, noise: Float[Tensor, "2 frequency"], eps: float
+    compared: xr.Dataset,
+    planes: Planes,
+    noise: Float[Tensor, "2 frequency"],
+    eps: float,
 ) -> str:
     """Sentence on how the rotation of one layer differs between two implementations, or ""."""
     smallest = allowed_residual(0, eps)

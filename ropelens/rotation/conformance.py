@@ -21,7 +21,14 @@ from ropelens.rotation.variant_config import frequencies, stated_shape
 # layers of sliding attention, and whose planes rotate by a negative angle.
 INTERLEAVED = {"cohere", "cohere2", "cohere2_moe", "codegen", "deepseek_v2", "ernie4_5"}
 INTERLEAVED |= {"ernie4_5_moe", "glm", "glm4", "gptj", "helium", "llama4_text"}
-ROTATES_IF_SLIDING = {"afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint"}
+ROTATES_IF_SLIDING = {
+    "afmoe",
+    "cohere2",
+    "cohere2_moe",
+    "exaone4",
+    "exaone_moe",
+    "flint",
+}
 CLOCKWISE = {"nanochat"}
 
 TURNED = 0.05  # rad: a plane that turns less over all positions may look still
@@ -31,7 +38,9 @@ SAME_FACTOR = 3e-3  # relative difference of attention factors that bfloat16 cau
 class AskedRotation(NamedTuple):
     """The rotation of one layer that a configuration asks for."""
 
-    inv_freq: Float[Tensor, " frequency"] | None  # None: unknown; empty: it must not rotate
+    inv_freq: (
+        Float[Tensor, " frequency"] | None
+    )  # None: unknown; empty: it must not rotate
     factor: float
     pairings: tuple[Pairing, ...]  # an implementation may have any of them
     direction: int
@@ -55,7 +64,9 @@ def asked_rotations(
     if config is None:
         return [AskedRotation(None, 1.0, PAIRINGS, 1)] * layers
     facts, kind = config.to_dict(), config.model_type
-    pairings: tuple[Pairing, ...] = PAIRINGS[1:] if kind in INTERLEAVED else PAIRINGS[:1]
+    pairings: tuple[Pairing, ...] = (
+        PAIRINGS[1:] if kind in INTERLEAVED else PAIRINGS[:1]
+    )
     if facts.get("rope_interleave") or kind not in CONFIG_MAPPING:
         pairings = PAIRINGS
     direction = -1 if kind in CLOCKWISE else 1
@@ -118,8 +129,12 @@ def rotation_differences(
         texts.append(f"its attention factor is {factor:.6g}, not {asked.factor:.6g}")
     count = min(len(w), len(wanted))
     rest = torch.cat([w[count:], wanted[count:]]).abs().nan_to_num(0)
-    if (planes.pairing == "half" and len(w) != len(wanted)) or (rest * longest > TURNED).any():
-        texts.append(f"{2 * len(w)} coordinates of a head rotate, not {2 * len(wanted)}")
+    if (planes.pairing == "half" and len(w) != len(wanted)) or (
+        rest * longest > TURNED
+    ).any():
+        texts.append(
+            f"{2 * len(w)} coordinates of a head rotate, not {2 * len(wanted)}"
+        )
     w, wanted = w[:count], wanted[:count]
     error = error[:count] + 1e-6 * wanted.abs()
 

@@ -56,17 +56,27 @@ def layer_kinds(
         mask, reach = masks.get(layer, ("recurrent", 0))
         name = "none" if layer in masks and rotation.planes.pairing == "none" else mask
         same_name = seen.setdefault(name, [])
-        alike = (n for n, other in enumerate(same_name) if _same_kind((reach, rotation), other))
+        alike = (
+            n
+            for n, other in enumerate(same_name)
+            if _same_kind((reach, rotation), other)
+        )
         number = next(alike, len(same_name))
         if number == len(same_name):
             same_name.append((reach, rotation))
         name += f"-{number + 1}" * (number > 0)
-        parameters = layer_parameters(config, layer) if rotation.planes.rotary_dim else {}
-        kinds.append(LayerKind(name, reach, _base(rotation, parameters), _scaling(parameters)))
+        parameters = (
+            layer_parameters(config, layer) if rotation.planes.rotary_dim else {}
+        )
+        kinds.append(
+            LayerKind(name, reach, _base(rotation, parameters), _scaling(parameters))
+        )
     return kinds
 
 
-def _same_kind(one: tuple[int, LayerRotation], other: tuple[int, LayerRotation]) -> bool:
+def _same_kind(
+    one: tuple[int, LayerRotation], other: tuple[int, LayerRotation]
+) -> bool:
     (reach, first), (other_reach, second) = one, other
     w, other_w = (x.planes.inv_freq.double() for x in (first, second))
     if reach != other_reach or len(w) != len(other_w):

@@ -43,7 +43,10 @@ IN_WORDS[Measurable] = f"{IN_WORDS[Model]}; or a dict or a file of arrays"
 
 @public
 def measure_rope(
-    model: Measurable, *, config: ConfigInput | None = None, context: Positive | None = None
+    model: Measurable,
+    *,
+    config: ConfigInput | None = None,
+    context: Positive | None = None,
 ) -> xr.Dataset:
     """The rotation of every layer of `model`, measured from one forward pass.
 
@@ -87,7 +90,10 @@ def measure_rope(
         by_layer, faults = array_layers(model, config, context)
         layers = list(by_layer.values())
         kinds = [LayerKind("", 0, math.nan, "")] * len(layers)
-        edited, context = [x.planes for x in layers], context or 1 + max(layers[0].query_scale)
+        edited, context = (
+            [x.planes for x in layers],
+            context or 1 + max(layers[0].query_scale),
+        )
     else:
         live = as_live_model(model)
         probe = RotationProbe(live)
@@ -98,13 +104,17 @@ def measure_rope(
     asked = asked_rotations(config, layers=1 + max(by_layer), length=context)
     planes, measured = [], []
     references: tuple[list[Tensor], list[Tensor]] = ([], [])
-    for layer, now, wanted in zip(layers, edited, [asked[n] for n in by_layer], strict=True):
+    for layer, now, wanted in zip(
+        layers, edited, [asked[n] for n in by_layer], strict=True
+    ):
         same = now is layer.planes or torch.equal(now.inv_freq, layer.planes.inv_freq)
         planes.append(layer.measured.planes if same else now)
         measured.append(wanted.direction * planes[-1].term_inv_freq)
         edit = wanted.direction * now.inv_freq
         configured = None if layer.planes.pairing == "none" else wanted.inv_freq
-        for column, inv_freq in zip(references, (layer.stated, configured), strict=True):
+        for column, inv_freq in zip(
+            references, (layer.stated, configured), strict=True
+        ):
             inv_freq = inv_freq if same else edit
             terms = planes[-1].terms
             inv_freq = torch.zeros(0) if inv_freq is None else inv_freq[:terms].double()
@@ -125,10 +135,18 @@ def measure_rope(
     }
     coords = {"layer": list(by_layer), "position": list(layers[0].query_scale)}
     verdict = "different" if faults else "same" if config else "unknown"
-    rotates = "rotates" if any(layer.rotary_dim for layer in planes) else "does not rotate"
-    why = "rotates as configured" if config else f"{rotates}; no configuration is compared"
+    rotates = (
+        "rotates" if any(layer.rotary_dim for layer in planes) else "does not rotate"
+    )
+    why = (
+        "rotates as configured"
+        if config
+        else f"{rotates}; no configuration is compared"
+    )
     if faults:
-        why = f"does not rotate{' as configured' * bool(config)}: {'; '.join(faults[:3])}"
+        why = (
+            f"does not rotate{' as configured' * bool(config)}: {'; '.join(faults[:3])}"
+        )
         why += f"; and {len(faults) - 3} more" * (len(faults) > 3)
     attrs = {"verdict": verdict, "why": why}
     return xr.Dataset(labelled(values, ROTATION), coords=coords, attrs=attrs)

@@ -17,9 +17,19 @@ from ropelens.model.forward_patches import skip_mlp_work
 from ropelens.model.live_model import LiveModel
 from ropelens.model.model_noise import CHANGED_WEIGHT, changed_embeddings
 from ropelens.noise import NOISE_FACTOR, allowed_residual
-from ropelens.rope.planes import MeasuredRotation, Planes, probe_positions, read_rotation
+from ropelens.rope.planes import (
+    MeasuredRotation,
+    Planes,
+    probe_positions,
+    read_rotation,
+)
 from ropelens.rotation.conformance import LayerRotation, configuration_faults
-from ropelens.rotation.layer_kinds import LayerKind, layer_kinds, mask_of, stated_windows
+from ropelens.rotation.layer_kinds import (
+    LayerKind,
+    layer_kinds,
+    mask_of,
+    stated_windows,
+)
 from ropelens.rotation.stated import match_stated, stated_factor, stated_inv_freq
 
 NOISE_REPEATS = 4  # further runs of each token at the first position, which show noise
@@ -58,7 +68,8 @@ def probe_single_tokens(
     kinds = (slice(count, rounded), 1.0), (slice(rounded, None), CHANGED_WEIGHT)
     row_scales = {  # Llama 4 scales some queries by their row, which these sequences lack
         module["layer_idx"]: 1
-        + module["attn_scale"] * ((positions + 1) // module["floor_scale"]).double().log1p()
+        + module["attn_scale"]
+        * ((positions + 1) // module["floor_scale"]).double().log1p()
         for module in map(vars, live.model.modules())
         if module.get("attn_temperature_tuning") and not module["use_rope"]
     }
@@ -74,7 +85,9 @@ def probe_single_tokens(
             raise UnsupportedModel(what, seen=f"layer {call.layer}", hint=hint)
         length = query.square().sum((0, 2, 3)).sqrt()
         scale = (length / length[0]).nan_to_num(1)
-        noise_of_scale = max(part * float((scale[at] - 1).abs().max()) for at, part in kinds)
+        noise_of_scale = max(
+            part * float((scale[at] - 1).abs().max()) for at, part in kinds
+        )
         allowed = allowed_residual(noise_of_scale, live.eps)
         scale = scale.where((scale - 1).abs() > allowed, 1)
         both = torch.cat([query / scale[:, None, None], key], dim=2)
@@ -88,12 +101,20 @@ def probe_single_tokens(
             scale=float(call.scale),
             query_scale=(scale * row_scales.get(call.layer, 1))[:count],
             noise=noise.clamp(min=live.eps * vectors.square().mean().sqrt()),
-            value_noise=max(p * _relative_change(values[:, at], first) for at, p in kinds),
+            value_noise=max(
+                p * _relative_change(values[:, at], first) for at, p in kinds
+            ),
         )
 
-    position_ids = positions.repeat(*(1,) * (positions.ndim - 1), len(tokens))[..., None]
+    position_ids = positions.repeat(*(1,) * (positions.ndim - 1), len(tokens))[
+        ..., None
+    ]
     sequences = tokens.repeat_interleave(positions.shape[-1])[:, None]
-    share = live.eps / 2 * (torch.arange(positions.shape[-1]) >= rounded).repeat(len(tokens))
+    share = (
+        live.eps
+        / 2
+        * (torch.arange(positions.shape[-1]) >= rounded).repeat(len(tokens))
+    )
     dtypes = {x.dtype for x in live.model.parameters() if x.is_floating_point()}
     device = live.device.type
     # A model of several dtypes runs only under the autocast that is open.
@@ -118,7 +139,9 @@ def find_axes(
             change = (x - x[:, :1]).square().mean((0, 1)).sqrt()
             moved = change > NOISE_FACTOR * probe.noise[planes[layer].first]
             rotated.setdefault(layer, []).append(moved)
-    return {layer: torch.stack(axes).byte().argmax(0) for layer, axes in rotated.items()}
+    return {
+        layer: torch.stack(axes).byte().argmax(0) for layer, axes in rotated.items()
+    }
 
 
 def _relative_change(x: Tensor, reference: Tensor) -> float:
@@ -143,7 +166,9 @@ class RotationProbe:
             self._layers[key] = measure_layers(live, context)
             if not live.depends_on_length:
                 for fault in configuration_faults(self._layers[key], live.config):
-                    message = f"{live.class_name}, {fault}; ropelens measures the model."
+                    message = (
+                        f"{live.class_name}, {fault}; ropelens measures the model."
+                    )
                     warnings.warn(message, stacklevel=2)
         return self._layers[key]
 
@@ -161,12 +186,16 @@ class RotationProbe:
     def kind_names(self) -> list[str]:
         return [kind.name for kind in self.kinds]
 
-    def planes(self, context: int | None = None, *, alike: bool = False) -> list[Planes]:
+    def planes(
+        self, context: int | None = None, *, alike: bool = False
+    ) -> list[Planes]:
         """Planes of each layer under the open edit, with a row per head if heads may differ."""
         length, edit = context or self.live.context, self.live.open_edit
         planes = [layer.planes for layer in self.layers(context)]
         if edit is not None:
-            planes = [edit.planes(n, layer, length=length) for n, layer in enumerate(planes)]
+            planes = [
+                edit.planes(n, layer, length=length) for n, layer in enumerate(planes)
+            ]
         if alike and any(layer.inv_freq.ndim == 2 for layer in planes):
             hint = 'an edit of whole layers (heads="3.*"), or ropelens.capture'
             raise BadArgument(
@@ -186,7 +215,9 @@ class RotationProbe:
         if continued and (before is None or not torch.equal(inv_freq, before)):
             what = "ropelens cannot infer the rotation of the keys in this cache."
             seen = "a RoPE that changes with the length, and keys of another length or block"
-            raise UnsupportedModel(what, seen=seen, hint="call the model with use_cache=False")
+            raise UnsupportedModel(
+                what, seen=seen, hint="call the model with use_cache=False"
+            )
         self._last_inv_freq[layer] = inv_freq
         return replace(planes, inv_freq=inv_freq)
 
@@ -194,13 +225,17 @@ class RotationProbe:
         """Planes of the call that runs, under the open edit; see `planes_now`."""
         planes = self.planes_now(call.layer, continued=call.past > 0)
         edit, length = self.live.open_edit, call.key.shape[2]
-        return planes if edit is None else edit.planes(call.layer, planes, length=length)
+        return (
+            planes if edit is None else edit.planes(call.layer, planes, length=length)
+        )
 
     @cached_property
     def attention_factor(self) -> float | None:
         """Factor of rotary modules on queries and keys; None if a later norm cancels it."""
         modules = map(vars, self.live.model.modules())
-        rotary = [(m, key) for m in modules for key in m if key.endswith("attention_scaling")]
+        rotary = [
+            (m, key) for m in modules for key in m if key.endswith("attention_scaling")
+        ]
         factors = {float(module[key]) for module, key in rotary} or {1.0}
         if len(factors) > 1:
             ways = f"{self.live.class_name} scales its queries in more than one way"
@@ -212,7 +247,9 @@ class RotationProbe:
                     module[key] = value
                 layers = self.layers()
                 probes = probe_single_tokens(self.live, torch.tensor([0]))
-                rotated = (x.vectors[..., layers[n].planes.first] for n, x in probes.items())
+                rotated = (
+                    x.vectors[..., layers[n].planes.first] for n, x in probes.items()
+                )
                 lengths.append(sum(float(x.abs().sum()) for x in rotated))
         finally:
             for module, key in rotary:
@@ -222,7 +259,10 @@ class RotationProbe:
 
 def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRotation]:
     """Rotation of each layer without edits; `measure_rope` explains `context`."""
-    config, longest = live.config, 2**24  # a wavelength of 10 million tokens still turns
+    config, longest = (
+        live.config,
+        2**24,
+    )  # a wavelength of 10 million tokens still turns
     model, kinds = live.model, live.layer_types
     has_buffers = any(stated_inv_freq(model, kind) for kind in {*kinds})
     if "rope_parameters" not in config.to_dict() or not has_buffers:
@@ -238,7 +278,9 @@ def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRot
         for layer, probe in probes.items()
         for counts in [list(map(len, stated[kinds[layer]]))]
     }
-    zero = any(len(w) and not w.any() for candidates in stated.values() for w in candidates)
+    zero = any(
+        len(w) and not w.any() for candidates in stated.values() for w in candidates
+    )
     _check_rotation(live.class_name, measured, probes, eps=live.eps, zero=zero)
     nothing = Planes(torch.zeros(0), 0, "none")
     unmeasured = MeasuredRotation(nothing, math.nan, math.nan, torch.zeros(0))
@@ -249,7 +291,9 @@ def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRot
         scale = dict(zip(scales, probes[layer].query_scale.tolist(), strict=True))
         layers[layer] = LayerRotation(*matched, scale, factors[kinds[layer]])
     if any("mrope_section" in vars(module) for module in live.model.modules()):
-        for layer, axis in find_axes(live, [x.planes for x in layers], positions).items():
+        for layer, axis in find_axes(
+            live, [x.planes for x in layers], positions
+        ).items():
             planes = replace(layers[layer].planes, axis=axis)
             layers[layer] = replace(layers[layer], planes=planes)
     return layers
@@ -270,8 +314,12 @@ def _check_rotation(
         if not rotation.residual <= allowed:
             seen = f"layer {layer}: the lengths of its planes change with position (residual "
             seen += f"{rotation.residual:.2g}; a rotation keeps them to {allowed:.0e})"
-            faults.append(("changes its queries with position, but not by a rotation", seen))
-    if not zero and all(rotation.planes.pairing == "none" for rotation in measured.values()):
+            faults.append(
+                ("changes its queries with position, but not by a rotation", seen)
+            )
+    if not zero and all(
+        rotation.planes.pairing == "none" for rotation in measured.values()
+    ):
         seen = "queries and keys are the same at every position (residual 0)"
         faults.append(("does not rotate its queries", seen))
     for layer, probe in probes.items():

@@ -38,7 +38,9 @@ def order_losses(
     """
     layers = measure_layers(live)
 
-    def permute(layer: int, name: str, x: Tensor, _: Tensor, positions: Tensor) -> Tensor:
+    def permute(
+        layer: int, name: str, x: Tensor, _: Tensor, positions: Tensor
+    ) -> Tensor:
         planes = layers[layer].planes
         if name == "value" or not planes.rotary_dim:
             return x

@@ -22,7 +22,9 @@ from ropelens.rotation.variant_config import stated_shape
 def stated_inv_freq(model: PreTrainedModel, layer_type: str) -> list[Tensor]:
     """Buffers `inv_freq` of rotary modules, in rad/token; a buffer of this type comes first."""
     stated = []
-    for name, module in product((f"{layer_type}_inv_freq", "inv_freq"), model.modules()):
+    for name, module in product(
+        (f"{layer_type}_inv_freq", "inv_freq"), model.modules()
+    ):
         if name in module._buffers:
             with align_module_device(module):
                 # cloned, because longrope changes the buffer in place
@@ -85,7 +87,9 @@ def unused_keys(config: PreTrainedConfig, layers: list[Planes]) -> list[str]:
     """Keys that do not change a rotation and that transformers does not report itself."""
     facts = config.to_dict()
     with suppress(OSError, ValueError):  # transformers drops some keys of the file
-        written, _ = config.get_config_dict(str(config.name_or_path), local_files_only=True)
+        written, _ = config.get_config_dict(
+            str(config.name_or_path), local_files_only=True
+        )
         facts = written | written.get("text_config", {}) | facts
     bases = {None, *(part.get("rope_theta") for part in rope_parameters(config))}
     unused = [
@@ -93,10 +97,21 @@ def unused_keys(config: PreTrainedConfig, layers: list[Planes]) -> list[str]:
         for name in ("rope_theta", "rotary_emb_base")
         if facts.get(name) not in bases
     ]
-    rotating = {planes.rotary_dim: planes.head_dim for planes in layers if planes.rotary_dim}
-    for name, unit in (("rotary_dim", 1), ("rotary_pct", max(rotating.values(), default=0))):
-        if rotating and facts.get(name) is not None and int(facts[name] * unit) not in rotating:
-            unused.append(f"{name} {facts[name]}, but {max(rotating)} coordinates rotate")
+    rotating = {
+        planes.rotary_dim: planes.head_dim for planes in layers if planes.rotary_dim
+    }
+    for name, unit in (
+        ("rotary_dim", 1),
+        ("rotary_pct", max(rotating.values(), default=0)),
+    ):
+        if (
+            rotating
+            and facts.get(name) is not None
+            and int(facts[name] * unit) not in rotating
+        ):
+            unused.append(
+                f"{name} {facts[name]}, but {max(rotating)} coordinates rotate"
+            )
     if facts.get("rope_interleave") and not hasattr(type(config), "rope_interleave"):
         unused.append("rope_interleave, a key of other families")
     fault = "the configuration has a key that the model does not read"
@@ -108,8 +123,12 @@ def shape_of(live: LiveModel, layer: int, *, rotary_dim: int, length: int) -> Sh
     parameters = layer_parameters(live.config, layer)
     if "rope_theta" not in parameters:
         what = f"{live.class_name} does not state the base of its RoPE."
-        raise UnsupportedModel(what, hint="ropelens.rescale with the frequencies themselves")
-    return replace(stated_shape(live.config, parameters), head_dim=rotary_dim, length=length)
+        raise UnsupportedModel(
+            what, hint="ropelens.rescale with the frequencies themselves"
+        )
+    return replace(
+        stated_shape(live.config, parameters), head_dim=rotary_dim, length=length
+    )
 
 
 def sharpening(live: LiveModel) -> float:

@@ -22,7 +22,9 @@ def register(modeling_rope_utils: ModuleType) -> None:
             modeling_rope_utils.ROPE_INIT_FUNCTIONS[row.rope_type] = _rates
             check = f"_validate_{row.rope_type}_rope_parameters"  # it warns without
             mixin = modeling_rope_utils.RotaryEmbeddingConfigMixin
-            setattr(mixin, check, lambda _, parameters, ignore_keys: _variant(parameters))
+            setattr(
+                mixin, check, lambda _, parameters, ignore_keys: _variant(parameters)
+            )
 
 
 def _rates(
@@ -34,7 +36,9 @@ def _rates(
     """inv_freq and attention factor of a `rope_type` of ours, with transformers' signature."""
     parameters = config.rope_parameters
     parameters = parameters if layer_type is None else parameters[layer_type]
-    inv_freq, factor = frequencies(_variant(parameters), stated_shape(config, parameters))
+    inv_freq, factor = frequencies(
+        _variant(parameters), stated_shape(config, parameters)
+    )
     return inv_freq.to(device), factor
 
 
@@ -86,7 +90,9 @@ def variant_config(config: Config, variant: str) -> Config:
     text = changed.get_text_config()
     parameters = text.to_dict().get("rope_parameters") or {}
     by_type = {key: part for key, part in parameters.items() if isinstance(part, dict)}
-    parts = [part.get("partial_rotary_factor") for part in by_type.values() or [parameters]]
+    parts = [
+        part.get("partial_rotary_factor") for part in by_type.values() or [parameters]
+    ]
     if not parameters or {*parts} - {None, 1.0}:
         what = f"The configuration of {changed.model_type} cannot express {variant}."
         hint = "the variant as an edit of the live model, ropelens.edit_rope"
@@ -98,7 +104,9 @@ def variant_config(config: Config, variant: str) -> Config:
 
     by_type = {key: varied(part) for key, part in by_type.items()}
     text.rope_parameters = parameters | by_type if by_type else varied(parameters)
-    for layer, base in enumerate(text.to_dict().get("layer_rope_theta") or ()):  # Granite SWA
+    for layer, base in enumerate(
+        text.to_dict().get("layer_rope_theta") or ()
+    ):  # Granite SWA
         of_layer = parameters | {"rope_theta": base}
         text.layer_rope_theta[layer] = base and varied(of_layer)["rope_theta"]
     return changed

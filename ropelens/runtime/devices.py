@@ -15,7 +15,10 @@ from ropelens.errors import BadArgument, explained, words_of
 
 # Bytes that a measurement takes for any batch size, mainly for blocks of scores
 FIXED_BYTES = {"cpu": 150_000_000, "cuda": 2_500_000_000}
-LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}  # if the model can compute logits in parts
+LOGITS_AT_ONCE = {
+    "cpu": 2**24,
+    "cuda": 2**28,
+}  # if the model can compute logits in parts
 LIBRARIES = 600_000_000  # bytes of main memory that torch and transformers take
 
 
@@ -24,17 +27,23 @@ def device_named(name: str, *, used: bool = True) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     what = f"The device {name!r} does not exist or does not work."
-    with explained(what, "auto, cpu, cuda, or a number as in cuda:1", error=BadArgument):
+    with explained(
+        what, "auto, cpu, cuda, or a number as in cuda:1", error=BadArgument
+    ):
         device = torch.device(name)
         if used or device.type != "cuda" or torch.cuda.is_available():
-            torch.zeros(1, dtype=torch.float64, device=device).item()  # sums need float64
+            torch.zeros(
+                1, dtype=torch.float64, device=device
+            ).item()  # sums need float64
     return device
 
 
 def device_of(model: nn.Module) -> torch.device:
     """The device on which the model takes its tokens; "meta" if it has no weights."""
     embeddings = model.get_input_embeddings()  # type: ignore[operator]
-    return computes_on(embeddings) or embeddings.weight.device  # also of a wrapped module
+    return (
+        computes_on(embeddings) or embeddings.weight.device
+    )  # also of a wrapped module
 
 
 def devices_of(model: nn.Module) -> list[torch.device]:
@@ -62,19 +71,28 @@ def explain_full_memory(what: str, *, seen: str, hint: str) -> Iterator[None]:
         if not known and "can't allocate memory" not in str(error):
             raise
         seen = f"{seen}; {words_of(error)}"
-        raise BadArgument(f"{what} does not fit into memory.", seen=seen, hint=hint) from error
+        raise BadArgument(
+            f"{what} does not fit into memory.", seen=seen, hint=hint
+        ) from error
 
 
 def free_bytes(device: torch.device) -> int:
     """Free memory of a device in bytes; `sys.maxsize` for a GPU that this machine lacks."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0] if torch.cuda.is_available() else sys.maxsize
+        return (
+            torch.cuda.mem_get_info(device)[0]
+            if torch.cuda.is_available()
+            else sys.maxsize
+        )
     return psutil.virtual_memory().available
 
 
 def room_for_weights(devices: list[torch.device]) -> dict[int | str, int]:
     """Bytes of weights that each device may hold; the rest of its memory is for measuring."""
-    reserved = {"cuda": 2 * FIXED_BYTES["cuda"], "cpu": LIBRARIES + 2 * FIXED_BYTES["cpu"]}
+    reserved = {
+        "cuda": 2 * FIXED_BYTES["cuda"],
+        "cpu": LIBRARIES + 2 * FIXED_BYTES["cpu"],
+    }
     room: dict[int | str, int] = {}
     for device in [*devices, torch.device("cpu")]:
         place = "cpu" if device.type == "cpu" else int(device.index)

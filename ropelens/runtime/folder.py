@@ -46,7 +46,9 @@ def output_folder(path: str | Path) -> Iterator[Path]:
         if (results / RECORD).exists():
             (folder / RECORD).unlink(missing_ok=True)
         for file in sorted(results.iterdir(), key=lambda file: file.name == RECORD):
-            file.replace(folder / file.name)  # a symbolic link is replaced, not followed
+            file.replace(
+                folder / file.name
+            )  # a symbolic link is replaced, not followed
 
 
 def check_writable(path: str | Path) -> None:
@@ -60,9 +62,13 @@ def _scratch(folder: Path) -> Iterator[Path]:
     """A hidden folder for the block: in `folder`, or next to it if it does not exist."""
     place = folder if os.path.lexists(folder) else folder.parent
     with explained(f"{folder} cannot be written to.", error=BadArgument):
-        hidden = TemporaryDirectory(prefix=".ropelens-", dir=place, ignore_cleanup_errors=True)
+        hidden = TemporaryDirectory(
+            prefix=".ropelens-", dir=place, ignore_cleanup_errors=True
+        )
     with hidden as name:
-        results = Path(name) / "results"  # unlike a temporary folder, others can read it
+        results = (
+            Path(name) / "results"
+        )  # unlike a temporary folder, others can read it
         results.mkdir()
         yield results
 

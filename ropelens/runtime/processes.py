@@ -22,7 +22,9 @@ _place: ContextVar[tuple[int, int]] = ContextVar("ropelens_place", default=(0, 1
 def processes() -> PartialState:
     """The processes that torchrun or accelerate started, or one process."""
     state = PartialState(cpu=not torch.cuda.is_available())
-    if state.use_distributed:  # else threads of the group may abort the process at its end
+    if (
+        state.use_distributed
+    ):  # else threads of the group may abort the process at its end
         atexit.register(state.destroy_process_group)
     return state
 

@@ -53,7 +53,11 @@ class Stage:
         """Seconds per unit; NaN before the second step of a stage with several steps."""
         if self.weighted_units:
             return self.weighted_seconds / self.weighted_units
-        return self.seconds / self.measured if 0 < self.measured >= self.total else math.nan
+        return (
+            self.seconds / self.measured
+            if 0 < self.measured >= self.total
+            else math.nan
+        )
 
 
 def seconds_left(stages: Sequence[Stage]) -> float:
@@ -86,7 +90,10 @@ def show_progress(*stages: Stage) -> Iterator[Advance]:
     left is known and a second has passed.
     """
     watched = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-    last, in_notebook = time.monotonic(), Console(stderr=True).is_jupyter and not watched
+    last, in_notebook = (
+        time.monotonic(),
+        Console(stderr=True).is_jupyter and not watched,
+    )
     bar = _bar(stages, in_notebook=in_notebook) if watched or in_notebook else None
     with bar or nullcontext(_log_lines(stages, last)) as show:
 
@@ -103,7 +110,9 @@ def show_progress(*stages: Stage) -> Iterator[Advance]:
 def _bar(
     stages: tuple[Stage, ...], *, in_notebook: bool
 ) -> Iterator[Callable[[Stage, str, float], None]]:
-    with warnings.catch_warnings(action="ignore"):  # tqdm draws text if there are no widgets
+    with warnings.catch_warnings(
+        action="ignore"
+    ):  # tqdm draws text if there are no widgets
         from tqdm.auto import tqdm  # slow
     look: Any = {"bar_format": "{desc}: {percentage:3.0f}% {bar} {elapsed}{postfix}"}
     look |= {"ncols": 80, "file": sys.stdout if in_notebook else sys.stderr}
@@ -120,18 +129,25 @@ def _bar(
         yield show
 
 
-def _log_lines(stages: tuple[Stage, ...], begin: float) -> Callable[[Stage, str, float], None]:
+def _log_lines(
+    stages: tuple[Stage, ...], begin: float
+) -> Callable[[Stage, str, float], None]:
     in_tokens = any(stage.unit == "tokens" for stage in stages)
     due, early = begin + SECONDS_BETWEEN_LINES, begin + 1.0 if in_tokens else math.inf
 
     def show(current: Stage, note: str, clock: float) -> None:
         nonlocal due, early
-        done, left = all(stage.done >= stage.total for stage in stages), seconds_left(stages)
+        done, left = (
+            all(stage.done >= stage.total for stage in stages),
+            seconds_left(stages),
+        )
         known = not math.isnan(left)
         if clock < min(due, early if known else due) and not (note and done):
             return
         due, early = clock + SECONDS_BETWEEN_LINES, math.inf if known else early
-        parts = [f"{current.what}: {current.done:,} of {current.total:,} {current.unit}"]
+        parts = [
+            f"{current.what}: {current.done:,} of {current.total:,} {current.unit}"
+        ]
         if rate := current.measured / max(current.seconds, 1e-9):
             parts.append(f"{rate:{',.0f' if rate >= 10 else '.2g'}} {current.unit}/s")
             parts += [f"{_clock(left)} left"] * (known and not done)

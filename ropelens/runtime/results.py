@@ -11,7 +11,13 @@ import pandas as pd
 import xarray as xr
 
 from ropelens.errors import BadArgument, RopelensError, explained, public
-from ropelens.runtime.folder import RECORD, check_writable, locked, output_folder, write_whole
+from ropelens.runtime.folder import (
+    RECORD,
+    check_writable,
+    locked,
+    output_folder,
+    write_whole,
+)
 
 PAGE = "index.html"
 
@@ -25,7 +31,9 @@ KINDS = {  # of result folders, by the `kind` in run.json
     "watch": "the measurements of a training",
 }
 MOST_BYTES, MOST_RATIO = 2**30, 100  # a file that unpacks to more than both is not read
-CONTENTS = "contents"  # attribute of a file: the names of its variables, to notice damage
+CONTENTS = (
+    "contents"  # attribute of a file: the names of its variables, to notice damage
+)
 
 
 def write_folder(
@@ -53,7 +61,9 @@ def write_folder(
                     write_whole(new / name, f"{json.dumps(rows, indent=2)}\n")
                 else:
                     table = result.map(_no_formula)
-                    write_whole(new / name, table.to_csv(index=False, lineterminator="\n"))
+                    write_whole(
+                        new / name, table.to_csv(index=False, lineterminator="\n")
+                    )
             facts = json.dumps(dict(record), indent=2, allow_nan=False)
             write_whole(new / RECORD, f"{facts}\n")
         (Path(folder) / PAGE).unlink(missing_ok=True)  # it shows the earlier numbers
@@ -79,7 +89,9 @@ def read_record(folder: str | Path) -> dict[str, Any]:
     if not (isinstance(record, dict) and isinstance(record.get("kind"), str)):
         return {}
     findings = record.get("findings", [])
-    plain = isinstance(findings, list) and all(isinstance(line, str) for line in findings)
+    plain = isinstance(findings, list) and all(
+        isinstance(line, str) for line in findings
+    )
     names = ("arguments", "model", "seconds", "text", "versions")
     objects = all(isinstance(record.get(name, {}), dict) for name in names)
     return record if plain and objects else {}
@@ -93,10 +105,16 @@ def check_out(folder: Path, kind: str, *, parts: Collection[str] = ()) -> None:
     """
     check_writable(folder)
     record = read_record(folder).get("kind")
-    lost = [name for name in parts if (folder / name).is_symlink() or (folder / name).is_file()]
+    lost = [
+        name
+        for name in parts
+        if (folder / name).is_symlink() or (folder / name).is_file()
+    ]
     if record not in KINDS:
         page = folder / PAGE
-        by_ropelens = page.is_file() and b"ropelens</title>" in page.read_bytes()[:100_000]
+        by_ropelens = (
+            page.is_file() and b"ropelens</title>" in page.read_bytes()[:100_000]
+        )
         trained = ("config.json", "study.json", "history", "checkpoint.pt", ".lock")
         others = (*trained, RECORD, *[PAGE] * (not by_ropelens))
         lost += [name for name in others if (folder / name).exists()]
@@ -114,8 +132,12 @@ def save(results: xr.Dataset, path: str | Path) -> Path:
     The attribute `kind` names their contents. Numbers keep every bit. netCDF cannot store two
     kinds of characters: a NUL becomes "␀", and a lone surrogate a backslash escape.
     """
-    texts = {name: text for name, text in results.attrs.items() if isinstance(text, str)}
-    written = results.assign_attrs({name: _printable(text) for name, text in texts.items()})
+    texts = {
+        name: text for name, text in results.attrs.items() if isinstance(text, str)
+    }
+    written = results.assign_attrs(
+        {name: _printable(text) for name, text in texts.items()}
+    )
     for name, variable in results.variables.items():
         if variable.dtype.kind in "OUT":
             values = np.vectorize(_printable, otypes=[object])(variable.values)
@@ -127,7 +149,9 @@ def save(results: xr.Dataset, path: str | Path) -> Path:
     }
     written.attrs[CONTENTS] = " ".join(sorted(map(str, results.variables)))
     # Convert in memory, because HDF5 crashes the process if the disk is full.
-    return write_whole(path, bytes(written.to_netcdf(engine="h5netcdf", encoding=encoding)))
+    return write_whole(
+        path, bytes(written.to_netcdf(engine="h5netcdf", encoding=encoding))
+    )
 
 
 def open_results(path: str | Path, kind: str | None = None) -> xr.Dataset:
@@ -138,20 +162,33 @@ def open_results(path: str | Path, kind: str | None = None) -> xr.Dataset:
         place = path.parent if kind else path
         state = "is a file" if place.exists() else "does not exist"
         if place.is_dir():
-            state = f"holds {KINDS.get(read_record(place).get('kind', ''), 'no results')}"
+            state = (
+                f"holds {KINDS.get(read_record(place).get('kind', ''), 'no results')}"
+            )
         hint = f"a folder with {path.name}, which ropelens wrote" if kind else advice
         if str(place).startswith("hf:"):
-            state, hint = "is not a folder", 'ropelens.open("hf://datasets/...").save("FOLDER")'
+            state, hint = (
+                "is not a folder",
+                'ropelens.open("hf://datasets/...").save("FOLDER")',
+            )
         raise BadArgument(f"{place} {state}.", hint=hint)
     with explained(f"{path} is not a {what}.", advice, error=BadArgument):
         _require_plain(path)
         results = xr.load_dataset(path, engine="h5netcdf")
         contents = set(str(results.attrs.pop(CONTENTS, "")).split())
         stated = results.attrs.get("kind")
-        if not contents or not contents <= set(results.variables) or kind not in (None, stated):
+        if (
+            not contents
+            or not contents <= set(results.variables)
+            or kind not in (None, stated)
+        ):
             lacks = ", ".join(sorted(contents - set(results.variables)))
-            raise ValueError(f"its kind is {stated}" + f"; it lacks {lacks}" * bool(lacks))
-    plain = (v.item() if isinstance(v, np.generic) else v for v in results.attrs.values())
+            raise ValueError(
+                f"its kind is {stated}" + f"; it lacks {lacks}" * bool(lacks)
+            )
+    plain = (
+        v.item() if isinstance(v, np.generic) else v for v in results.attrs.values()
+    )
     results.attrs = dict(zip(results.attrs, plain, strict=True))
     return results
 
@@ -159,8 +196,14 @@ def open_results(path: str | Path, kind: str | None = None) -> xr.Dataset:
 def _require_plain(path: Path) -> None:
     """Raise ValueError for links, groups, data in other files, and data too large to unpack."""
     with h5py.File(path, "r") as file:
-        linked = {n for n in file if type(file.get(n, getlink=True)) is not h5py.HardLink}
-        arrays = {n: file[n] for n in file.keys() - linked if isinstance(file[n], h5py.Dataset)}
+        linked = {
+            n for n in file if type(file.get(n, getlink=True)) is not h5py.HardLink
+        }
+        arrays = {
+            n: file[n]
+            for n in file.keys() - linked
+            if isinstance(file[n], h5py.Dataset)
+        }
         stored = {n for n, x in arrays.items() if not (x.external or x.is_virtual)}
         size = sum((arrays[n].size or 0) * arrays[n].dtype.itemsize for n in stored)
         faults = [f"{name} is not stored in it" for name in file.keys() - stored]

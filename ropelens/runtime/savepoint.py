@@ -59,13 +59,17 @@ class SavedStage:
         self.due = time.monotonic() + SECONDS
 
 
-_savepoint: ContextVar[list[Any] | None] = ContextVar("ropelens_savepoint", default=None)
+_savepoint: ContextVar[list[Any] | None] = ContextVar(
+    "ropelens_savepoint", default=None
+)
 
 
 @contextmanager
 def savepoint(folder: Path, key: Mapping[str, object]) -> Iterator[None]:
     """Save measurements in the block to `folder`, and continue from progress with this key."""
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()
+    digest = hashlib.sha256(
+        json.dumps(key, sort_keys=True, default=str).encode()
+    ).hexdigest()
     if folder.is_symlink():  # ropelens did not create it
         folder.unlink()
     token = _savepoint.set([folder, digest, 0])
@@ -94,7 +98,9 @@ def begin_stage(*kinds: type) -> SavedStage:
                 return file.get_tensor(form["tensor"]).to(form["device"])
             if "kind" in form:
                 return named[form.pop("kind")](**form)
-            return {int(key) if key.isdigit() else key: value for key, value in form.items()}
+            return {
+                int(key) if key.isdigit() else key: value for key, value in form.items()
+            }
 
         if file.metadata()["key"] == key:
             state = json.loads(file.metadata()["form"], object_hook=restored)

@@ -11,7 +11,14 @@ from torch import Tensor
 from ropelens.config_facts import changes_with_position, slides
 from ropelens.errors import BadArgument, explained
 
-TEXT_INPUTS = {"input_ids", "attention_mask", "position_ids", "labels", "length", "seq_idx"}
+TEXT_INPUTS = {
+    "input_ids",
+    "attention_mask",
+    "position_ids",
+    "labels",
+    "length",
+    "seq_idx",
+}
 TEXT_INPUTS |= {"special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping"}
 TEXT_INPUTS |= {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
 """Inputs that a batch of text may have. Only the first three are read."""
@@ -35,7 +42,9 @@ def split_batch(
     begins = _first_and((row.diff() != 0) | (of_row[real].diff() != 0))
     sequence, place = begins.cumsum(0) - 1, places[real]
     slot = place - place[begins][sequence]
-    lengths = slot.new_zeros(int(begins.sum())).scatter_reduce(0, sequence, slot + 1, "amax")
+    lengths = slot.new_zeros(int(begins.sum())).scatter_reduce(
+        0, sequence, slot + 1, "amax"
+    )
     slots = torch.arange(int(lengths.max()))
     hidden = slots < lengths[:, None]
     source = (column[begins][:, None] + slots).clamp(max=ids.shape[1] - 1)
@@ -43,14 +52,18 @@ def split_batch(
     tokens[sequence, slot], hidden[sequence, slot] = ids[real], False
     long, number = lengths >= 2, None
     if documents is not None or int(of_row.max()) > 1:
-        number = torch.arange(len(lengths)) if documents is None else numbers[real][begins]
+        number = (
+            torch.arange(len(lengths)) if documents is None else numbers[real][begins]
+        )
         number = number[long]
     fields: dict[str, Any] = {"ids": tokens[long], "hidden": hidden[long]}
     fields |= {"lengths": lengths[long], "documents": number}
     packed = (of_row.amax(1) > 1).nonzero().flatten()[:1]
     if len(packed):
         names = encoding.keys() & {"input_ids", "attention_mask", "position_ids"}
-        rows = {name: torch.atleast_2d(torch.as_tensor(encoding[name])) for name in names}
+        rows = {
+            name: torch.atleast_2d(torch.as_tensor(encoding[name])) for name in names
+        }
         inputs = {name: values[..., packed, :] for name, values in rows.items()}
         fields["packed"] = PackedRow(inputs, of_row[packed[0]])
     return fields
@@ -59,12 +72,16 @@ def split_batch(
 def _rows_of(encoding: Mapping[str, Any]) -> Tensor:
     """Dense input_ids on the CPU; torch computes little with unsigned numbers."""
     ids = torch.atleast_2d(torch.as_tensor(encoding["input_ids"]).to_dense()).cpu()
-    return ids.long() if ids.dtype in (torch.uint16, torch.uint32, torch.uint64) else ids
+    return (
+        ids.long() if ids.dtype in (torch.uint16, torch.uint32, torch.uint64) else ids
+    )
 
 
 def number_sequences(
     encoding: Mapping[str, Any], documents: Any, config: Any
-) -> tuple[Int[Tensor, "row column"], Int[Tensor, "row column"], Int[Tensor, "row column"]]:
+) -> tuple[
+    Int[Tensor, "row column"], Int[Tensor, "row column"], Int[Tensor, "row column"]
+]:
     """Number of the sequence within its row (from 1), position and document of each token.
 
     A zero in `attention_mask` is padding on either side, or hides a token inside a sequence.
@@ -73,9 +90,16 @@ def number_sequences(
     numbers are padding. `config` is the configuration of the model, or None. Masked tokens get
     the sequence number 0.
     """
-    zero = {n for n in encoding if "type_ids" in n and not torch.as_tensor(encoding[n]).any()}
+    zero = {
+        n
+        for n in encoding
+        if "type_ids" in n and not torch.as_tensor(encoding[n]).any()
+    }
     if unread := encoding.keys() - TEXT_INPUTS - zero:
-        what, hint = "Models are measured on token ids only.", "the batch without these inputs"
+        what, hint = (
+            "Models are measured on token ids only.",
+            "the batch without these inputs",
+        )
         raise BadArgument(what, seen=", ".join(sorted(unread)), hint=hint)
     what = "A batch must have input_ids in rows of equal length."
     with explained(what, "tokenizer(texts, padding=True)", error=BadArgument):
@@ -87,7 +111,8 @@ def number_sequences(
     by_default = {"attention_mask": torch.ones_like(ids), "position_ids": columns}
     given = by_default | dict(encoding) | {"documents": numbers}
     real, places, numbers = (
-        _number_per_token(name, given[name], ids.shape) for name in (*by_default, "documents")
+        _number_per_token(name, given[name], ids.shape)
+        for name in (*by_default, "documents")
     )
     real = real.bool() & (numbers >= 0)
     if not real.any():
@@ -97,7 +122,11 @@ def number_sequences(
     same = (row.diff() == 0) & (number.diff() == 0)
     follows = same & ((place.diff() == 1) | (place.diff() == column.diff()))
     begins, skips = _first_and(~follows), follows & (place.diff() < column.diff())
-    odd = (same & ~follows & (place[1:] > 0) & (place.diff() >= 0)).nonzero().flatten()[:1]
+    odd = (
+        (same & ~follows & (place[1:] > 0) & (place.diff() >= 0))
+        .nonzero()
+        .flatten()[:1]
+    )
     late, what = place[begins].max() if "position_ids" in encoding else 0, ""
     if len(odd):
         what = "position_ids must increase by 1 or begin anew at 0."
@@ -115,7 +144,9 @@ def number_sequences(
     return of_row, places, numbers
 
 
-def _number_per_token(name: str, value: Any, shape: torch.Size) -> Int[Tensor, "row column"]:
+def _number_per_token(
+    name: str, value: Any, shape: torch.Size
+) -> Int[Tensor, "row column"]:
     value = torch.atleast_2d(torch.as_tensor(value).to_dense()).cpu().long()
     if value.ndim == 3 and bool((value == value[0]).all()):
         value = value[0]  # text has the same position on all axes of M-RoPE

@@ -40,7 +40,9 @@ class Rows:
     length: Int[Tensor, " batch"]  # tokens without padding
     dense: bool  # rows are 1, 2, 3, ... in every sequence
     hidden: Bool[Tensor, "batch token"] | None = None  # by a mask
-    order: Float[Tensor, "batch draw token"] | None = None  # random, to exchange or draw keys
+    order: Float[Tensor, "batch draw token"] | None = (
+        None  # random, to exchange or draw keys
+    )
 
     @cached_property
     def shared_position(self) -> Int[Tensor, "shared row"]:
@@ -83,7 +85,9 @@ class Rows:
         late = self.position >= self.length[:, None] * share
         part = slice(int(late.any(0).long().argmax()), None)
         weight = (self.weight * late)[:, part]
-        return replace(self, position=self.position[:, part], weight=weight, dense=False)
+        return replace(
+            self, position=self.position[:, part], weight=weight, dense=False
+        )
 
     def by_position(self, context: int) -> Float[Tensor, "batch position"]:
         """Total weight of the rows at each position."""
@@ -126,5 +130,7 @@ def generator_of(seed: int, *key: int) -> torch.Generator:
     """Random generator for a seed, or for a seed and a `key` (the number of a sequence)."""
     if not key:
         return torch.Generator().manual_seed(int(seed) % 2**63)
-    mixed = np.random.SeedSequence(int(seed) % 2**64, spawn_key=key)  # torch uses 32 bits
+    mixed = np.random.SeedSequence(
+        int(seed) % 2**64, spawn_key=key
+    )  # torch uses 32 bits
     return torch.Generator().manual_seed(int(mixed.generate_state(1)[0]))

@@ -21,8 +21,12 @@ from ropelens.intervals import ENOUGH_DOCUMENTS
 from ropelens.text.batches import PackedRow, split_batch
 from ropelens.text.rows import Ids, Lengths, TokenMask
 
-GROUPS = 64  # largest number of groups; neighbouring documents share one if there are more
-BLOCKS = 16  # largest number of stretches of neighbours that a text of few documents forms
+GROUPS = (
+    64  # largest number of groups; neighbouring documents share one if there are more
+)
+BLOCKS = (
+    16  # largest number of stretches of neighbours that a text of few documents forms
+)
 SINKS = ("first", "named", "found")  # kinds of sinks, numbered 1, 2, 3 in tables
 LONG = 0.75  # minimum length of a long sequence, as a share of the token-weighted median length
 
@@ -54,16 +58,22 @@ class Text:
 
     def __post_init__(self) -> None:
         names = ("ids", "lengths", "documents", "hidden")
-        fields: dict[str, Any] = {name: _own_copy(name, vars(self)[name]) for name in names}
+        fields: dict[str, Any] = {
+            name: _own_copy(name, vars(self)[name]) for name in names
+        }
         ids, lengths, documents, hidden = fields.values()
         batch = isinstance(ids, Mapping)
         if batch or (documents is not None and documents.ndim == 2):
             if lengths is not None or (batch and hidden is not None):
                 what = "lengths and hidden are only for plain token ids."
                 hint = "an attention_mask, or negative documents for padding"
-                raise BadArgument(what, seen="a BatchEncoding or packed rows", hint=hint)
+                raise BadArgument(
+                    what, seen="a BatchEncoding or packed rows", hint=hint
+                )
             mask = {} if hidden is None else {"attention_mask": ~hidden}
-            fields = split_batch(ids if batch else {"input_ids": ids, **mask}, documents)
+            fields = split_batch(
+                ids if batch else {"input_ids": ids, **mask}, documents
+            )
             fields["ids"] = _own_copy("ids", fields["ids"])
         for name, value in (fields | _checked(fields)).items():
             object.__setattr__(self, name, value)
@@ -81,13 +91,17 @@ class Text:
     def part(self, sequences: slice | list[int], *, width: int | None = None) -> "Text":
         """Some of the sequences, with the groups, folds and sinks of the whole text."""
         part = self._select(sequences, width)
-        whole = {name: getattr(self, name)[sequences] for name in ("group", "fold", "long")}
+        whole = {
+            name: getattr(self, name)[sequences] for name in ("group", "fold", "long")
+        }
         whole["sinks"] = self.sinks[sequences, :, : part.ids.shape[1]]
         whole["single_long_sequence"] = self.single_long_sequence
         vars(part).update(whole)  # instead of the properties of the part by itself
         return part
 
-    def _select(self, sequences: slice | Sequence[int], width: int | None = None) -> "Text":
+    def _select(
+        self, sequences: slice | Sequence[int], width: int | None = None
+    ) -> "Text":
         lengths = self.lengths[sequences]
         width = width or int(lengths.max() if lengths.numel() else 0)
         return replace(
@@ -113,7 +127,9 @@ class Text:
         """SHA-256, in hex, of the tokens without padding."""
         digest, ids = hashlib.sha256(), self.ids.cpu().where(self.real, -1).numpy()
         for row, length in zip(ids, self.lengths.tolist(), strict=True):
-            digest.update(np.int64(length).tobytes() + row[:length].astype("<i8").tobytes())
+            digest.update(
+                np.int64(length).tobytes() + row[:length].astype("<i8").tobytes()
+            )
         return digest.hexdigest()
 
     @cached_property
@@ -173,7 +189,9 @@ def _own_copy(name: str, values: Any) -> Any:
     what = f"{name} must be whole numbers, in rows of equal length."
     hint = "lengths= for the number of tokens of each row; rl.tokenize for strings"
     with explained(what, hint, error=BadArgument):
-        array = values if isinstance(values, Tensor) else torch.tensor(np.asarray(values))
+        array = (
+            values if isinstance(values, Tensor) else torch.tensor(np.asarray(values))
+        )
         copy = array.detach().to_dense().clone()
     if name == "hidden":
         return copy.bool()
@@ -189,7 +207,9 @@ def _checked(fields: Mapping[str, Any]) -> dict[str, Tensor | None]:
     if ids.ndim != 2 or not len(ids) or ids.shape[1] < 2:
         what = "Token ids must be [sequence, position], 2 or more per sequence."
         raise BadArgument(what, seen=f"shape {tuple(ids.shape)}")
-    lengths = torch.full(ids.shape[:1], ids.shape[1]) if lengths is None else lengths.cpu()
+    lengths = (
+        torch.full(ids.shape[:1], ids.shape[1]) if lengths is None else lengths.cpu()
+    )
     values = {"lengths": lengths, "documents": fields["documents"], "hidden": hidden}
     for name, value in values.items():
         axes = 2 if name == "hidden" else 1
@@ -198,7 +218,9 @@ def _checked(fields: Mapping[str, Any]) -> dict[str, Tensor | None]:
             seen = f"shape {tuple(value.shape)} for ids {tuple(ids.shape)}"
             raise BadArgument(what, seen=seen)
     if int(lengths.min()) < 2 or int(lengths.max()) > ids.shape[1]:
-        what = f"lengths must be from 2 to {ids.shape[1]}, the number of tokens in a row."
+        what = (
+            f"lengths must be from 2 to {ids.shape[1]}, the number of tokens in a row."
+        )
         raise BadArgument(what, seen=str(lengths.tolist())[:200])
     return {
         "lengths": lengths,

@@ -26,14 +26,18 @@ from ropelens.text.documents import check_document, documents_sha256
 from ropelens.text.rows import generator_of
 from ropelens.text.text import Text
 
-NumberedRow = tuple[list[int], int]  # tokens of a sequence, and the number of its document
+NumberedRow = tuple[
+    list[int], int
+]  # tokens of a sequence, and the number of its document
 Bos = Literal["always", "tokenizer"]
 """Whether sequences begin with BOS: if the tokenizer has one, or only if it adds one itself."""
 
 PIECE = 1_000_000
 """Characters that are tokenized in one call; a tokenizer takes a hundred times their memory."""
 
-IdArray = Integer[Tensor, "sequence position"] | Integer[np.ndarray, "sequence position"]
+IdArray = (
+    Integer[Tensor, "sequence position"] | Integer[np.ndarray, "sequence position"]
+)
 TextInput = Text | str | IdArray | Mapping[str, Any]
 """Types that public functions accept as a text; see `read_text`."""
 IN_WORDS[TextInput] = (
@@ -95,7 +99,9 @@ def tokenize(
     for text in texts:
         first, ids = encode(text, tokenizer, bos)
         step = context - len(first)
-        parts = [[*first, *ids[start : start + step]] for start in range(0, len(ids), step)]
+        parts = [
+            [*first, *ids[start : start + step]] for start in range(0, len(ids), step)
+        ]
         cut.append([row for row in parts if len(row) >= 2])
     total = sum(len(row) for rows in cut for row in rows)
     if total < context:
@@ -105,7 +111,9 @@ def tokenize(
     rows = [(row, number) for number, rows in enumerate(cut) for row in rows]
     if sequences is not None:
         # Few tokens of a short tail have anything to look back at.
-        long = [(row, number) for row, number in rows if 8 * len(row) >= len(cut[number][0])]
+        long = [
+            (row, number) for row, number in rows if 8 * len(row) >= len(cut[number][0])
+        ]
         rows = _sample(long if len(long) >= sequences else rows, sequences, seed)
     drawn = [torch.tensor(row) for row, _ in rows]
     return Text(
@@ -121,13 +129,14 @@ def tokenize(
 def _sample(rows: list[NumberedRow], sequences: int, seed: int) -> list[NumberedRow]:
     """Random rows, evenly from all documents, in their order; all if there are too few."""
     if sequences > len(rows):
-        words = (
-            f"all {len(rows):,} sequences of the text are used: {sequences:,} were asked for"
-        )
+        words = f"all {len(rows):,} sequences of the text are used: "
+        words += f"{sequences:,} were asked for"
         warnings.warn(words, stacklevel=4)
     order = torch.randperm(len(rows), generator=generator_of(seed)).numpy()
     document = pd.Series([rows[index][1] for index in order])
-    turn = document.groupby(document).cumcount()  # the first rows of all documents come first
+    turn = document.groupby(
+        document
+    ).cumcount()  # the first rows of all documents come first
     drawn = order[turn.argsort(kind="stable")[:sequences]]
     return [rows[index] for index in sorted(drawn)]
 
@@ -149,7 +158,10 @@ def encode(
     wrote the whole prompt.
     """
     if not callable(tokenizer) or not hasattr(tokenizer, "bos_token_id"):
-        what, kind = "A text needs the tokenizer of the model.", type(tokenizer).__name__
+        what, kind = (
+            "A text needs the tokenizer of the model.",
+            type(tokenizer).__name__,
+        )
         hint = "tokenizer files in the folder of the model, tokenizer=, or token ids"
         raise BadArgument(what, seen=f"tokenizer: {kind}", hint=hint)
     what = "The text contains half of a character (a surrogate)."
@@ -161,7 +173,9 @@ def encode(
     bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     if begin == "tokenizer" and tokenizer("a", verbose=False)["input_ids"][:1] != bos:
         bos = []
-    encoded = (tokenizer(part, add_special_tokens=False, **options) for part in pieces(text))
+    encoded = (
+        tokenizer(part, add_special_tokens=False, **options) for part in pieces(text)
+    )
     ids = [id for part in encoded for id in part["input_ids"]]
     if prompt:
         added = tokenizer.added_tokens_decoder.values()
@@ -179,7 +193,9 @@ def pieces(text: str, *, longest: int = PIECE) -> list[str]:
     return re.findall(rf"(?s){upto}(?:(?<!\s)(?= )|\Z)|{upto}", text)
 
 
-def prompt_tokens(text: str, tokenizer: Any, begin: Bos = "always") -> Int[Tensor, " position"]:
+def prompt_tokens(
+    text: str, tokenizer: Any, begin: Bos = "always"
+) -> Int[Tensor, " position"]:
     """Token ids of a prompt, which may contain special tokens; see `encode`."""
     bos, ids = encode(text, tokenizer, begin, prompt=True)
     return torch.tensor([*bos, *ids], dtype=torch.long)

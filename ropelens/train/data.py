@@ -46,7 +46,11 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def differences(
-    first: Mapping[str, Any], second: Mapping[str, Any], names: Iterable[str], *, between: str
+    first: Mapping[str, Any],
+    second: Mapping[str, Any],
+    names: Iterable[str],
+    *,
+    between: str,
 ) -> str:
     """List the values of `names` that differ: "steps: 3, now 4" if `between` is ", now "."""
     return "; ".join(
@@ -56,11 +60,15 @@ def differences(
     )
 
 
-def require_same(before: Mapping[str, Any], after: Mapping[str, Any], *, what: str) -> None:
+def require_same(
+    before: Mapping[str, Any], after: Mapping[str, Any], *, what: str
+) -> None:
     """Raise BadArgument if a value of `after` differs from the recorded value in `before`."""
     if changed := differences(before, after, after, between=", now "):
         hint = "the same command as before, to resume it; or another folder"
-        raise BadArgument(f"{what} was made with other settings.", seen=changed, hint=hint)
+        raise BadArgument(
+            f"{what} was made with other settings.", seen=changed, hint=hint
+        )
 
 
 def read_texts(text: Sequence[Path], valid: Sequence[Path], *, data: Path) -> Documents:
@@ -73,13 +81,18 @@ def read_texts(text: Sequence[Path], valid: Sequence[Path], *, data: Path) -> Do
         what = "Text to train on is missing." if missing else what
         raise BadText(what, hint="--text FILE, which --valid FILE must not repeat")
     if shared:
-        warnings.warn(f"{shared:,} validation documents are also used to train", stacklevel=2)
+        warnings.warn(
+            f"{shared:,} validation documents are also used to train", stacklevel=2
+        )
     return documents, held_out
 
 
 def prepare_data(folder: Path, texts: Documents, settings: Settings) -> dict[str, Any]:
     """Create the data in `folder` from `texts` if needed; return the contents of data.json."""
-    facts: dict[str, Any] = {"vocabulary": settings.vocabulary, "context": settings.context}
+    facts: dict[str, Any] = {
+        "vocabulary": settings.vocabulary,
+        "context": settings.context,
+    }
     path = folder / DATA
     documents, held_out = texts
     if documents:
@@ -106,7 +119,9 @@ def _write_data(folder: Path, texts: Documents, settings: Settings) -> None:
     )
     tokenizer.save_pretrained(folder)
     log_line("tokenizing the text")
-    training, held_out = (sequences_of(part, tokenizer, context=context) for part in texts)
+    training, held_out = (
+        sequences_of(part, tokenizer, context=context) for part in texts
+    )
     if not texts[1]:  # hold out the last 2 %
         last = max(LEAST_VALID, round(len(training) * 0.02))
         training, held_out = training[:-last], training[-last:]
@@ -138,7 +153,9 @@ def train_tokenizer(
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=sys.stderr.isatty(),
     )
-    bpe.train_from_iterator((piece for text in texts for piece in pieces(text)), trainer)
+    bpe.train_from_iterator(
+        (piece for text in texts for piece in pieces(text)), trainer
+    )
     begins = {"single": f"{BOS} $A", "pair": f"{BOS} $A {BOS} $B"}
     special = [(BOS, bpe.token_to_id(BOS))]
     bpe.post_processor = processors.TemplateProcessing(**begins, special_tokens=special)
@@ -157,7 +174,9 @@ def sequences_of(
     """
     bpe, parts = tokenizer.backend_tokenizer, [np.empty(0, np.uint16)]
     for text in texts:
-        encoded = [bpe.encode(part, add_special_tokens=False) for part in pieces(f"{text}\n")]
+        encoded = [
+            bpe.encode(part, add_special_tokens=False) for part in pieces(f"{text}\n")
+        ]
         ids = [*(id for part in encoded for id in part.ids), tokenizer.eos_token_id]
         parts.append(np.array(ids, np.uint16))
     stream = np.concatenate(parts)
@@ -183,9 +202,8 @@ def training_stages(data: Path, *, batch: int, context: int) -> list[np.ndarray]
         rows = np.load(data / name, mmap_mode="r")
         in_step = batch * context // rows.shape[1]
         if context % rows.shape[1] or len(rows) < in_step:
-            what = (
-                f"{data} has a stage that does not fit steps of {batch} x {context:,} tokens."
-            )
+            what = f"{data} has a stage that does not fit steps of "
+            what += f"{batch} x {context:,} tokens."
             seen = f"{len(rows):,} sequences of {rows.shape[1]:,} tokens"
             hint = "a context that is a multiple of their length, or more tokens"
             raise BadArgument(what, seen=seen, hint=hint)
@@ -200,7 +218,9 @@ def held_out_sequences(data: Path) -> np.ndarray:
 
 def spread(rows: np.ndarray, count: int) -> np.ndarray:
     """Select at most `count` rows at even distances, so that they cover all documents."""
-    return rows[np.linspace(0, len(rows) - 1, min(count, len(rows))).round().astype(int)]
+    return rows[
+        np.linspace(0, len(rows) - 1, min(count, len(rows))).round().astype(int)
+    ]
 
 
 def documents_of(rows: np.ndarray, data: Path) -> np.ndarray:

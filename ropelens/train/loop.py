@@ -37,8 +37,18 @@ CHECKPOINT_SECONDS = 60.0  # between two checkpoints
 
 # Steps done, rows of metrics.csv, and the sum of the losses since the last row with a loss
 TrainingState = tuple[int, list[dict[str, float]], Float[Tensor, ""]]
-METRICS = ("step", "tokens", "train_loss", "valid_loss", "learning_rate", "tokens_per_second")
-LOG_EVERY, EVAL_EVERY = 10, 250  # steps between rows of metrics.csv, and between validations
+METRICS = (
+    "step",
+    "tokens",
+    "train_loss",
+    "valid_loss",
+    "learning_rate",
+    "tokens_per_second",
+)
+LOG_EVERY, EVAL_EVERY = (
+    10,
+    250,
+)  # steps between rows of metrics.csv, and between validations
 WATCHED_SEQUENCES = 8  # of which heads and planes are measured
 VALID_SEQUENCES = 128  # sequences in a validation: 65,000 tokens at context 512
 
@@ -55,7 +65,12 @@ def require_finite(tensors: Iterable[Tensor], what: str, *, step: int) -> None:
 
 
 def fit_model(
-    model: PreTrainedModel, settings: Settings, *, out: Path, data: Path, watch: bool = False
+    model: PreTrainedModel,
+    settings: Settings,
+    *,
+    out: Path,
+    data: Path,
+    watch: bool = False,
 ) -> None:
     """Train `model` on the tokens in `data`, from the checkpoint in `out` if there is one.
 
@@ -75,7 +90,9 @@ def fit_model(
         log_line(f"resuming from step {step}")
     watching, columns = None, [*METRICS]
     if watch:
-        from ropelens.train.watch import RopeCallback  # slow: imports transformers' Trainer
+        from ropelens.train.watch import (
+            RopeCallback,
+        )  # slow: imports transformers' Trainer
 
         sample = torch.from_numpy(spread(held_out, WATCHED_SEQUENCES).astype(np.int64))
         watching = RopeCallback(sample, out=out / "watch")
@@ -119,7 +136,10 @@ def fit_model(
 
 
 def save_checkpoint(
-    path: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: TrainingState
+    path: Path,
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    state: TrainingState,
 ) -> None:
     """Replace the checkpoint at `path`; a killed process leaves the earlier file."""
     parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
@@ -143,7 +163,9 @@ def make_optimizer(model: PreTrainedModel) -> torch.optim.AdamW:
     weights = list(model.parameters())
     matrices = {"params": [w for w in weights if w.ndim > 1], "weight_decay": 0.1}
     vectors = {"params": [w for w in weights if w.ndim == 1], "weight_decay": 0.0}
-    return torch.optim.AdamW([matrices, vectors], betas=(0.9, 0.95), eps=1e-8, fused=True)
+    return torch.optim.AdamW(
+        [matrices, vectors], betas=(0.9, 0.95), eps=1e-8, fused=True
+    )
 
 
 def learning_rate(settings: Settings, step: int) -> float:
@@ -197,7 +219,9 @@ def learn(
     return parts
 
 
-def passes_of(rows: Int64[Tensor, "sequence position"], settings: Settings) -> Sequence[Tensor]:
+def passes_of(
+    rows: Int64[Tensor, "sequence position"], settings: Settings
+) -> Sequence[Tensor]:
     """Split the rows into passes that fit into memory, with equal numbers of tokens."""
     return rows.split(settings.shape.micro_batch * (settings.context // rows.shape[1]))
 
@@ -220,18 +244,24 @@ def loss_of(
 
 
 @torch.no_grad()
-def validation_loss(model: PreTrainedModel, held_out: np.ndarray, settings: Settings) -> float:
+def validation_loss(
+    model: PreTrainedModel, held_out: np.ndarray, settings: Settings
+) -> float:
     """Mean loss per predicted token on the first `VALID_SEQUENCES` of `held_out`, in nats."""
     tokens = torch.from_numpy(held_out[:VALID_SEQUENCES].astype(np.int64))
     total = torch.zeros((), dtype=torch.float64, device=model.device)
     model.eval()
     for rows in passes_of(tokens, settings):
-        total += loss_of(model, rows, settings, predicted=rows[:, 1:].numel()) * len(rows)
+        total += loss_of(model, rows, settings, predicted=rows[:, 1:].numel()) * len(
+            rows
+        )
     model.train()
     return float(total) / len(tokens)
 
 
-def write_history(model: PreTrainedModel, out: Path, *, step: int, tokenizer: Path) -> None:
+def write_history(
+    model: PreTrainedModel, out: Path, *, step: int, tokenizer: Path
+) -> None:
     """Save the model of `step`, with its tokenizer, in history/."""
     require_finite(model.parameters(), "a weight", step=step)
     folder = out / "history" / f"step-{step:06}"
@@ -246,7 +276,9 @@ def write_model(model: PreTrainedModel, folder: Path) -> None:
     what = f"The model cannot be written to {folder}."
     with quiet_transformers(bars=False), explained(what, error=BadArgument):
         model.save_pretrained(aside)
-    readers = (aside / "config.json").stat().st_mode  # only the owner could read the weights
+    readers = (
+        (aside / "config.json").stat().st_mode
+    )  # only the owner could read the weights
     for file in sorted(aside.iterdir(), key=lambda f: f.suffix == ".safetensors"):
         file.chmod(readers)
         file.replace(folder / file.name)

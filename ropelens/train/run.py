@@ -67,7 +67,10 @@ def train(
     texts = read_texts(text, valid, data=data)  # before any folder is created
     if before := read_settings(out, RECORD, key="settings"):
         require_same(before["settings"], settings.facts(), what=f"the run in {out}")
-    shape, hint = f"{settings.size}, context {settings.context:,}", "a smaller size or context"
+    shape, hint = (
+        f"{settings.size}, context {settings.context:,}",
+        "a smaller size or context",
+    )
     with explain_full_memory("The training", seen=shape, hint=hint), lock_run(out):
         facts = prepare_data(data, texts, settings) | settings.facts()
         record = read_settings(out, RECORD, key="settings") or {

@@ -40,9 +40,8 @@ SIZES = {
                  batch=128, micro_batch=16, learning_rate=6e-4),
 }
 # fmt: on
-SIZE_WORDS = (
-    "mini, tiny, small, base, or layers x width x heads x key-value heads as in 8x384x6x2"
-)
+SIZE_WORDS = "mini, tiny, small, base, "
+SIZE_WORDS += "or layers x width x heads x key-value heads as in 8x384x6x2"
 
 
 def get_size(name: str) -> Size:
@@ -50,7 +49,9 @@ def get_size(name: str) -> Size:
     if name in SIZES:
         return SIZES[name]
     spelled = re.fullmatch(r"\d{1,5}(x\d{1,5}){3}", name, re.ASCII)
-    layers, width, heads, kv_heads = map(int, name.split("x")) if spelled else (0, 0, 0, 0)
+    layers, width, heads, kv_heads = (
+        map(int, name.split("x")) if spelled else (0, 0, 0, 0)
+    )
     if 0 in (layers, width, heads, kv_heads) or width % (2 * heads) or heads % kv_heads:
         raise BadArgument(f"No model has the size {name!r}.", hint=SIZE_WORDS)
     return Size(
@@ -92,7 +93,9 @@ class Settings(Checked):
         "P",
         "bf16 (autocast, float32 weights), fp32, or auto (bf16 if a GPU supports it).",
     )
-    seed: int = setting(0, "N", "Seed of initial weights and text order.", min=0, max=2**32 - 1)
+    seed: int = setting(
+        0, "N", "Seed of initial weights and text order.", min=0, max=2**32 - 1
+    )
     history_every: int = setting(0, "N", "Also keep every Nth model.", min=0)
     compile: bool = setting(False, None, "Compile the model with torch.compile.")
 
@@ -111,7 +114,11 @@ class Settings(Checked):
 
     @property
     def peak_rate(self) -> float:
-        return self.shape.learning_rate if self.learning_rate is None else self.learning_rate
+        return (
+            self.shape.learning_rate
+            if self.learning_rate is None
+            else self.learning_rate
+        )
 
     @property
     def warmup_steps(self) -> int:
@@ -126,7 +133,9 @@ class Settings(Checked):
     def in_history(self, step: int) -> bool:
         """Whether history/ keeps the model after `step`."""
         power_of_two = step & (step - 1) == 0
-        return power_of_two or (self.history_every > 0 and step % self.history_every == 0)
+        return power_of_two or (
+            self.history_every > 0 and step % self.history_every == 0
+        )
 
     def facts(self) -> dict[str, Any]:
         """The settings for run.json, with the values that "auto", None and `size` stand for."""

@@ -16,7 +16,13 @@ from torch import distributed as dist
 from transformers import Trainer, TrainerCallback
 
 from ropelens.budget.labels import LABELS
-from ropelens.errors import BadArgument, Positive, RopelensError, UnsupportedModel, public
+from ropelens.errors import (
+    BadArgument,
+    Positive,
+    RopelensError,
+    UnsupportedModel,
+    public,
+)
 from ropelens.model.as_live_model import Model, unwrapped
 from ropelens.profiles.heads import head_values
 from ropelens.profiles.measurement import versions
@@ -48,7 +54,9 @@ def watched_numbers(profile: xr.Dataset) -> dict[str, float]:
     """About twelve numbers of a profile; docs/training.md defines them."""
     planes = plane_lengths(profile)
     slow = planes["frequency"] >= planes.notnull().sum("frequency") / 2
-    longest = planes.fillna(-1).argmax("frequency").where(planes.notnull().any("frequency"))
+    longest = (
+        planes.fillna(-1).argmax("frequency").where(planes.notnull().any("frequency"))
+    )
     numbers = {"text_loss": profile.attrs["loss"]}
     numbers |= {name: profile[name].max() for name in MAXIMA}
     numbers |= {name: profile[name].mean() for name in MEANS if name in profile}
@@ -121,10 +129,14 @@ class RopeCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         if self.every is None and args.eval_strategy == "no":
-            what = "RopeCallback measures at each evaluation, but this Trainer has none."
+            what = (
+                "RopeCallback measures at each evaluation, but this Trainer has none."
+            )
             raise BadArgument(what, hint="RopeCallback(text, every=100)")
         if self._trainer is None and state.is_world_process_zero:
-            log_line("for tensorboard, wandb and trackio: RopeCallback(...).attach(trainer)")
+            log_line(
+                "for tensorboard, wandb and trackio: RopeCallback(...).attach(trainer)"
+            )
         self.out = self.out or Path(args.output_dir, "rope")
         self._how["tokenizer"] = more["processing_class"]
         self._log(self.begin(more["model"], state.global_step), state, control)
@@ -178,7 +190,9 @@ class RopeCallback(TrainerCallback):
             warnings.warn(f"step {step} was not measured: {error.line}", stacklevel=2)
             return {}
         save(seen, Path(self.out or "watch") / f"step-{step:06d}" / "profile.nc")
-        return {f"rope/{name}": number for name, number in watched_numbers(seen).items()}
+        return {
+            f"rope/{name}": number for name, number in watched_numbers(seen).items()
+        }
 
 
 @public
@@ -222,11 +236,19 @@ def require_whole_weights(model: Any) -> None:
 @contextmanager
 def training_unchanged(model: Any) -> Iterator[None]:
     """Restore random states after the block, and run compiled models in eager mode in it."""
-    devices = [device for device in devices_of(unwrapped(model)) if device.type == "cuda"]
+    devices = [
+        device for device in devices_of(unwrapped(model)) if device.type == "cuda"
+    ]
     python, of_numpy = random.getstate(), np.random.get_state()
-    full = explain_full_memory("A measurement", seen="during training", hint="a shorter text")
+    full = explain_full_memory(
+        "A measurement", seen="during training", hint="a shorter text"
+    )
     try:
-        with torch.random.fork_rng(devices), torch.compiler.set_stance("force_eager"), full:
+        with (
+            torch.random.fork_rng(devices),
+            torch.compiler.set_stance("force_eager"),
+            full,
+        ):
             yield
     finally:
         random.setstate(python)

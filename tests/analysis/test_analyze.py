@@ -60,7 +60,9 @@ def test_it_is_what_its_parts_give(analysis: rl.Analysis, checkpoint: Path):
     assert analysis.provenance["text"]["fingerprint"] == read.documents_sha256
 
 
-def test_models_documents_and_tokens_are_taken_alike(analysis: rl.Analysis, checkpoint: Path):
+def test_models_documents_and_tokens_are_taken_alike(
+    analysis: rl.Analysis, checkpoint: Path
+):
     model, tokenizer = rl.load(checkpoint)
     read = rl.tokenize([WORDS], tokenizer, context=64)
     mask = torch.arange(64) < read.lengths[:, None]
@@ -77,7 +79,10 @@ def test_models_documents_and_tokens_are_taken_alike(analysis: rl.Analysis, chec
     [
         ({"rows": 0}, r"rows must be .*, at least 1\.\s+seen:  int 0"),
         ({"prompts": "a text"}, r"prompts must be list\[str\].*\s+seen:  str 'a text'"),
-        ({"backend": "jax"}, r"backend must be .*'transformer-lens'.*\s+seen:  str 'jax'"),
+        (
+            {"backend": "jax"},
+            r"backend must be .*'transformer-lens'.*\s+seen:  str 'jax'",
+        ),
         ({"truncation": {"measures": ["loos"]}}, "There is no measure 'loos'"),
         ({"text": Path("none.txt")}, "none.txt does not exist"),
         ({"text": "story.txt"}, r"looks like a file(.|\n)*read_documents"),
@@ -85,14 +90,18 @@ def test_models_documents_and_tokens_are_taken_alike(analysis: rl.Analysis, chec
         ({"text": None}, "no/such/model needs a text"),
     ],
 )
-def test_mistakes_show_before_a_model_is_looked_for(given: dict[str, object], words: str):
+def test_mistakes_show_before_a_model_is_looked_for(
+    given: dict[str, object], words: str
+):
     call = partial(rl.analyze, "no/such/model", **({"text": WORDS} | given))
     with pytest.raises(rl.RopelensError, match=words):
         rl.Options(**given) if {*given} <= {"rows", "prompts", "backend"} else call()
 
 
 def test_a_prompt_has_something_to_look_into(checkpoint: Path):
-    with pytest.raises(rl.BadArgument, match="A prompt to look into must have 3 to 256 tokens"):
+    with pytest.raises(
+        rl.BadArgument, match="A prompt to look into must have 3 to 256 tokens"
+    ):
         rl.analyze(checkpoint, WORDS, rl.Options(prompts=[WORDS, ""]))
 
 
@@ -108,7 +117,9 @@ def test_a_folder_is_read_as_it_was_saved(analysis: rl.Analysis, tmp_path: Path)
 
 
 def test_results_of_another_kind_are_not_lost(analysis: rl.Analysis, tmp_path: Path):
-    answer = Answer("Why?", ["Because."], {"A caption.": rl.plot_norms(analysis.profile)})
+    answer = Answer(
+        "Why?", ["Because."], {"A caption.": rl.plot_norms(analysis.profile)}
+    )
     folder = write_answer(tmp_path / "why", analysis, answer).parent
     assert (folder.parent.name, folder.name) == ("why", "tiny")
     with pytest.raises(rl.RopelensError, match="holds the answer of an analysis: "):
@@ -122,7 +133,9 @@ def test_results_of_another_kind_are_not_lost(analysis: rl.Analysis, tmp_path: P
 
 
 @not_as_configured
-def test_results_of_another_live_model_are_not_replaced(checkpoint: Path, tmp_path: Path):
+def test_results_of_another_live_model_are_not_replaced(
+    checkpoint: Path, tmp_path: Path
+):
     model, tokenizer = rl.load(checkpoint)
     analyses = []
     for _ in range(2):
@@ -163,7 +176,9 @@ def test_a_model_is_measured_anew_by_each_call(checkpoint: Path):
         model.model.rotary_emb.inv_freq *= 0.5
         model.model.rotary_emb.original_inv_freq *= 0.5
     after = rl.analyze(model, WORDS, FEW, tokenizer=tokenizer).profile["inv_freq"]
-    torch.testing.assert_close(torch.tensor(after.values), torch.tensor(before.values) / 2)
+    torch.testing.assert_close(
+        torch.tensor(after.values), torch.tensor(before.values) / 2
+    )
 
 
 def test_a_plan_is_made_before_a_model_is_read(tmp_path: Path):
@@ -172,7 +187,9 @@ def test_a_plan_is_made_before_a_model_is_read(tmp_path: Path):
     save_file(weights, model / "model.safetensors")
     texts = [torch.randint(40, (6, context)) for context in (64, 2_049)]
     short, long = (plan_analysis(model, ids, rl.Options()) for ids in texts)
-    assert short.facts["model"] == "tiny, 2 layers x 4 heads, 18,080 parameters in float32"
+    assert (
+        short.facts["model"] == "tiny, 2 layers x 4 heads, 18,080 parameters in float32"
+    )
     assert short.facts["tokens"] == "384 tokens (6 sequences of up to 64)"
     assert (short.facts["rows"], short.batch_size) == ("all rows", 6)
     told = r"fits and surrogates take .* of ([\d,]+) tokens, .*budget=False"
@@ -194,7 +211,9 @@ def test_a_plan_is_made_before_a_model_is_read(tmp_path: Path):
         ("surrogates", (10**5, 10**8), (2 + 2 * 512 * 64 * 4 / 3e4) / 4),
     ],
 )
-def test_a_plan_predicts_the_time_on_a_gpu(tmp_path, monkeypatch, stage, counts, seconds):
+def test_a_plan_predicts_the_time_on_a_gpu(
+    tmp_path, monkeypatch, stage, counts, seconds
+):
     """This machine may lack the GPU. Operations take 10 us, and 3 TB move in a second."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     only = dict.fromkeys(GPU_COUNTS, (0, 0)) | {stage: counts}
@@ -214,29 +233,43 @@ def test_less_memory_makes_smaller_batches():
     config = tiny_llama().config
     config.intermediate_size = 100_000  # 0.6 GB a sequence
     given = {"sequences": 64, "context": 512, "width": 4, "device": "cpu"}
-    found = [sequences_at_once(config, free=n * 10**9, **given) for n in (1_000, 7, 3, 0)]
+    found = [
+        sequences_at_once(config, free=n * 10**9, **given) for n in (1_000, 7, 3, 0)
+    ]
     assert found == [8, 4, 2, 1]
     few, config.vocab_size = pass_bytes(config, **given), 128_000
-    assert pass_bytes(config, **given) - few > 60e6  # logits are counted, a piece of them
+    assert (
+        pass_bytes(config, **given) - few > 60e6
+    )  # logits are counted, a piece of them
 
 
 def test_unusual_configs_are_planned():
     options = {"context": 16, "width": 4, "device": "cpu"}
-    single, pair = (pass_bytes(tiny("gemma4").config, sequences=n, **options) for n in (1, 2))
+    single, pair = (
+        pass_bytes(tiny("gemma4").config, sequences=n, **options) for n in (1, 2)
+    )
     assert single < pair
     shape = {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 4}
-    usual = LlamaConfig(**shape, num_key_value_heads=1, intermediate_size=2_048, vocab_size=100)
+    usual = LlamaConfig(
+        **shape, num_key_value_heads=1, intermediate_size=2_048, vocab_size=100
+    )
     own = DbrxConfig(d_model=512, n_heads=8, n_layers=4, vocab_size=100)
     given = {"sequences": 2, "context": 512, "width": 4, "device": "cpu"}
     assert pass_bytes(own, **given) == pass_bytes(usual, **given)
 
 
-@pytest.mark.parametrize(("operations", "context", "count"), [(1e13, 4000, 4), (1e7, 2048, 8)])
-def test_a_sweep_is_as_long_as_time_allows(tmp_path, monkeypatch, operations, context, count):
+@pytest.mark.parametrize(
+    ("operations", "context", "count"), [(1e13, 4000, 4), (1e7, 2048, 8)]
+)
+def test_a_sweep_is_as_long_as_time_allows(
+    tmp_path, monkeypatch, operations, context, count
+):
     monkeypatch.setattr("ropelens.analysis.plan.OPERATIONS", {"cpu": operations})
     model = save_tiny(tmp_path / "model", max_position_embeddings=4000)
     text = "a b c d " * 10_000
-    made = plan_analysis(str(model), text, rl.Options(), truncation={"keep": None, "bands": 2})
+    made = plan_analysis(
+        str(model), text, rl.Options(), truncation={"keep": None, "bands": 2}
+    )
     assert made.text.ids.shape == (count, context)
     assert "trained for 4000 tokens" in str(made)
     assert made.truncation["keep"] == (1, 0.75, 0.5, 0.25, 0)
@@ -245,5 +278,7 @@ def test_a_sweep_is_as_long_as_time_allows(tmp_path, monkeypatch, operations, co
     made = plan_analysis(str(model), text, asked, truncation={"keep": [0.5]})
     assert made.text.ids.shape == (3, 128)
     assert made.truncation == {"keep": [0.5]}
-    made = plan_analysis(str(model), text[:3200], rl.Options(sequences=1), truncation={})
+    made = plan_analysis(
+        str(model), text[:3200], rl.Options(sequences=1), truncation={}
+    )
     assert made.text.ids.shape == (1, 2048)  # a sweep is no longer than its text

@@ -71,7 +71,10 @@ class Hub(ThreadingHTTPServer):
         self.private = {"me/public": False, "me/foreign": True, "me/damaged": True}
         self.files: dict[str, dict[str, bytes]] = {name: {} for name in self.private}
         self.files["me/foreign"] = {"data.csv": b"1"}
-        self.files["me/damaged"] = {"run.json": b'{"kind": "analysis"}', "profile.nc": b"cos\n"}
+        self.files["me/damaged"] = {
+            "run.json": b'{"kind": "analysis"}',
+            "profile.nc": b"cos\n",
+        }
         self.created: list[dict[str, Any]] = []
         self.address = f"http://127.0.0.1:{self.server_port}"
 
@@ -126,7 +129,9 @@ class Handler(BaseHTTPRequestHandler):
             address = {"url": f"{server.address}/datasets/{repo}"}
             status = 409 if repo in server.files else 200
             server.private.setdefault(repo, asked["visibility"] == "private")
-            server.files.setdefault(repo, {})  # before the answer: the next request reads it
+            server.files.setdefault(
+                repo, {}
+            )  # before the answer: the next request reads it
             self.answer(address, status)
         elif path == "/api/validate-yaml":
             self.answer({"errors": [], "warnings": []})
@@ -137,7 +142,9 @@ class Handler(BaseHTTPRequestHandler):
             for line in map(json.loads, body.splitlines()):
                 value = line["value"]
                 if line["key"] == "file":
-                    server.files[repo][value["path"]] = base64.b64decode(value["content"])
+                    server.files[repo][value["path"]] = base64.b64decode(
+                        value["content"]
+                    )
             commit = {"commitUrl": f"{server.address}/datasets/{repo}/commit/{COMMIT}"}
             self.answer(commit | {"commitOid": COMMIT})
 
@@ -155,7 +162,11 @@ def test_an_analysis_comes_back_from_the_hub(hub: Hub, tmp_path: Path):
     words = "the quick brown fox jumps over the lazy dog " * 20
     model = save_tiny(tmp_path / "tiny")
     rl.analyze(model, words, rl.Options(surrogates=2)).save(tmp_path / "out")
-    changed = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": "hf_x"}
+    changed = {
+        "HF_ENDPOINT": hub.address,
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_TOKEN": "hf_x",
+    }
     changed |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     env = {n: v for n, v in os.environ.items() if n != "HF_HUB_OFFLINE"} | changed
     command = [sys.executable, "-c", CLIENT, str(tmp_path / "out"), HOSTILE]
@@ -166,12 +177,16 @@ def test_an_analysis_comes_back_from_the_hub(hub: Hub, tmp_path: Path):
     assert found["address"] == found["again"] == f"{hub.address}/datasets/me/one"
     asked = [created["visibility"] for created in hub.created]
     assert asked == ["private"] * 4 + ["public"]
-    assert found["public"].startswith("The dataset me/public exists already: it is public, and")
+    assert found["public"].startswith(
+        "The dataset me/public exists already: it is public, and"
+    )
     assert "it holds files that ropelens did not write" in found["foreign"]
     assert hub.files["me/foreign"] == {"data.csv": b"1"}
     assert set(hub.files["me/public"]) == set(hub.files["me/one"])
     for name in ("missing", "one@v2"):
-        assert found[f"read {name}"].startswith(f"hf://datasets/me/{name} could not be read")
+        assert found[f"read {name}"].startswith(
+            f"hf://datasets/me/{name} could not be read"
+        )
     assert "it has no run.json of ropelens" in found["read foreign"]
     assert "profile.nc is not a profile" in found["read damaged"]
     assert found["model"].startswith("hf://me/one could not be read")
@@ -187,11 +202,14 @@ def test_an_analysis_comes_back_from_the_hub(hub: Hub, tmp_path: Path):
 
 def test_without_a_network_an_unknown_dataset_is_reported():
     with pytest.raises(
-        rl.BadArgument, match=r"(?s)could not be read.*outgoing traffic has been disabled"
+        rl.BadArgument,
+        match=r"(?s)could not be read.*outgoing traffic has been disabled",
     ):
         rl.open("hf://datasets/me/one")
 
 
 def test_commands_refuse_an_address_of_the_hub(tmp_path: Path):
-    with pytest.raises(rl.BadArgument, match=r'is not a folder[^"]+"hf://datasets/..."'):
+    with pytest.raises(
+        rl.BadArgument, match=r'is not a folder[^"]+"hf://datasets/..."'
+    ):
         rewrite_page(Path("hf://datasets/me/one"))

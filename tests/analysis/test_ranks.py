@@ -46,7 +46,9 @@ def measured() -> tuple[xr.Dataset, dict[str, Tensor]]:
     return profile, {name: torch.stack(x) for name, x in outputs.items()}
 
 
-def test_mha2mla_reads_the_ranks_of_the_norms_of_its_own_measurement(measured, tmp_path):
+def test_mha2mla_reads_the_ranks_of_the_norms_of_its_own_measurement(
+    measured, tmp_path
+):
     profile, outputs = measured
     (file,) = write_ranks(profile, "mha2mla", tmp_path)
     ranks = torch.load(file, weights_only=True)
@@ -56,7 +58,9 @@ def test_mha2mla_reads_the_ranks_of_the_norms_of_its_own_measurement(measured, t
     product = (q * k.repeat_interleave(2, dim=1)).unflatten(1, (KV_HEADS, 2)).sum(2)
     for kept in range(1, half):  # planes that MHA2MLA still rotates
         mask = ranks < kept
-        best = torch.zeros_like(product).scatter(-1, product.topk(kept).indices, 1).bool()
+        best = (
+            torch.zeros_like(product).scatter(-1, product.topk(kept).indices, 1).bool()
+        )
         assert torch.equal(mask, torch.cat([best, best], -1))
 
 
@@ -74,16 +78,22 @@ def test_triattention_reads_the_mean_queries(measured, tmp_path):
     heads = [(layer, head) for layer in range(LAYERS) for head in range(HEADS)]
     assert [tuple(item) for item in metadata["sampled_heads"]] == heads
     for layer, head in heads:
-        real, imag = outputs["q_proj"][layer, :, head].chunk(2, dim=-1)  # not yet rotated
+        real, imag = outputs["q_proj"][layer, :, head].chunk(
+            2, dim=-1
+        )  # not yet rotated
         stats = payload["stats"][f"layer{layer:02d}_head{head:02d}"]
         got = torch.complex(stats["q_mean_real"], stats["q_mean_imag"])
         expected = torch.complex(real, imag)
-        torch.testing.assert_close(got.to(expected), expected.mean(0), rtol=0, atol=1e-4)
+        torch.testing.assert_close(
+            got.to(expected), expected.mean(0), rtol=0, atol=1e-4
+        )
         torch.testing.assert_close(
             stats["q_abs_mean"].double(), expected.abs().mean(0), rtol=1e-4, atol=0
         )
     real, imag = outputs["k_proj"].mean(1).chunk(2, dim=-1)
-    np.testing.assert_allclose(profile["k_mean"], torch.stack([real, imag], -1), atol=1e-4)
+    np.testing.assert_allclose(
+        profile["k_mean"], torch.stack([real, imag], -1), atol=1e-4
+    )
 
 
 def test_duoattention_reads_a_score_for_each_key_value_head(measured, tmp_path):
@@ -92,7 +102,9 @@ def test_duoattention_reads_a_score_for_each_key_value_head(measured, tmp_path):
     folder.mkdir()
     rl.save(profile, folder / "profile.nc")
     app(["ranks", str(folder), "--for", "duoattention"], standalone_mode=False)
-    scores = np.loadtxt(folder / "full_attention_heads.tsv", dtype=float, delimiter="\t")
+    scores = np.loadtxt(
+        folder / "full_attention_heads.tsv", dtype=float, delimiter="\t"
+    )
     best = profile["induction"].values.reshape(LAYERS, KV_HEADS, -1).max(-1)
     np.testing.assert_allclose(np.clip(scores, 0, 1), best)
     config = json.loads((folder / "config.json").read_text())
@@ -104,12 +116,26 @@ def test_a_profile_without_the_numbers_is_refused(measured, tmp_path):
     planes, differ = xr.DataArray([1, 2], dims="layer"), "planes that do not pair"
     unusable = [
         ("duoattention", profile.drop_vars("induction"), "no induction"),
-        ("triattention", profile.assign(q_mean=profile["q_mean"] * np.nan), "no q_mean"),
+        (
+            "triattention",
+            profile.assign(q_mean=profile["q_mean"] * np.nan),
+            "no q_mean",
+        ),
         ("mha2mla", profile.assign_attrs(pairing="interleaved"), differ),
-        ("mha2mla", profile.assign_coords(inv_freq=planes * profile["inv_freq"]), differ),
-        ("triattention", profile.assign(excerpt_planes=profile["excerpt_planes"] - 1), differ),
+        (
+            "mha2mla",
+            profile.assign_coords(inv_freq=planes * profile["inv_freq"]),
+            differ,
+        ),
+        (
+            "triattention",
+            profile.assign(excerpt_planes=profile["excerpt_planes"] - 1),
+            differ,
+        ),
     ]
     for project, part, reason in unusable:
-        with pytest.raises(BadArgument, match=rf"{project} cannot use .*\n +seen: +{reason}"):
+        with pytest.raises(
+            BadArgument, match=rf"{project} cannot use .*\n +seen: +{reason}"
+        ):
             write_ranks(part, project, tmp_path)
     assert not [*tmp_path.iterdir()]

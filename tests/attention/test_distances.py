@@ -40,7 +40,10 @@ def rotated_scores(model: Any, q: Tensor, k: Tensor, layer: int) -> Tensor:
     cos, sin = model.base_model.rotary_emb(q, torch.arange(count)[None], *kinds)
 
     def rotate(x: Tensor, at: int) -> Tensor:
-        turning, waves = x[None, ..., : cos.shape[-1]], (cos[:, at, None], sin[:, at, None])
+        turning, waves = (
+            x[None, ..., : cos.shape[-1]],
+            (cos[:, at, None], sin[:, at, None]),
+        )
         turned, _ = module.apply_rotary_pos_emb(turning, turning, *waves)
         return torch.cat([turned[0], x[..., cos.shape[-1] :]], dim=-1)
 
@@ -54,13 +57,19 @@ def draw(weight: np.ndarray, numbers: Tensor) -> list[int]:
     for number in numbers.tolist():
         left = np.where(np.isin(np.arange(len(weight)), drawn), 0, weight)
         if left.sum() > 0:
-            drawn.append(int(np.searchsorted(left.cumsum(), number * left.sum(), "right")))
+            drawn.append(
+                int(np.searchsorted(left.cumsum(), number * left.sum(), "right"))
+            )
     return drawn[1:]
 
 
 def true_measures(model: Any, tokens: Tensor, name: str) -> dict[str, np.ndarray]:
     """Means over rows [layer, head, bin]; `position_sensitivity` is the same in all bins."""
-    calls, count, bins = attention_calls(model, tokens)[0], len(tokens), 2 ** np.arange(6)
+    calls, count, bins = (
+        attention_calls(model, tokens)[0],
+        len(tokens),
+        2 ** np.arange(6),
+    )
     found = {x: np.full((len(calls), 4, count, len(bins)), np.nan) for x in NAMES}
     near, far, start = distances.sampled_distances(len(bins))
     order = exchange_order(torch.tensor([count]), width=count, seed=0, numbers=[0])
@@ -75,14 +84,19 @@ def true_measures(model: Any, tokens: Tensor, name: str) -> dict[str, np.ndarray
         lengths = call.scale * torch.stack(parts).norm(dim=0).numpy()
         for head, i in ((head, i) for head in range(4) for i in range(1, count)):
             seen, weight = call.visible[i].numpy(), call.attention[head, i].numpy()
-            pair, even = draw(weight * seen, order[0, :2, i]), draw(1.0 * seen, order[0, 2:, i])
+            pair, even = (
+                draw(weight * seen, order[0, :2, i]),
+                draw(1.0 * seen, order[0, 2:, i]),
+            )
             sees, score, row = far <= i - seen.argmax(), scores[head, i], {}
             n, f = near * sees, far * sees
             if pair:
                 key = score[pair[0]]
                 steps = abs(key[f] - key[f - 1]) / lengths[head, i, pair[0]]
                 row["locality"] = key[n] > key[f]
-                row["position_sensitivity"] = 0 * far + np.average(steps, weights=start * sees)
+                row["position_sensitivity"] = 0 * far + np.average(
+                    steps, weights=start * sees
+                )
             for of, keys in (("reversal", pair), ("uniform_reversal", even)):
                 lead = score[keys[0]] - score[keys[-1]] if keys else np.zeros(count)
                 if abs(lead).max() > 1e-6:  # two keys with different contents
@@ -94,7 +108,9 @@ def true_measures(model: Any, tokens: Tensor, name: str) -> dict[str, np.ndarray
         return {of: np.nansum(x, 2) / np.isfinite(x).sum(2) for of, x in found.items()}
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "gpt_neox", "phi", "glm", "gemma2", "gemma3"])
+@pytest.mark.parametrize(
+    "name", ["llama_gqa", "gpt_neox", "phi", "glm", "gemma2", "gemma3"]
+)
 def test_keys_are_read_as_if_they_were_rotated_anew(name: str):
     model = tiny(name).double()
     profile = rl.profile(model, TOKENS[:1], **OPTIONS)
@@ -105,7 +121,11 @@ def test_keys_are_read_as_if_they_were_rotated_anew(name: str):
 
 
 def single_plane(wavelength: float) -> Any:
-    rope = {"rope_type": "linear", "factor": wavelength / (2 * np.pi), "rope_theta": 1e4}
+    rope = {
+        "rope_type": "linear",
+        "factor": wavelength / (2 * np.pi),
+        "rope_theta": 1e4,
+    }
     model = tiny("llama_gqa", head_dim=2, rope_parameters=rope).double()
     return rl.profile(model, random_tokens(sequences=4, length=256), **OPTIONS)
 
@@ -116,12 +136,16 @@ def test_one_plane_of_many_turns_is_chance_and_a_falling_score_is_local(monkeypa
         assert fast[name][..., 5:].mean() == pytest.approx(0.5, abs=0.02), name
     swapped = lambda *x, **how: reversed([*drawn(*x, **how)])  # noqa: E731
     monkeypatch.setattr(distances, "drawn_keys", swapped)
-    assert single_plane(2 * np.pi)["reversal"].equals(fast["reversal"])  # c and d exchanged
+    assert single_plane(2 * np.pi)["reversal"].equals(
+        fast["reversal"]
+    )  # c and d exchanged
     ones = lambda *x, **how: ((0 * c + 1, exists) for c, exists in drawn(*x, **how))  # noqa: E731
     monkeypatch.setattr(distances, "drawn_keys", ones)
     falls = single_plane(600)
     assert (falls["locality"] == 1).all()
-    assert falls["reversal"].isnull().all()  # two keys with the same content have no order
+    assert (
+        falls["reversal"].isnull().all()
+    )  # two keys with the same content have no order
 
 
 def test_many_planes_agree_with_the_normal_approximation():
@@ -135,9 +159,17 @@ def test_many_planes_agree_with_the_normal_approximation():
 
     row = rl.Statistic("normal", ("layer", "head"), "1", "approximation", values=normal)
     model, tokens = tiny("llama_gqa", head_dim=128), random_tokens(length=512)
-    profile = rl.profile(model, tokens, statistics=["uniform_reversal", row], budget=False)
-    found = profile["uniform_reversal"].weighted(profile["distance_start"]).mean("distance_bin")
-    np.testing.assert_allclose(found.mean("head"), profile["normal"].mean("head"), atol=0.02)
+    profile = rl.profile(
+        model, tokens, statistics=["uniform_reversal", row], budget=False
+    )
+    found = (
+        profile["uniform_reversal"]
+        .weighted(profile["distance_start"])
+        .mean("distance_bin")
+    )
+    np.testing.assert_allclose(
+        found.mean("head"), profile["normal"].mean("head"), atol=0.02
+    )
 
 
 def test_a_head_that_does_not_rotate_keeps_every_order():
@@ -151,7 +183,9 @@ def test_a_head_that_does_not_rotate_keeps_every_order():
 
 
 @pytest.mark.parametrize("rows", ["all", 9])
-def test_batches_and_chunks_do_not_change_the_numbers(rows, monkeypatch: pytest.MonkeyPatch):
+def test_batches_and_chunks_do_not_change_the_numbers(
+    rows, monkeypatch: pytest.MonkeyPatch
+):
     model, text = tiny("gemma2").double(), rl.Text(TOKENS, lengths=(40, 23, 40))
     expected = rl.profile(model, text, batch_size=3, rows=rows, **OPTIONS)
     assert_alike(rl.profile(model, text, batch_size=1, rows=rows, **OPTIONS), expected)
@@ -167,7 +201,9 @@ def test_names_of_statistics_reach_the_table_of_heads():
     locality = analysis.profile["locality"][..., 2].values.ravel()
     np.testing.assert_array_equal(analysis.heads["locality_4"], locality)
     for wrong in ("max", ["locality", "max"]):
-        with pytest.raises(BadArgument, match=r"statistic 'max'(?s:.)*reversal, uniform_rev"):
+        with pytest.raises(
+            BadArgument, match=r"statistic 'max'(?s:.)*reversal, uniform_rev"
+        ):
             rl.profile(analysis.model, TOKENS, statistics=wrong)
 
 
@@ -175,7 +211,14 @@ ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 P_ROPE = {**ROPE, "rope_type": "proportional", "partial_rotary_factor": 0.25}
 # Families whose rotary modules read rope_parameters of any type, over the whole head; with
 # grouped queries, sliding windows, soft-caps, layers without rotation, neighbouring pairs.
-CONFIGURED = ("llama_gqa", "llama_mqa", "mistral_sliding", "gemma2", "cohere", "smollm3")
+CONFIGURED = (
+    "llama_gqa",
+    "llama_mqa",
+    "mistral_sliding",
+    "gemma2",
+    "cohere",
+    "smollm3",
+)
 LENGTHS = torch.tensor([30, 17, 2])
 tokens = partial(random_tokens, sequences=3)
 
@@ -223,7 +266,10 @@ def test_against_transformers_p_rope(name: str, monkeypatch: pytest.MonkeyPatch)
 def test_a_learned_sink_is_one_key_more():
     change = measured(tiny("gpt_oss"), rl.stop_slowest(0.75))
     # In float64, because the share of the sink is 1 minus the sum over the keys.
-    model, fast = tiny("gpt_oss").double(), lambda count: torch.arange(count) < count // 4
+    model, fast = (
+        tiny("gpt_oss").double(),
+        lambda count: torch.arange(count) < count // 4,
+    )
     other = keep(tiny("gpt_oss"), fast).double()
     assert attentions(model)[0][..., -1].max() > 0.1
     np.testing.assert_allclose(change, expected(model, other), rtol=1e-3, atol=1e-5)
@@ -234,7 +280,9 @@ def test_rows_that_see_other_keys_afterwards_have_no_divergence():
     mask = torch.rand(1, 6, 6, generator=torch.manual_seed(1)) < 0.5
     seen, other = (mask | torch.eye(6).bool(), mask | torch.ones(6, 6).tril().bool())
     sees = [Visibility.from_mask(mask, range(6)) for mask in (seen, other)]
-    before, after = (replace(call_of(x, x), visibility=visibility) for visibility in sees)
+    before, after = (
+        replace(call_of(x, x), visibility=visibility) for visibility in sees
+    )
     rows = all_rows(torch.tensor([6]))
     every = torch.ones(1, 1, 6, dtype=torch.bool)
     assert attention_change(before, after, rows, every).isnan().all()

@@ -49,7 +49,9 @@ def permutation(order: list[float], movable: list[bool], block: int) -> list[int
     contents = list(range(len(order)))
     for begin in range(0, len(order), block):
         places = [j for j in range(begin, min(begin + block, len(order))) if movable[j]]
-        for place, content in zip(places, sorted(places, key=order.__getitem__), strict=True):
+        for place, content in zip(
+            places, sorted(places, key=order.__getitem__), strict=True
+        ):
             contents[place] = content
     return contents
 
@@ -62,11 +64,16 @@ def dense_sums(
     call: AttentionCall, planes: Planes, sequence: int, sinks: Tensor, batch: Any
 ) -> Iterator[Tensor]:
     """`FOLLOW` of each query head, row by row; rows use the permutations in turn, or all."""
-    length, group = int(batch.text.lengths[sequence]), call.query.shape[1] // call.key.shape[1]
+    length, group = (
+        int(batch.text.lengths[sequence]),
+        call.query.shape[1] // call.key.shape[1],
+    )
     hidden = torch.zeros(length, dtype=torch.bool)
     if batch.text.hidden is not None:
         hidden = batch.text.hidden[sequence, :length]
-    sees = call.visibility.sees().expand(len(call.query), -1, -1)[sequence, :length, :length]
+    sees = call.visibility.sees().expand(len(call.query), -1, -1)[
+        sequence, :length, :length
+    ]
     seen = [sees[row].nonzero()[:, 0] for row in range(length) if not hidden[row]]
     window, real = max(map(len, seen)), int((~hidden).sum())
     slides = len({int(keys[0]) for keys in seen}) > 1
@@ -77,10 +84,16 @@ def dense_sums(
         members = range(head // group * group, (head // group + 1) * group)
         kinds = sinks[sequence, :, :length].expand(call.query.shape[1], -1)
         movable = [not (kinds[[*members], j].any() or hidden[j]) for j in range(length)]
-        q, k = call.query[sequence, head].double(), call.key[sequence, head // group].double()
+        q, k = (
+            call.query[sequence, head].double(),
+            call.key[sequence, head // group].double(),
+        )
         by_head = planes.inv_freq.ndim > 1
         of_head = replace(planes, inv_freq=planes.inv_freq[head]) if by_head else planes
-        still, total = turned(k[:length], at, of_head, -1), torch.zeros(len(FOLLOW)).double()
+        still, total = (
+            turned(k[:length], at, of_head, -1),
+            torch.zeros(len(FOLLOW)).double(),
+        )
         for draw in range(batch.scored.order.shape[1]):
             order = batch.scored.order[sequence, draw, :length].tolist()
             pi = torch.tensor(permutation(order, movable, block))
@@ -94,9 +107,16 @@ def dense_sums(
                     weight = weight / DRAWS
                 elif index % DRAWS != draw:
                     continue
-                scores = [call.squash(call.scale * x @ q[row]) for x in (k[:length], exchanged)]
+                scores = [
+                    call.squash(call.scale * x @ q[row])
+                    for x in (k[:length], exchanged)
+                ]
                 a, b = (x.masked_fill(~sees[row], -math.inf).exp() for x in scores)
-                sink = 0 if call.sink_logits is None else call.sink_logits[head].double().exp()
+                sink = (
+                    0
+                    if call.sink_logits is None
+                    else call.sink_logits[head].double().exp()
+                )
                 a, b = a / (a.sum() + sink), b / (b.sum() + sink)
                 v = sees[row] & sees[row][inverse] & torch.tensor(movable)
                 total[4] += weight
@@ -104,7 +124,9 @@ def dense_sums(
                     continue
                 mass = a[v].sum()
                 others = b[v], b[inverse][v], a[inverse][v]
-                total[:3] += weight * mass * torch.stack([overlap(a[v], x) for x in others])
+                total[:3] += (
+                    weight * mass * torch.stack([overlap(a[v], x) for x in others])
+                )
                 total[3] += weight * mass
         yield total
 
@@ -119,8 +141,13 @@ TEXTS: dict[str, Any] = {
     "begins hidden": rl.Text(
         random_tokens(), hidden=torch.arange(30) < torch.tensor([[9], [8]])
     ),
-    "gap": rl.Text(random_tokens(), hidden=torch.arange(30) // 12 == torch.tensor([[1], [9]])),
-    "left": {"input_ids": random_tokens(length=36) * MASK, "attention_mask": MASK.long()},
+    "gap": rl.Text(
+        random_tokens(), hidden=torch.arange(30) // 12 == torch.tensor([[1], [9]])
+    ),
+    "left": {
+        "input_ids": random_tokens(length=36) * MASK,
+        "attention_mask": MASK.long(),
+    },
     "packed": {
         "input_ids": random_tokens().flatten()[None, :54],
         "position_ids": torch.arange(30).repeat(2)[None, :54],
@@ -131,7 +158,10 @@ CASES: list[Case] = [
     *((family, "right") for family in FAMILIES),
     *(("llama_gqa", situation) for situation in (*MASKS, *TEXTS, "float32", "edited")),
     *((family, "found sinks") for family in ("llama_gqa", "gpt_oss")),
-    *(("mistral_sliding", situation) for situation in ("packed", "begins hidden", "gap")),
+    *(
+        ("mistral_sliding", situation)
+        for situation in ("packed", "begins hidden", "gap")
+    ),
 ]
 
 OPEN = ExitStack()  # edits of measured models
@@ -152,12 +182,20 @@ def measured(case: Case) -> Measured:
     family, situation = case
     model = tiny(family) if situation == "float32" else tiny(family).double()
     model = with_mask(model, MASKS[situation]) if situation in MASKS else model
-    if situation in ("begins hidden", "gap"):  # eager attention is NaN if a row sees no key
+    if situation in (
+        "begins hidden",
+        "gap",
+    ):  # eager attention is NaN if a row sees no key
         model.set_attn_implementation("sdpa")
     if situation == "edited":  # heads of a group rotate in different planes
-        OPEN.enter_context(rl.edit_rope(model, rl.stop(rl.PlaneNumbers([1]), heads="0.1")))
+        OPEN.enter_context(
+            rl.edit_rope(model, rl.stop(rl.PlaneNumbers([1]), heads="0.1"))
+        )
     measurement = Measurement.of(model, TEXTS.get(situation, PADDED), seed=3)
-    planes, text = measurement.rotation.planes(measurement.text.context), measurement.text
+    planes, text = (
+        measurement.rotation.planes(measurement.text.context),
+        measurement.text,
+    )
     fits, _ = fit_layers(measurement, planes, surrogates=0)
     if situation == "found sinks":
         found = torch.zeros(4, 30, dtype=torch.bool)
@@ -216,7 +254,9 @@ def test_sums_do_not_depend_on_batches(family, batch_size, chunk, at_once, monke
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_exchange_of_nothing_changes_nothing(family: str, monkeypatch: pytest.MonkeyPatch):
+def test_an_exchange_of_nothing_changes_nothing(
+    family: str, monkeypatch: pytest.MonkeyPatch
+):
     measured((family, "right"))
     order = torch.arange(30) / 30
     in_place = lambda length, **_: order.expand(len(length), DRAWS, -1)  # noqa: E731
@@ -224,7 +264,9 @@ def test_an_exchange_of_nothing_changes_nothing(family: str, monkeypatch: pytest
     for layer, sums in follow_of((family, "right")).items():
         numbers = follow_numbers(*sums.T)
         for name in ("follows_position", "follows_content", "follows_chance"):
-            np.testing.assert_allclose(numbers[name], 1, atol=1e-9, err_msg=f"{layer} {name}")
+            np.testing.assert_allclose(
+                numbers[name], 1, atol=1e-9, err_msg=f"{layer} {name}"
+            )
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -29,7 +29,10 @@ counts = st.sampled_from([None, 1, 4, 16])
 
 @st.composite
 def any_planes(draw: st.DrawFn) -> Planes:
-    count, (offset, rest) = draw(st.integers(1, 4)), draw(st.tuples(*[st.integers(0, 3)] * 2))
+    count, (offset, rest) = (
+        draw(st.integers(1, 4)),
+        draw(st.tuples(*[st.integers(0, 3)] * 2)),
+    )
     pairing = draw(st.sampled_from(["half", "interleaved"]))
     speeds = draw(st.lists(st.floats(-3, 3, width=32), min_size=count, max_size=count))
     return Planes(torch.tensor(speeds), 2 * count + offset + rest, pairing, offset)
@@ -77,7 +80,9 @@ def test_a_rotation_keeps_lengths_and_is_undone(planes: Planes, seed: int):
     positions = torch.tensor([0, 1, 2, 3, 50, 999, 100_000])
     turned = rotated(x, positions, planes)
     torch.testing.assert_close(planes.norms(turned), planes.norms(x))
-    torch.testing.assert_close(unrotate(turned, positions, planes), x, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        unrotate(turned, positions, planes), x, rtol=1e-6, atol=1e-6
+    )
 
 
 @few
@@ -100,7 +105,9 @@ def any_call(draw: st.DrawFn) -> tuple[AttentionCall, Planes, Tensor, Tensor]:
     seed, sharpness = draw(seeds), draw(st.sampled_from([0.1, 1.0, 6.0]))
     q = normal(batch, kv_heads * group, context, planes.head_dim, seed=seed)
     k = normal(batch, kv_heads, context, planes.head_dim, seed=seed + 1)
-    lengths = torch.tensor([context, *draw(st.permutations(range(2, context + 2)))][:batch])
+    lengths = torch.tensor(
+        [context, *draw(st.permutations(range(2, context + 2)))][:batch]
+    )
     generator = torch.Generator().manual_seed(seed)
     shared = draw(st.sampled_from([1, kv_heads * group]))
     sinks = torch.randint(0, 9, (batch, shared, context), generator=generator)
@@ -110,7 +117,11 @@ def any_call(draw: st.DrawFn) -> tuple[AttentionCall, Planes, Tensor, Tensor]:
     if draw(st.booleans()):
         mask = torch.rand(batch, context, context, generator=generator) < 0.4
         mask |= torch.eye(context).bool().roll(draw(st.integers(-1, 1)), 0)
-        mask &= torch.ones(context, context).tril(draw(st.sampled_from([1, context]))).bool()
+        mask &= (
+            torch.ones(context, context)
+            .tril(draw(st.sampled_from([1, context])))
+            .bool()
+        )
         visibility = replace(visibility, mask=mask)
     output, scale = q.transpose(1, 2), sharpness / math.sqrt(planes.head_dim)
     softcap = draw(st.sampled_from([None, 2.0]))
@@ -129,7 +140,9 @@ def brute_force(
     seen = seen[min(sequence, len(seen) - 1)]
 
     def squashed(x: Tensor) -> Tensor:
-        return x if call.softcap is None else call.softcap * torch.tanh(x / call.softcap)
+        return (
+            x if call.softcap is None else call.softcap * torch.tanh(x / call.softcap)
+        )
 
     names = ("sink_mass", "entropy", "learned_sink_mass", "law")
     sums = {name: torch.zeros(1, dtype=torch.float64) for name in names}
@@ -161,15 +174,27 @@ def brute_force(
 @given(made=any_call(), count=counts, block=st.sampled_from([1, 2000, 2**19]))
 def test_row_sums_by_brute_force(made: tuple, count: int | None, block: int):
     call, planes, lengths, sinks = made
-    rows = all_rows(lengths) if count is None else sample_rows(lengths, count=count, seed=3)
-    before, fast_products.BLOCK_ELEMENTS["cpu"] = fast_products.BLOCK_ELEMENTS["cpu"], block
+    rows = (
+        all_rows(lengths)
+        if count is None
+        else sample_rows(lengths, count=count, seed=3)
+    )
+    before, fast_products.BLOCK_ELEMENTS["cpu"] = (
+        fast_products.BLOCK_ELEMENTS["cpu"],
+        block,
+    )
     try:
         sums = sum_attention(SampledCall(call, rows, planes, sinks=sinks), STATISTICS)
     finally:
         fast_products.BLOCK_ELEMENTS["cpu"] = before
     for sequence, head in itertools.product(*map(range, call.query.shape[:2])):
-        positions, weights = rows.position[sequence].tolist(), rows.weight[sequence].tolist()
-        taken = [(i, weight) for i, weight in zip(positions, weights, strict=True) if weight]
+        positions, weights = (
+            rows.position[sequence].tolist(),
+            rows.weight[sequence].tolist(),
+        )
+        taken = [
+            (i, weight) for i, weight in zip(positions, weights, strict=True) if weight
+        ]
         assert all(1 <= position < lengths[sequence] for position, _ in taken)
         kind = sinks[sequence, head % sinks.shape[1]]
         expected = brute_force(call, taken, kind, sequence, head)
@@ -177,13 +202,17 @@ def test_row_sums_by_brute_force(made: tuple, count: int | None, block: int):
         torch.testing.assert_close(law[None], expected.pop("law"), rtol=1e-9, atol=1e-9)
         for name, value in expected.items():
             ours = sums[name][sequence, head].reshape(value.shape)
-            torch.testing.assert_close(ours, value, rtol=1e-9, atol=1e-9, msg=f"{name}: {ours}")
+            torch.testing.assert_close(
+                ours, value, rtol=1e-9, atol=1e-9, msg=f"{name}: {ours}"
+            )
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 200])
 def test_a_running_sum_is_cumsum(count: int):
     x = normal(2, 3, count, 5, seed=count)
-    torch.testing.assert_close(fast_products.running_sum(x), x.cumsum(2), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        fast_products.running_sum(x), x.cumsum(2), rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(("first_key", "past"), [(0, 20), (5, 15)])
@@ -191,13 +220,17 @@ def test_past_counts_the_keys_before_the_first_row(first_key: int, past: int):
     """A cache of a sliding window may have dropped the first keys."""
     call = call_of(torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 23 - first_key, 2))
     position = torch.arange(20, 23)[None]
-    visibility = Visibility(position, torch.full_like(position, 5), range(first_key, 23))
+    visibility = Visibility(
+        position, torch.full_like(position, 5), range(first_key, 23)
+    )
     assert replace(call, visibility=visibility).past == past
 
 
 def test_keys_under_a_mask_are_counted_by_offset():
     """Keys ahead of their row count at offset 0."""
-    mask = torch.tensor([[[1, 0, 1, 0], [0, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]]).bool()
+    mask = torch.tensor(
+        [[[1, 0, 1, 0], [0, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]]
+    ).bool()
     visibility = replace(Visibility.causal(range(4)), mask=mask)
     expected = [[2, 0, 0, 0], [1, 0, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]
     assert visibility.count_by_offset()[0].tolist() == expected

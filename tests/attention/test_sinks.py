@@ -24,7 +24,9 @@ def found_in(call: AttentionCall, rows: Rows, known: Tensor) -> Tensor:
     return find_sinks(SampledCall(call, rows, PLANES, sinks=known))
 
 
-def kinds(tokens: list[list[int]], *, bos: int | None, named: tuple[int, ...] = ()) -> list:
+def kinds(
+    tokens: list[list[int]], *, bos: int | None, named: tuple[int, ...] = ()
+) -> list:
     return known_sinks(torch.tensor(tokens), bos=bos, named=named)[:, 0].tolist()
 
 
@@ -68,7 +70,10 @@ def at_key(key: int, *, share: float, sequences: int, only: int) -> AttentionCal
 
 
 CASES = [(5, 0.4, 3, True), (5, 0.2, 3, False), (5, 0.4, 2, True), (5, 0.4, 1, False)]
-CASES += [(53, 0.9, 3, True), (54, 0.9, 3, False)]  # 6 and 5 later rows in each sequence
+CASES += [
+    (53, 0.9, 3, True),
+    (54, 0.9, 3, False),
+]  # 6 and 5 later rows in each sequence
 
 
 @pytest.mark.parametrize(("key", "share", "only", "found"), CASES)
@@ -115,7 +120,9 @@ def test_sinks_are_found_by_later_rows_by_brute_force():
         takes, has, count = torch.zeros(4, 60), torch.zeros(60), torch.zeros(60)
         first = call.visibility.first[0].tolist()
         for b in range(3):
-            pairs = [*zip(rows.position[b].tolist(), rows.weight[b].tolist(), strict=True)]
+            pairs = [
+                *zip(rows.position[b].tolist(), rows.weight[b].tolist(), strict=True)
+            ]
             for j in range(60):
                 behind = [(i, w) for i, w in pairs if w and i > j >= first[i]]
                 count[j] += len(behind)

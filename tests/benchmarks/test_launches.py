@@ -151,7 +151,11 @@ def test_a_profile_is_the_profile_of_the_cpu():
 FITS = ("fits", "surrogates")
 CEILINGS = [
     *((FITS, "operations", 10_000), (FITS, "waits", 40), (FITS, "bytes", 90e9)),
-    *((("sums",), "operations", 150), (("sums",), "waits", 2), (("sums",), "bytes", 4e9)),
+    *(
+        (("sums",), "operations", 150),
+        (("sums",), "waits", 2),
+        (("sums",), "bytes", 4e9),
+    ),
     (("exchanged keys",), "operations", 40),
 ]
 
@@ -164,7 +168,9 @@ def rows() -> dict[str, dict[str, int]]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("stages", "kind", "ceiling"), CEILINGS)
-def test_a_layer_keeps_its_ceilings(rows, stages: tuple[str, ...], kind: str, ceiling: float):
+def test_a_layer_keeps_its_ceilings(
+    rows, stages: tuple[str, ...], kind: str, ceiling: float
+):
     """Operations include the operators on tensors of the host, for which a GPU waits."""
     kinds = ("operations", "host") if kind == "operations" else (kind,)
     assert sum(rows[stage][kind] for stage in stages for kind in kinds) <= ceiling
@@ -185,7 +191,9 @@ def test_dense_sums_are_those_of_a_profile():
         np.testing.assert_allclose(dense_sum, wanted, atol=2e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("way", ["plain forward", "ropelens, all rows", "ropelens, 512 rows"])
+@pytest.mark.parametrize(
+    "way", ["plain forward", "ropelens, all rows", "ropelens, 512 rows"]
+)
 def test_a_way_has_a_time_and_a_memory(way: str, monkeypatch: pytest.MonkeyPatch):
     model = tiny_llama(vocab_size=32000).eval().requires_grad_(False)
     monkeypatch.setattr(cost, "random_llama", lambda: model)

@@ -49,15 +49,21 @@ def test_bins_are_exact_then_eight_an_octave(context: int):
     window=st.sampled_from([2, 30, 999]),
     by_head=st.booleans(),
 )
-def test_log_z_and_masses_by_brute_force(seed: int, context: int, window: int, by_head: bool):
+def test_log_z_and_masses_by_brute_force(
+    seed: int, context: int, window: int, by_head: bool
+):
     generator = torch.Generator().manual_seed(seed)
     sinks = torch.randint(0, 12, (2, 2 if by_head else 1, context), generator=generator)
     sinks = sinks * (sinks <= 3)
-    rows = sample_rows(torch.tensor([context, max(2, context // 2)]), count=9, seed=seed)
+    rows = sample_rows(
+        torch.tensor([context, max(2, context // 2)]), count=9, seed=seed
+    )
     edges = offset_edges(context)
     weights = normal(2, 3 + context + len(edges) - 1, seed=seed)
     call = call_of(*torch.zeros(2, 2, 2, context, 2), window=window)
-    rows_of_call = SampledCall(call, rows, Planes(torch.zeros(1), 2, "half"), sinks=sinks)
+    rows_of_call = SampledCall(
+        call, rows, Planes(torch.zeros(1), 2, "half"), sinks=sinks
+    )
     table = OffsetRows.of(rows_of_call).of_problems(torch.arange(2), 2)
     total, masses, (curvature,) = table.log_z_and_moments(weights)
     expected, squares, norm = weights * 0, weights * 0, torch.zeros(2).double()
@@ -106,7 +112,10 @@ def test_bits_add_up_and_never_go_below_zero(gains: list[tuple[float, ...]]):
     ("gains", "expected"),
     [  # total, S, P, C, B -> total, sink, position, content, interaction, shared
         ((4.0, 1.0, 2.0, 3.0, 3.5), (4.0, 1.0, 0.5, 2.0, 0.5, 0.5)),
-        ((4.0, -1.0, 2.0, 3.0, 3.5), (4.0, 0.0, 0.5, 3.0, 0.5, 1.5)),  # S counts as uniform
+        (
+            (4.0, -1.0, 2.0, 3.0, 3.5),
+            (4.0, 0.0, 0.5, 3.0, 0.5, 1.5),
+        ),  # S counts as uniform
         ((4.0, 1.0, 0.5, 3.0, 3.5), (4.0, 1.0, 0.5, 2.0, 0.5, 0)),  # P as S
         ((4.0, 1.0, 2.0, -9.0, 3.5), (4.0, 1.0, 2.5, 0.0, 0.5, 0)),  # C as S
         ((4.0, 1.0, 2.0, 3.0, -2.0), (4.0, 1.0, 0.0, 2.0, 1.0, 1.0)),  # B as C
@@ -118,14 +127,23 @@ def test_bits_add_up_and_never_go_below_zero(gains: list[tuple[float, ...]]):
 )
 def test_a_model_gains_at_least_as_much_as_a_model_that_it_contains(gains, expected):
     bits = attention_budget(*(np.array([gain]) for gain in gains))
-    assert list(bits) == ["total", "sink", "position", "content", "interaction", "shared"]
+    assert list(bits) == [
+        "total",
+        "sink",
+        "position",
+        "content",
+        "interaction",
+        "shared",
+    ]
     np.testing.assert_allclose(np.concatenate(list(bits.values())), expected)
 
 
 def drawn(lengths: list[int], *, documents=None, seed: int = 0) -> Sample:
     count, context = len(lengths), max(lengths)
     tokens = torch.arange(count * context).view(count, context)
-    return Sample.draw(Text(tokens, torch.tensor(lengths), documents=documents), seed=seed)
+    return Sample.draw(
+        Text(tokens, torch.tensor(lengths), documents=documents), seed=seed
+    )
 
 
 def test_a_sample_has_sequences_of_both_folds_from_many_groups():
@@ -135,7 +153,9 @@ def test_a_sample_has_sequences_of_both_folds_from_many_groups():
     group = assign_groups(documents, 39)[taken]
     assert len(taken) == len(set(taken.tolist())) == 10
     assert sample.text.fold.tolist() == [0, 1] * 5
-    assert len(group.unique()) == 10, "one of each document, although one has most sequences"
+    assert len(group.unique()) == 10, (
+        "one of each document, although one has most sequences"
+    )
     assert (sample.text.ids == torch.arange(20) + 20 * taken[:, None]).all()
     other = drawn([20] * 39, documents=documents, seed=4)
     assert not torch.equal(other.text.ids, sample.text.ids)
@@ -161,7 +181,9 @@ def test_a_fold_has_a_fixed_number_of_rows_and_tokens():
         ([60, 60, 60, 60], {60}),
     ],
 )
-def test_models_are_fitted_to_long_sequences(lengths: list[int], fitted: set[int], seed: int):
+def test_models_are_fitted_to_long_sequences(
+    lengths: list[int], fitted: set[int], seed: int
+):
     """A short leftover sequence does not contain the offsets on which a model is scored."""
     text = Text(torch.zeros(len(lengths), max(lengths)).long(), torch.tensor(lengths))
     sample = Sample.draw(text, seed=seed)
@@ -175,10 +197,14 @@ def test_a_single_sequence_is_scored_on_rows_of_the_opposite_fold():
     for length in (2, 3, 30, 5000):
         sample = drawn([length], seed=5)
         assert sample.text.single_long_sequence
-        scored = sample_rows(torch.tensor([length]), count=scored_rows(sample.text), seed=5)
+        scored = sample_rows(
+            torch.tensor([length]), count=scored_rows(sample.text), seed=5
+        )
         assert torch.equal(scored.position, sample.rows.position)
         halves = [scored.every(2, first) for first in (0, 1)]
-        first, second = (set(half.position[half.weight > 0].tolist()) for half in halves)
+        first, second = (
+            set(half.position[half.weight > 0].tolist()) for half in halves
+        )
         assert not first & second
         assert len(first) + len(second) == min(length - 1, 2 * FOLD_ROWS)
         assert abs(len(first) - len(second)) <= 1
@@ -186,8 +212,12 @@ def test_a_single_sequence_is_scored_on_rows_of_the_opposite_fold():
         torch.testing.assert_close(weights, scored.weight.sum())
 
 
-@pytest.mark.parametrize(("sequences", "rows"), [(8, 256), (10, 205), (64, 32), (65, 32)])
-def test_a_text_is_scored_on_2048_rows_and_each_sequence_on_32_at_least(sequences, rows):
+@pytest.mark.parametrize(
+    ("sequences", "rows"), [(8, 256), (10, 205), (64, 32), (65, 32)]
+)
+def test_a_text_is_scored_on_2048_rows_and_each_sequence_on_32_at_least(
+    sequences, rows
+):
     assert scored_rows(Text(torch.ones(sequences, 4).long())) == rows
 
 
@@ -201,15 +231,22 @@ def test_a_step_changes_no_weight_by_more_than_eight():
 
     start = torch.zeros(1, 2).double()
     options = {"ridge": torch.zeros(1), "smooth": slice(0, 0)}
-    observed, tolerance = torch.tensor([[0.5, 0.0]]).double(), torch.tensor([1e-9]).double()
-    fit_log_linear(log_z_and_moments, observed, start=start, tolerance=tolerance, **options)
+    observed, tolerance = (
+        torch.tensor([[0.5, 0.0]]).double(),
+        torch.tensor([1e-9]).double(),
+    )
+    fit_log_linear(
+        log_z_and_moments, observed, start=start, tolerance=tolerance, **options
+    )
     assert points[1].tolist() == [[8.0, 0.0]]
     torch.testing.assert_close(points[-1], observed / curvature)
 
 
 @few
 @given(seed=seeds, kept=st.integers(1, 6), skipped=st.booleans())
-def test_the_compact_form_divides_as_the_two_loops_do(seed: int, kept: int, skipped: bool):
+def test_the_compact_form_divides_as_the_two_loops_do(
+    seed: int, kept: int, skipped: bool
+):
     """Nocedal and Wright 2006, algorithm 7.4, for one problem at a time."""
     steps, noise = normal(2, kept, 9, seed=seed), normal(2, kept, 9, seed=seed + 1)
     changes, gradient = 2 * steps + 0.3 * noise, normal(2, 9, seed=seed + 2)
@@ -220,7 +257,9 @@ def test_the_compact_form_divides_as_the_two_loops_do(seed: int, kept: int, skip
         gradient, steps, changes, lambda x, known: x / known[:, None], (diagonal,)
     )
     for problem in range(2):
-        pairs = torch.stack([steps[problem], changes[problem]], 1)[steps[problem].any(1)]
+        pairs = torch.stack([steps[problem], changes[problem]], 1)[
+            steps[problem].any(1)
+        ]
         result, shares = gradient[problem].clone(), []
         for step, change in pairs.flip(0):
             shares.append((step @ result) / (step @ change))
@@ -252,7 +291,9 @@ def test_groups_are_scored_by_models_of_the_opposite_fold():
     scores = fitted.score(of_call, text, None)[:, 0]
     total, both = gains(scores)["total"], gains(scores)["both_gain"]
     assert (both[1:4:2].abs() > 0.05).all()
-    torch.testing.assert_close(both[0:4:2], torch.zeros_like(both[0:4:2]), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        both[0:4:2], torch.zeros_like(both[0:4:2]), rtol=0, atol=1e-5
+    )
     assert total.shape == (GROUPS, 4)
     assert total[4:].isnan().all()
     even = (torch.arange(30) % 2 == 0).expand(4, 30)
@@ -269,7 +310,9 @@ def test_groups_are_documents_or_stretches_of_one_text():
     assert assign_groups(None, 5).tolist() == [0, 1, 2, 3, 4]
     assert assign_groups(None, 32).tolist() == [i // 2 for i in range(32)]
     few = torch.tensor([5, 5, 5, 9])
-    assert assign_groups(few, 4).tolist() == [0, 1, 2, 3], "2 documents are too few for groups"
+    assert assign_groups(few, 4).tolist() == [0, 1, 2, 3], (
+        "2 documents are too few for groups"
+    )
     documents = torch.tensor([30, 10, 20, 11, 12, 13, 14, 15]).repeat_interleave(3)
     groups = np.repeat([7, 0, 6, 1, 2, 3, 4, 5], 3).tolist()
     assert assign_groups(documents, 24).tolist() == groups
@@ -283,10 +326,14 @@ def test_offsets_that_few_rows_see_are_left_out_of_kernels(name: str):
     lengths = [70, 40, 30]
     tokens = random_tokens(sequences=3, length=70)
     model = tiny(name)
-    profile = rl.profile(model, rl.Text(tokens, lengths=torch.tensor(lengths)), surrogates=0)
+    profile = rl.profile(
+        model, rl.Text(tokens, lengths=torch.tensor(lengths)), surrogates=0
+    )
     window = 70 if name == "llama_gqa" else model.config.sliding_window
     width = profile["offset_stop"] - profile["offset_start"]
-    np.testing.assert_allclose((profile["kernel"] * width).sum("offset_bin"), 1, rtol=1e-9)
+    np.testing.assert_allclose(
+        (profile["kernel"] * width).sum("offset_bin"), 1, rtol=1e-9
+    )
     farthest = [min(i, window - 1) for length in lengths for i in range(1, length)]
     for offset in range(64):
         seen = np.mean([offset <= most for most in farthest]) >= 0.05
@@ -308,7 +355,9 @@ def test_without_rotation_nothing_is_positional():
 def test_two_tokens_have_one_row_which_sees_no_second_offset(sequences: int):
     tokens = random_tokens(sequences=sequences, length=3)
     lengths = torch.full((sequences,), 2)
-    profile = rl.profile(tiny("llama_gqa"), rl.Text(tokens, lengths=lengths), surrogates=2)
+    profile = rl.profile(
+        tiny("llama_gqa"), rl.Text(tokens, lengths=lengths), surrogates=2
+    )
     np.testing.assert_allclose(profile["offset_mass"][..., 0] + profile["sink_mass"], 1)
     assert np.isnan(profile["previous_token"]).all()
     assert np.isfinite(profile["total_bits"]).all()
@@ -318,10 +367,14 @@ def test_two_tokens_have_one_row_which_sees_no_second_offset(sequences: int):
 def test_eight_documents_are_the_groups():
     tokens = random_tokens(sequences=9, length=4)
     documents = [0, 0, 1, 2, 3, 4, 5, 6, 7]
-    profile = rl.profile(tiny("llama_gqa"), rl.Text(tokens, documents=documents), surrogates=0)
+    profile = rl.profile(
+        tiny("llama_gqa"), rl.Text(tokens, documents=documents), surrogates=0
+    )
     assert profile.attrs["documents"] == profile.sizes["group"] == 8
     np.testing.assert_array_equal(profile["group_rows"], [6] + [3] * 7)
-    np.testing.assert_allclose(profile["group_scored"], profile["group_rows"], rtol=1e-5)
+    np.testing.assert_allclose(
+        profile["group_scored"], profile["group_rows"], rtol=1e-5
+    )
 
 
 def test_sampled_rows_have_no_more_columns_than_the_longest_sequence_has_rows():

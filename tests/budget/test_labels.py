@@ -48,13 +48,17 @@ def test_where_a_kernel_peaks_and_its_middle_half():
     counts[range(20), random.integers(0, 40, 20)] = 9
     counts[0] = 9 * (np.arange(40) == 39)
     counts[:, 0] += counts.sum(1) % 2 == 0  # so that no sum is exactly 1/4
-    found = formulas.describe_kernel(torch.from_numpy(counts).double().log(), torch.ones(40))
+    found = formulas.describe_kernel(
+        torch.from_numpy(counts).double().log(), torch.ones(40)
+    )
     shares = counts / counts.sum(1, keepdims=True)
     np.testing.assert_allclose(found["kernel"], shares)
     np.testing.assert_array_equal(found["offset"], shares.argmax(1))
     np.testing.assert_allclose(found["offset_weight"], shares.max(1))
     for head, own in enumerate(counts):
-        band = np.quantile(np.repeat(np.arange(40), own), [0.25, 0.75], method="inverted_cdf")
+        band = np.quantile(
+            np.repeat(np.arange(40), own), [0.25, 0.75], method="inverted_cdf"
+        )
         assert [found["offset_low"][head], found["offset_high"][head]] == band.tolist()
 
 
@@ -77,7 +81,12 @@ def test_an_offset_that_few_rows_see_is_not_the_offset_of_a_head():
         ([3.0, 1.0, 3.5], 10**1.5, math.inf, 2),
         ([-7.0, 2.0, 1.0], 1000.0, 1000.0, 1),
         ([-1.0, 0.0, 5.0], math.nan, math.inf, 1),
-        ([math.nan, 2.0, 2.0], 1000.0, 1000.0, 1),  # a plane that the layer does not have
+        (
+            [math.nan, 2.0, 2.0],
+            1000.0,
+            1000.0,
+            1,
+        ),  # a plane that the layer does not have
         ([1.0, 1.0, 1.0], 100.0, 10.0, 2),
         ([-1.0, -1.0, -1.0], math.nan, math.nan, 0),
     ],
@@ -90,7 +99,9 @@ def test_means_are_geometric_over_planes_that_rotate(push, mean, top, planes):
     assert found["planes_to_half"].tolist() == [planes]
     positive = np.nan_to_num(push).clip(min=0)
     with np.errstate(invalid="ignore"):
-        np.testing.assert_allclose(found["top_share"], [positive.max() / positive.sum()])
+        np.testing.assert_allclose(
+            found["top_share"], [positive.max() / positive.sum()]
+        )
 
 
 NAN = math.nan
@@ -100,7 +111,11 @@ NAN = math.nan
     ("sums", "score", "weight"),
     [  # follows_position, follows_content, follows_chance, mass, rows
         ((0.9, 0.1, 0.1, 1.0, 1.0), 0.8 / 0.9, 1.0),
-        ((0.45, 0.05, 0.05, 0.5, 1.0), 0.8 / 0.9, 1.0),  # shares of the attention on these keys
+        (
+            (0.45, 0.05, 0.05, 0.5, 1.0),
+            0.8 / 0.9,
+            1.0,
+        ),  # shares of the attention on these keys
         ((0.6, 0.3, 0.2, 1.0, 1.0), 0.3 / 0.8, 0.8),  # 0.4 and 0.1 above chance
         ((0.3, 0.6, 0.2, 1.0, 1.0), -0.3 / 0.8, 0.2),
         ((0.1, 0.9, 0.2, 1.0, 1.0), -1.0, 0.0),

@@ -37,8 +37,13 @@ def test_gains_are_scipys_on_tiny_models(name: str):
         rows = SampledCall(call, all_rows(torch.full((2,), 40)), planes)
         scores = logit.score_models(rows, fits.fit_models(rows)).sum((0, 1))[head]
         gain_of = {key: float(values) for key, values in logit.gains(scores).items()}
-        calls, is_sink = (of_sequence[layer] for of_sequence in recorded), np.arange(40) == 0
-        parts = (head_rows(one, turning[layer], head=head, sinks=is_sink) for one in calls)
+        calls, is_sink = (
+            (of_sequence[layer] for of_sequence in recorded),
+            np.arange(40) == 0,
+        )
+        parts = (
+            head_rows(one, turning[layer], head=head, sinks=is_sink) for one in calls
+        )
         true = reduce(HeadRows.joined, parts)
         total, allowed = information(true), ALLOWED
         assert gain_of["total"] == pytest.approx(total, rel=1e-3, abs=1e-5)
@@ -58,12 +63,17 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
     sinks = sinks * (sinks <= 3)
     rows = SampledCall(call, all_rows(torch.full((3,), 30)), planes, sinks=sinks)
     weights = fits.fit_models(rows)
-    attention, scores = attention_map(call).double(), logit.score_models(rows, weights)[:, 0]
+    attention, scores = (
+        attention_map(call).double(),
+        logit.score_models(rows, weights)[:, 0],
+    )
     offset = (torch.arange(30)[:, None] - torch.arange(30)).clamp(min=0)
     for name, model in zip(("sink", "position"), weights[:, 0], strict=False):
         _, sigma, kappa, tau = split_weights(model, planes.terms, 30)
         assert (sigma.diff(dim=-1).abs() > 0.05).any(0).all()
-        sigma = torch.nn.functional.pad(sigma, (1, 0)).expand(3, -1, -1).gather(-1, sinks)
+        sigma = (
+            torch.nn.functional.pad(sigma, (1, 0)).expand(3, -1, -1).gather(-1, sinks)
+        )
         at_sinks = (sigma[:, :, None] + tau[:, offset]) * (sinks > 0)[:, :, None]
         log_p = (kappa[:, offset] + at_sinks).masked_fill(attention == 0, -torch.inf)
         log_p = log_p.log_softmax(-1).masked_fill(attention == 0, 0)
@@ -75,7 +85,9 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
     parts = sums[0].flatten(0, 1)[:, planes.terms + 4 :].split((30, 64) * 2, dim=1)
     of = attention[:, :, 1:], (attention * (sinks > 0)[:, :, None])[:, :, 1:]
     for found, mass in zip(parts, (*of, *(x.square() for x in of)), strict=True):
-        true = torch.stack([mass[..., offset[1:] == d].sum((0, 2)) for d in range(30)], dim=-1)
+        true = torch.stack(
+            [mass[..., offset[1:] == d].sum((0, 2)) for d in range(30)], dim=-1
+        )
         torch.testing.assert_close(found[:, :30], true, rtol=1e-5, atol=1e-5)
 
 
@@ -113,7 +125,10 @@ def test_a_few_keys_of_each_row_give_the_covariance(name: str):
         values = block.planes.sum_coordinates(call.scale * products)
         at_first = torch.zeros(*values.shape[:-1], 3).index_fill_(-2, block.sinks, 1)
         at_first[..., 1:] = 0
-        values, share = torch.cat([values, at_first], -1).double(), log_p.double().softmax(-1)
+        values, share = (
+            torch.cat([values, at_first], -1).double(),
+            log_p.double().softmax(-1),
+        )
         values = values - (share[..., None] * values).sum(-2, keepdim=True)
         share = share[..., None] * block.weight[:, None, None, :, None, None]
         true = true + ((share * values).flatten(3, 4).mT @ values.flatten(3, 4)).sum(0)

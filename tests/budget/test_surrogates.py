@@ -35,14 +35,18 @@ ODD = {"hidden_size": 60, "rotary_pct": 8 / 15}  # heads of 15 coordinates
 NAMES = ("llama_gqa", "gemma2", "gpt_oss", "glm", "nanochat")
 
 
-@pytest.mark.parametrize(("name", "changes"), [*((x, {}) for x in NAMES), ("gpt_neox", ODD)])
+@pytest.mark.parametrize(
+    ("name", "changes"), [*((x, {}) for x in NAMES), ("gpt_neox", ODD)]
+)
 def test_a_surrogate_is_the_layer_with_permuted_frequencies(name: str, changes: dict):
     tokens = random_tokens(sequences=4, length=40)
     sinks = known_sinks(tokens, bos=1)
     rows = sample_rows(torch.full((4,), 40), count=12, seed=0)
     of_keys = [row for row in STATISTICS if row.name == "selectivity_keys"]
     for call, planes in observed_calls(tiny(name, **changes), tokens):
-        ours = draw_surrogates(SampledCall(call, rows, planes, sinks=sinks), draws=2, seed=3)
+        ours = draw_surrogates(
+            SampledCall(call, rows, planes, sinks=sinks), draws=2, seed=3
+        )
         orders = _orders(planes, call.key.shape[1], 2, seed=3, layer=call.layer)
         group = call.query.shape[1] // call.key.shape[1]
         for draw, order in enumerate(orders):
@@ -56,7 +60,9 @@ def test_a_surrogate_is_the_layer_with_permuted_frequencies(name: str, changes: 
             of_turned = SampledCall(turned, rows, planes, sinks=sinks)
             scores = score_models(of_turned, fit_models(of_turned)).sum((0, 1))
             nats = dict(zip(SCORES, scores.unbind(-1), strict=True))
-            fraction = (nats["position"] - nats["sink"]) / (nats["information"] - nats["sink"])
+            fraction = (nats["position"] - nats["sink"]) / (
+                nats["information"] - nats["sink"]
+            )
             own = {name: numbers[draw] for name, numbers in ours.items()}
             assert_close(own["surrogate_offset_fraction"], fraction, rtol=0, atol=0.01)
             sums = sum_attention(of_turned, of_keys)
@@ -84,10 +90,14 @@ def test_diffuse_heads_and_sink_heads_do_not_count():
         assert not numbers[:, 2].isnan().any()
 
 
-def test_sampled_offsets_stand_for_all_of_a_long_context(monkeypatch: pytest.MonkeyPatch):
+def test_sampled_offsets_stand_for_all_of_a_long_context(
+    monkeypatch: pytest.MonkeyPatch,
+):
     context, places = 1200, torch.arange(1200)
     planes = Planes(2.0 ** -torch.arange(0, 16, 2), 16, "half")
-    q, k = (normal(2, 4, context, 16, seed=s) + normal(4, 1, 16, seed=9) for s in (1, 2))
+    q, k = (
+        normal(2, 4, context, 16, seed=s) + normal(4, 1, 16, seed=9) for s in (1, 2)
+    )
     q, k = (unrotate(x, -places, planes) for x in (q, k))
     sinks = torch.zeros(2, 4, context, dtype=torch.long)
     sinks[..., ::200], sinks[:, 1, 300], sinks[..., 0] = 2, 3, 1
@@ -98,7 +108,9 @@ def test_sampled_offsets_stand_for_all_of_a_long_context(monkeypatch: pytest.Mon
     every = draw_surrogates(rows, draws=10)
     for name, ours in few.items():
         error = (ours - every[name]).square().mean().sqrt()
-        assert 0 < error < {"offset_fraction": 0.03, "log_wavelength": 0.1}[name[10:]], name
+        assert (
+            0 < error < {"offset_fraction": 0.03, "log_wavelength": 0.1}[name[10:]]
+        ), name
 
 
 def test_attention_of_equal_keys_is_the_attention_of_model_s():
@@ -108,7 +120,9 @@ def test_attention_of_equal_keys_is_the_attention_of_model_s():
     q, k = torch.zeros(2, 2, 1, context, 4)
     q[..., 0], k[..., 0] = 1, pad(sigma, (1, 0))[sinks]
     rows = sample_rows(torch.tensor([context, 1100]), count=64, seed=0)
-    rows = SampledCall(call_of(q, k), rows, Planes(torch.zeros(2), 4, "half"), sinks=sinks)
+    rows = SampledCall(
+        call_of(q, k), rows, Planes(torch.zeros(2), 4, "half"), sinks=sinks
+    )
     rows, _ = normalize_weights(rows)
     samples = sampled_offsets(context, generator=torch.Generator().manual_seed(0))
     table = OffsetRows.of(rows, samples)
@@ -151,7 +165,9 @@ def test_an_offset_is_drawn_from_each_stretch(context: int):
 def heads_of(rho: list[float], *, layers: int = 4, heads: int = 6) -> list[np.ndarray]:
     """Fractions, evenly over 0 to 1, and wavelengths, with about these correlations."""
     random = np.random.default_rng(0)
-    x = random.permuted(np.tile(np.linspace(-1.7, 1.7, layers * heads), (len(rho), 1)), axis=1)
+    x = random.permuted(
+        np.tile(np.linspace(-1.7, 1.7, layers * heads), (len(rho), 1)), axis=1
+    )
     slope = np.array(rho)[:, None]
     y = slope * x + np.sqrt(1 - slope**2) * random.normal(size=x.shape)
     return [v.reshape(-1, layers, heads) for v in (x / 3.4 + 0.5, y)]
@@ -171,7 +187,9 @@ def test_bounds_equal_an_exact_test():
         if draws < 39:
             assert np.isnan([low, high]).all()
             continue
-        below = Fraction(int((null < low).sum()) + 1, draws + 1)  # ranks that "holds" takes
+        below = Fraction(
+            int((null < low).sum()) + 1, draws + 1
+        )  # ranks that "holds" takes
         assert below <= Fraction(1, 40) < below + Fraction(1, draws + 1), "the largest"
         assert low + high == draws - 1, "both tails alike"
     assert verdict_of(*heads_of([-0.99] + [0.5] * 39)).verdict == "holds"
@@ -214,7 +232,9 @@ def test_claims_without_a_verdict_say_why(fraction, wavelength, why: str):
     assert (claim.verdict, claim.why) == ("not testable", why)
     assert np.isnan(claim.p_value)
     assert np.isnan(claim.null_median) == (len(fraction) == 1 or claim.heads == 0)
-    assert np.isnan([claim.rank_correlation, claim.low, claim.high]).all() == (claim.heads == 0)
+    assert np.isnan([claim.rank_correlation, claim.low, claim.high]).all() == (
+        claim.heads == 0
+    )
 
 
 def test_heads_that_do_not_count_are_left_out_of_each_draw():

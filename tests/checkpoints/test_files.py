@@ -11,7 +11,14 @@ import transformers as hf
 from huggingface_hub import constants
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file
-from tiny_checkpoints import SIZES, edit_config, edit_weights, save_over, save_tiny, tiny_llama
+from tiny_checkpoints import (
+    SIZES,
+    edit_config,
+    edit_weights,
+    save_over,
+    save_tiny,
+    tiny_llama,
+)
 from transformers.integrations.peft import MIN_PEFT_VERSION
 
 from ropelens.checkpoints.files import locate
@@ -33,7 +40,12 @@ def test_a_hub_id_is_read_from_the_cache(folder, tmp_path, monkeypatch):
 
 
 def test_no_pickle_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    files = ["config.json", "model.safetensors", "pytorch_model.bin", "onnx/config.json"]
+    files = [
+        "config.json",
+        "model.safetensors",
+        "pytorch_model.bin",
+        "onnx/config.json",
+    ]
     fetch = mock.Mock(return_value=str(tmp_path))
     monkeypatch.setattr("ropelens.checkpoints.files.snapshot_download", fetch)
     locate("acme/tiny", Loading())
@@ -46,7 +58,10 @@ def test_no_pickle_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     [
         ("/no/such/folder", ["no folder is called /no/such/folder", "a Hub id"]),
         ("a" * 3000, ["No checkpoint and no folder is called aaaa"]),
-        ("bundled:alibi", ["no checkpoint called 'alibi' is bundled", "of: rope, p-rope-"]),
+        (
+            "bundled:alibi",
+            ["no checkpoint called 'alibi' is bundled", "of: rope, p-rope-"],
+        ),
         ("acme/none", ["no folder is called acme/none", "HF_HUB_OFFLINE"]),
     ],
 )
@@ -88,7 +103,14 @@ def integers(weights: dict[str, torch.Tensor]) -> None:
     weights.update({name: weight.view(torch.int32) for name, weight in weights.items()})
 
 
-T5 = {"vocab_size": 40, "d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 4}
+T5 = {
+    "vocab_size": 40,
+    "d_model": 16,
+    "d_kv": 4,
+    "d_ff": 16,
+    "num_layers": 1,
+    "num_heads": 4,
+}
 
 # fmt: off
 DAMAGES = {
@@ -145,7 +167,9 @@ def test_a_damaged_checkpoint_is_refused_by_name(folder, capfd, damage):
     change, words = DAMAGES[damage]
     change(folder)
     capfd.readouterr()
-    with pytest.raises(UnsupportedModel if damage == "BERT" else BadCheckpoint) as caught:
+    with pytest.raises(
+        UnsupportedModel if damage == "BERT" else BadCheckpoint
+    ) as caught:
         load(folder)
     assert all(word in str(caught.value) for word in words), caught.value
     assert "\n" not in caught.value.line
@@ -158,7 +182,9 @@ def test_weights_outside_the_folder_are_not_read(folder: Path):
     outside = folder.parent / "outside.safetensors"
     outside.write_bytes((folder / files[first]).read_bytes())
     for place in ("../outside.safetensors", str(outside)):
-        index.write_text(json.dumps({"metadata": {}, "weight_map": files | {first: place}}))
+        index.write_text(
+            json.dumps({"metadata": {}, "weight_map": files | {first: place}})
+        )
         with pytest.raises(BadCheckpoint, match="or outside the folder"):
             load(folder)
     whole = save_tiny(folder.parent / "whole")
@@ -167,9 +193,14 @@ def test_weights_outside_the_folder_are_not_read(folder: Path):
 
 
 def test_an_adapter_is_added_to_its_model(folder: Path):
-    model, adapter = hf.LlamaForCausalLM.from_pretrained(folder), folder.parent / "adapter"
+    model, adapter = (
+        hf.LlamaForCausalLM.from_pretrained(folder),
+        folder.parent / "adapter",
+    )
     peft = pytest.importorskip("peft", MIN_PEFT_VERSION)
-    model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+    model.add_adapter(
+        peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    )
     model.save_pretrained(adapter)
     edit_config(adapter, "adapter_config.json", base_model_name_or_path=str(folder))
     tokens = torch.arange(20)[None]

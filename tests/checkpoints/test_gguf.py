@@ -40,7 +40,11 @@ def finish(writer: gguf.GGUFWriter, stated) -> None:
         if isinstance(value, np.ndarray):
             writer.add_tensor(f"{name}.weight", value.astype(np.float32))
         else:
-            add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
+            add = {
+                str: writer.add_string,
+                int: writer.add_uint32,
+                float: writer.add_float32,
+            }
             add[type(value)](f"{writer.arch}.rope.{name}", value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -48,7 +52,9 @@ def finish(writer: gguf.GGUFWriter, stated) -> None:
     writer.close()
 
 
-def write_bundled(file: Path, *, permutations=1, kind="F32", stated: Any = None) -> None:
+def write_bundled(
+    file: Path, *, permutations=1, kind="F32", stated: Any = None
+) -> None:
     quantized = gguf.GGMLQuantizationType[kind]
     config = LlamaConfig.from_pretrained(bundled_path())
     model = LlamaForCausalLM.from_pretrained(bundled_path(), dtype=torch.float32)
@@ -71,12 +77,16 @@ def write_bundled(file: Path, *, permutations=1, kind="F32", stated: Any = None)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for torch_name, weight in model.named_parameters():
         name, x = names.get_name(torch_name, (".weight",)), weight.detach()
-        for _ in range(permutations * name.endswith(("attn_q.weight", "attn_k.weight"))):
+        for _ in range(
+            permutations * name.endswith(("attn_q.weight", "attn_k.weight"))
+        ):
             x = as_pairs(x, config.num_attention_heads)
         if x.ndim == 1 or kind == "F32":
             writer.add_tensor(name, x.numpy())
         else:
-            writer.add_tensor(name, gguf.quantize(x.numpy(), quantized), raw_dtype=quantized)
+            writer.add_tensor(
+                name, gguf.quantize(x.numpy(), quantized), raw_dtype=quantized
+            )
     finish(writer, stated or {})
 
 
@@ -101,10 +111,15 @@ def test_a_file_is_the_model_it_was_made_of(bundled_file, tmp_path, capfd):
     assert torch.equal(again(tokens).logits, model(tokens).logits)
 
 
-def test_a_file_is_parsed_twice_and_its_names_are_mapped_once(bundled_file, monkeypatch):
+def test_a_file_is_parsed_twice_and_its_names_are_mapped_once(
+    bundled_file, monkeypatch
+):
     """transformers would parse a file three times, and map names once for each module."""
     counts = {}
-    for owner, name in ((gguf.GGUFReader, "_build_fields"), (gguf.TensorNameMap, "__init__")):
+    for owner, name in (
+        (gguf.GGUFReader, "_build_fields"),
+        (gguf.TensorNameMap, "__init__"),
+    ):
         count = counts[name] = mock.Mock(side_effect=getattr(owner, name))
         monkeypatch.setattr(owner, name, lambda *args, count=count: count(*args))
     rl.load(bundled_file)
@@ -118,12 +133,18 @@ def test_fields_are_those_of_the_plain_reader(bundled_file, tmp_path):
     for name, field in plain.fields.items():
         ours = fast.fields[name]
         assert ours.types == field.types
-        parsed = [ggml._gguf_parse_value(field.parts[n], field.types) for n in field.data]
-        assert [files._parse_value(ours.parts[n], ours.types) for n in ours.data] == parsed
+        parsed = [
+            ggml._gguf_parse_value(field.parts[n], field.types) for n in field.data
+        ]
+        assert [
+            files._parse_value(ours.parts[n], ours.types) for n in ours.data
+        ] == parsed
     content, cut = bundled_file.read_bytes(), tmp_path / "cut.gguf"
     begin = content.index(b"tokenizer.ggml.tokens") + len("tokenizer.ggml.tokens") + 8
     numbers = content[: begin - 4] + b"\x05" + content[begin - 3 :]  # a list of int32
-    endless = content[:begin] + b"\xff" * 7 + content[begin + 7 :]  # the number of tokens
+    endless = (
+        content[:begin] + b"\xff" * 7 + content[begin + 7 :]
+    )  # the number of tokens
     for damaged in (content[: begin + 500], endless, numbers[: begin + 95]):
         cut.write_bytes(damaged)
         with pytest.raises(ValueError, match="the file ends within a list"):
@@ -135,8 +156,13 @@ def test_fields_are_those_of_the_plain_reader(bundled_file, tmp_path):
 @pytest.mark.parametrize(("kind", "error"), [("Q8_0", 0.01), ("Q4_1", 0.15)])
 def test_a_quantized_file_is_the_model_except_for_rounding(kind, error, tmp_path):
     write_bundled(tmp_path / "small.gguf", kind=kind)
-    (model, tokenizer), (original, _) = rl.load(tmp_path / "small.gguf"), rl.load("bundled")
-    tokens = tokenizer("Call me Ishmael. The old man lived.", return_tensors="pt").input_ids
+    (model, tokenizer), (original, _) = (
+        rl.load(tmp_path / "small.gguf"),
+        rl.load("bundled"),
+    )
+    tokens = tokenizer(
+        "Call me Ishmael. The old man lived.", return_tensors="pt"
+    ).input_ids
     expected, logits = original(tokens).logits, model(tokens).logits
     assert error / 10 < float((logits - expected).norm() / expected.norm()) < error
     assert not check_row_order(as_live_model(model, tokenizer))[0]
@@ -159,7 +185,9 @@ def test_a_run_on_a_file(bundled_file: Path, tmp_path: Path):
     result = runner.invoke(app, ["rope", str(bundled_file)])
     assert result.exit_code == 0, result.output
     assert "The rows of q and k are in the right order" in result.output
-    (tmp_path / "text.txt").write_text("Once there was a cat. The cat sat by the fire. " * 80)
+    (tmp_path / "text.txt").write_text(
+        "Once there was a cat. The cat sat by the fire. " * 80
+    )
     arguments = f"--text {tmp_path}/text.txt --context 64 --sequences 4 --surrogates 2"
     arguments += f" --out {tmp_path}/out"
     result = runner.invoke(app, ["analyze", str(bundled_file), *arguments.split()])
@@ -176,7 +204,11 @@ def test_a_file_that_is_not_gguf_is_refused(tmp_path: Path):
 
 
 SHORT, LONG = np.linspace(1, 2, 16), np.linspace(1, 8, 16)
-YARN = {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_context_length": 128}
+YARN = {
+    "scaling.type": "yarn",
+    "scaling.factor": 4.0,
+    "scaling.original_context_length": 128,
+}
 LINEAR = {"rope_type": "linear", "factor": 4.0}
 FROM_128 = {"original_max_position_embeddings": 128}
 LLAMA3 = FROM_128 | {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
@@ -190,7 +222,9 @@ def described(rope_parameters: dict[str, Any]) -> LlamaConfig:
 
 
 def llama3_factors() -> np.ndarray:
-    rates = [ROPE_INIT_FUNCTIONS[name](described(LLAMA3))[0] for name in ("linear", "llama3")]
+    rates = [
+        ROPE_INIT_FUNCTIONS[name](described(LLAMA3))[0] for name in ("linear", "llama3")
+    ]
     return 8 * (rates[0] / rates[1]).numpy()
 
 
@@ -231,7 +265,9 @@ def test_a_file_rotates_as_it_states_or_is_refused(tmp_path: Path, rope: str):
     stated, parameters = STATED[rope]
     write_bundled(tmp_path / "model.gguf", stated=stated)
     if isinstance(parameters, str):
-        with pytest.raises(BadCheckpoint, match=f"states a rotation(?s:.*){parameters}"):
+        with pytest.raises(
+            BadCheckpoint, match=f"states a rotation(?s:.*){parameters}"
+        ):
             rl.load(tmp_path / "model.gguf")
         return
     model, _ = rl.load(tmp_path / "model.gguf")
@@ -251,7 +287,12 @@ def test_a_file_rotates_as_it_states_or_is_refused(tmp_path: Path, rope: str):
 def test_the_configuration_has_the_rotation_of_the_file(tmp_path: Path, family: str):
     stated, expected = FAMILIES[family]
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", family)
-    for key in ("vocab_size", "embedding_length", "feed_forward_length", "context_length"):
+    for key in (
+        "vocab_size",
+        "embedding_length",
+        "feed_forward_length",
+        "context_length",
+    ):
         writer.add_uint32(f"{family}.{key}", 128)
     for key in ("block_count", "attention.head_count", "attention.head_count_kv"):
         writer.add_uint32(f"{family}.{key}", 4)

@@ -43,7 +43,9 @@ def test_a_folder_gives_the_saved_model_ready_to_measure(folder, capfd):
     assert capfd.readouterr() == ("", "")
     tokens = torch.arange(20)[None]
     with torch.no_grad():
-        torch.testing.assert_close(model(tokens).logits, tiny_llama().eval()(tokens).logits)
+        torch.testing.assert_close(
+            model(tokens).logits, tiny_llama().eval()(tokens).logits
+        )
     assert isinstance(model, LlamaForCausalLM)
     assert model.dtype is torch.float32
     assert not model.training
@@ -77,10 +79,15 @@ def test_files_other_than_weights_are_not_needed(folder: Path):
         ({"device": "meta"}, "The device 'meta' does not exist"),
         ({"device_map": "car"}, "load: device_map must be .*'auto'"),
         ({"device_map": "auto", "device": "cpu"}, "Both a device and a device map"),
-        ({"revision": "main"}, "has no revision main, because it is a local checkpoint"),
+        (
+            {"revision": "main"},
+            "has no revision main, because it is a local checkpoint",
+        ),
     ],
 )
-def test_an_impossible_argument_is_refused(folder: Path, arguments: dict[str, Any], words: str):
+def test_an_impossible_argument_is_refused(
+    folder: Path, arguments: dict[str, Any], words: str
+):
     with pytest.raises(BadArgument) as caught:
         load(folder, **arguments)
     assert caught.match(f"(?s){words}")
@@ -99,7 +106,9 @@ def test_cuda_is_used_if_it_is_available(folder: Path):
 
 def test_tensors_that_the_model_does_not_use_are_named(folder: Path):
     edit_config(folder, num_hidden_layers=1)
-    with pytest.warns(UserWarning, match=r"does not use 9 tensors .*: model\.layers\.1\."):
+    with pytest.warns(
+        UserWarning, match=r"does not use 9 tensors .*: model\.layers\.1\."
+    ):
         load(folder)
 
 
@@ -130,7 +139,9 @@ def test_runs_of_a_study_are_told_apart(tmp_path: Path, place: str, shown: str):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU may compute in float8")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_float8_becomes_numbers_that_a_processor_computes_with(folder: Path, dtype: str):
+def test_float8_becomes_numbers_that_a_processor_computes_with(
+    folder: Path, dtype: str
+):
     plain = tiny_llama().to(torch.bfloat16)
     weights = {name: tensor.clone() for name, tensor in plain.state_dict().items()}
     for name in [name for name in weights if "_proj" in name]:
@@ -141,15 +152,22 @@ def test_float8_becomes_numbers_that_a_processor_computes_with(folder: Path, dty
     stated = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     edit_config(folder, dtype="bfloat16", quantization_config=stated)
     plain.save_pretrained(folder.parent / "plain")
-    usual, tokens = load(folder.parent / "plain", dtype=dtype)[0], torch.arange(2, 22)[None]
+    usual, tokens = (
+        load(folder.parent / "plain", dtype=dtype)[0],
+        torch.arange(2, 22)[None],
+    )
     model, _ = load(folder, dtype=dtype)
     assert torch.equal(model(tokens).logits, usual(tokens).logits)
-    assert rl.profile(model, tokens, surrogates=0).attrs["dtype"] == str(usual.dtype)[6:]
+    assert (
+        rl.profile(model, tokens, surrogates=0).attrs["dtype"] == str(usual.dtype)[6:]
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU may compute in float8")
 @pytest.mark.parametrize("stated", [None, {"quant_method": "fp8"}])
-def test_float8_weights_without_their_scales_are_refused(folder: Path, stated: dict | None):
+def test_float8_weights_without_their_scales_are_refused(
+    folder: Path, stated: dict | None
+):
     def scale(weights: dict[str, torch.Tensor], value: float) -> None:
         for name in [name for name in weights if name.endswith("_proj.weight")]:
             weights[name] = (weights[name].float() / value).to(torch.float8_e4m3fn)
@@ -188,7 +206,9 @@ def test_bundled_is_small_and_described(name: str):
     assert "license: mit" in card
     assert "/work" not in card
     lines = sample_path(f"bundled:{name}").read_text(encoding="utf-8").splitlines()
-    lengths = [len(bundled_tokenizer(name)(json.loads(x)["text"]).input_ids) for x in lines]
+    lengths = [
+        len(bundled_tokenizer(name)(json.loads(x)["text"]).input_ids) for x in lines
+    ]
     assert len(lengths) >= 48
     assert set(lengths) == {512}, "a document is one context"
 
@@ -196,7 +216,9 @@ def test_bundled_is_small_and_described(name: str):
 @pytest.mark.parametrize("name", [name for name in BUNDLED if "-step-" not in name])
 def test_bundled_predicts_and_writes(name: str):
     folder, tokenizer = bundled_path(name), bundled_tokenizer(name)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32", local_files_only=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype="float32", local_files_only=True
+    )
     assert sum(p.numel() for p in model.parameters()) > 2_000_000
     assert model.config.head_dim == 32
     turning = int((model.model.rotary_emb.inv_freq != 0).sum())
@@ -204,7 +226,9 @@ def test_bundled_predicts_and_writes(name: str):
     tokens = tokenizer(PASSAGE, return_tensors="pt").input_ids
     # 1.6 million of 13 million training tokens were prose.
     share = 0.56 if name in ("rope", "p-rope-0.75", "p-rope-0.25") else 0.68
-    assert model(input_ids=tokens, labels=tokens).loss < share * math.log(len(tokenizer))
+    assert model(input_ids=tokens, labels=tokens).loss < share * math.log(
+        len(tokenizer)
+    )
 
 
 peft_warns = pytest.mark.filterwarnings("ignore")
@@ -219,12 +243,18 @@ def adapted(rank: int = 2, module: str = "q_proj") -> Any:
 
 EDITS = {
     "RoPE": lambda folder: edit_config(folder, rope_parameters=SCALED),
-    "weights": lambda folder: edit_weights(folder, lambda w: w["lm_head.weight"].neg_()),
+    "weights": lambda folder: edit_weights(
+        folder, lambda w: w["lm_head.weight"].neg_()
+    ),
     "adapter": lambda folder: adapted().save_pretrained(folder),
     "newer adapter": lambda folder: adapted(rank=3).save_pretrained(folder),
     "scale": lambda folder: edit_config(folder, "adapter_config.json", lora_alpha=32),
-    "tokenizer": lambda folder: edit_config(folder, "tokenizer_config.json", bos_token="a"),
-    "index": lambda folder: shutil.move(folder / "adapter_model.safetensors", folder / "a"),
+    "tokenizer": lambda folder: edit_config(
+        folder, "tokenizer_config.json", bos_token="a"
+    ),
+    "index": lambda folder: shutil.move(
+        folder / "adapter_model.safetensors", folder / "a"
+    ),
 }
 
 
@@ -259,8 +289,12 @@ CHANGES = {
     "dtype": lambda m: m.to(torch.float64),
     "configuration": lambda m: m.config.rope_parameters.update(SCALED),
     "class": lambda m: setattr(m.model.layers[0], "mlp", nn.Identity()),
-    "strength": lambda m: setattr(m.base_model.model.lm_head, "scaling", {"default": 3.0}),
-    "scale of attention": lambda m: setattr(m.model.layers[1].self_attn, "scaling", 0.1),
+    "strength": lambda m: setattr(
+        m.base_model.model.lm_head, "scaling", {"default": 3.0}
+    ),
+    "scale of attention": lambda m: setattr(
+        m.model.layers[1].self_attn, "scaling", 0.1
+    ),
 }
 
 
@@ -288,7 +322,10 @@ def test_an_adapter_counts_as_it_is_used(tmp_path: Path):
     folder, adapter = save_tiny(tmp_path / "model"), tmp_path / "adapter"
     assert identity(load(folder)[0]) == identity(load(folder)[0])
     of_adapter = []
-    for edit in (lambda: None, lambda: EDITS["RoPE"](folder)):  # of the model that it names
+    for edit in (
+        lambda: None,
+        lambda: EDITS["RoPE"](folder),
+    ):  # of the model that it names
         edit()
         model.save_pretrained(adapter)
         edit_config(adapter, "adapter_config.json", base_model_name_or_path=str(folder))
@@ -302,7 +339,11 @@ def test_an_adapter_counts_as_it_is_used(tmp_path: Path):
     "tensor",
     [
         *(torch.ones(70_000), torch.ones(3, 5).bfloat16(), torch.arange(9)),
-        *(torch.ones(2).bool(), torch.ones(3, dtype=torch.complex64), torch.tensor(1.5)),
+        *(
+            torch.ones(2).bool(),
+            torch.ones(3, dtype=torch.complex64),
+            torch.tensor(1.5),
+        ),
         torch.zeros(0, 2),
     ],
     ids=lambda tensor: f"{tensor.dtype} {tuple(tensor.shape)}",

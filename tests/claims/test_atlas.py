@@ -31,12 +31,19 @@ TOKENS = torch.randint(3, 90, (4, 130), generator=torch.Generator().manual_seed(
 @pytest.mark.parametrize("name", NAMED)
 def test_a_claim_states_its_original_its_floor_and_another_statistic(name: str):
     claim, facts = NAMED[name], NAMED[name].facts
-    assert {fact for fact, words in facts.items() if not words} <= {"other", "floor_day"}
+    assert {fact for fact, words in facts.items() if not words} <= {
+        "other",
+        "floor_day",
+    }
     assert facts["nearness"] in ("close", "conceptual")
     assert re.fullmatch(r"10\.48550/arXiv\.\d{4}\.\d{5}|not stated", facts["doi"])
     assert bool(facts["other"]) == bool(claim.other_number)
-    assert all(f"{x:g}" in facts["floor"] for x in (claim.at_least, claim.beyond) if x > 0)
-    assert re.fullmatch("" if facts["floor"] == "none" else r"2026-11-\d\d", facts["floor_day"])
+    assert all(
+        f"{x:g}" in facts["floor"] for x in (claim.at_least, claim.beyond) if x > 0
+    )
+    assert re.fullmatch(
+        "" if facts["floor"] == "none" else r"2026-11-\d\d", facts["floor_day"]
+    )
     if name in ("previous_token", "diagonal"):
         assert claim.at_least == Thresholds.offset
 
@@ -61,9 +68,13 @@ def test_a_verdict_follows_from_the_printed_numbers(sign: int, floor: dict[str, 
 def test_a_stop_of_planes_that_cannot_turn_within_the_text_is_not_testable():
     torch.manual_seed(0)
     shape = {"head_dim": 32, "rope_theta": 1e6, "max_position_embeddings": 256}
-    model = hf.LlamaForCausalLM(hf.LlamaConfig(**COMMON | shape, initializer_range=0.3)).eval()
+    model = hf.LlamaForCausalLM(
+        hf.LlamaConfig(**COMMON | shape, initializer_range=0.3)
+    ).eval()
     profile = rl.profile(model, TOKENS, surrogates=0)
-    rows = rl.test_claims(profile, model=model, text=TOKENS, draws=50).set_index("claim")
+    rows = rl.test_claims(profile, model=model, text=TOKENS, draws=50).set_index(
+        "claim"
+    )
     assert np.isfinite(rows.loc["slow_stop", "number"])
     assert rows.loc["slow_stop", ["verdict", "why"]].tolist() == [
         "not testable",
@@ -72,15 +83,25 @@ def test_a_stop_of_planes_that_cannot_turn_within_the_text_is_not_testable():
     ]
     assert rows.loc["fast_stop", "verdict"] != "not testable"
     for claim in ("slow_induction", "slow_reach"):
-        assert rows.loc[claim, "why"].startswith("no head has an induction score of 0.3; the l")
+        assert rows.loc[claim, "why"].startswith(
+            "no head has an induction score of 0.3; the l"
+        )
     assert not why_no_effect(np.array([[np.inf, 198_692.0]]), 3163)
 
 
 FAR = (np.array([0.1, 0.2, np.nan, 0.3, 0.4]),)
 REASONS = [
-    ("slow_induction", (np.zeros((1, 41)), np.ones(1)), "no such stop changes the mean"),
+    (
+        "slow_induction",
+        (np.zeros((1, 41)), np.ones(1)),
+        "no such stop changes the mean",
+    ),
     ("slow_reach", (np.full(8, 0.004),), "the stop changes the share of copies"),
-    ("sinks_slow", (np.full((2, 16), np.nan), np.eye(2, 16)), "sinks explain less than"),
+    (
+        "sinks_slow",
+        (np.full((2, 16), np.nan), np.eye(2, 16)),
+        "sinks explain less than",
+    ),
     ("sinks_slow", (np.ones((2, 16)), np.zeros((2, 16))), "every plane turns once in"),
     ("sinks_slow", (np.ones((2, 16)), np.ones((2, 16))), "no plane turns once in it"),
     ("flat_values", (*np.ones((2, 6)), np.full(6, np.nan)), "values have another size"),
@@ -97,7 +118,9 @@ def test_the_printed_reason_is_the_one_that_applies(claim, arrays, reason):
 
 
 def test_claims_are_tested_within_each_kind_of_layers():
-    profile = synthetic_profile(layers=6)[0].assign_attrs(context=512, trained_context=4096)
+    profile = synthetic_profile(layers=6)[0].assign_attrs(
+        context=512, trained_context=4096
+    )
     kinds = {"layer_type": ("layer", ["sliding", "sliding", "full"] * 2)}
     kinds |= {"reach": ("layer", [64, 64, 4096] * 2)}
     table = ledger(profile.assign_coords(kinds), draws=60)
@@ -112,7 +135,9 @@ def test_claims_are_tested_within_each_kind_of_layers():
     unrotated = profile.assign_coords(kinds).assign({"wavelength": still})
     assert [part.sizes["layer"] for part in parts_by_kind(unrotated).values()] == [2, 1]
     kinds = {"layer_type": ("layer", ["full"] * 6), "reach": ("layer", [64] * 6)}
-    assert ledger(profile.assign_coords(kinds), draws=60).equals(ledger(profile, draws=60))
+    assert ledger(profile.assign_coords(kinds), draws=60).equals(
+        ledger(profile, draws=60)
+    )
 
 
 def test_planes_stop_only_in_layers_of_the_kind():
@@ -126,9 +151,13 @@ def test_planes_stop_only_in_layers_of_the_kind():
     rows = table.set_index(["claim", "layers"])
     for kind, heads in (("sliding", "0.*,2.*"), ("full", "1.*,3.*")):
         fastest = rl.stop(rl.PlaneNumbers([0, 1, 2, 3]), heads=heads)
-        losses = rl.evaluate(model, text, edits={"fast": fastest}, measures=["loss"])["loss"]
+        losses = rl.evaluate(model, text, edits={"fast": fastest}, measures=["loss"])[
+            "loss"
+        ]
         change = float((losses[1] - losses[0]).mean())
-        assert rows.loc[("fast_stop", kind), "number"] == pytest.approx(change, abs=1e-6)
+        assert rows.loc[("fast_stop", kind), "number"] == pytest.approx(
+            change, abs=1e-6
+        )
     assert "within the tested 48 tokens" in rows.loc[("slow_stop", "full"), "why"]
 
 
@@ -136,7 +165,9 @@ def test_robust_is_the_share_of_settings_with_the_verdict_of_the_main_setting():
     verdicts = {"a": ["holds", "contradicted"], "b": ["holds", "contradicted"]}
     verdicts |= {"b, other": ["unresolved", "contradicted"], "c": ["holds", "holds"]}
     names = {"claim": ["x", "y"], "layers": "all"}
-    tables = {name: pd.DataFrame(names | {"verdict": v}) for name, v in verdicts.items()}
+    tables = {
+        name: pd.DataFrame(names | {"verdict": v}) for name, v in verdicts.items()
+    }
     every = pd.concat({**tables, "d": tables["b"][1:]}, names=["setting", None])
     table = compare_settings(every.reset_index("setting")).drop(columns=[*names])
     assert table.values.tolist() == [
@@ -147,8 +178,12 @@ def test_robust_is_the_share_of_settings_with_the_verdict_of_the_main_setting():
 
 def test_other_statistics_have_other_numbers():
     profile = synthetic_profile(layers=6)[0]
-    table, others = (ledger(profile, draws=60, claims=claims) for claims in (CLAIMS, OTHERS))
-    assert others["claim"].tolist() == [n for n in table["claim"] if NAMED[n].other_number]
+    table, others = (
+        ledger(profile, draws=60, claims=claims) for claims in (CLAIMS, OTHERS)
+    )
+    assert others["claim"].tolist() == [
+        n for n in table["claim"] if NAMED[n].other_number
+    ]
     both = table.merge(others, on="claim", suffixes=("", "_other"))
     tested = both[both["verdict"] != "not testable"]
     assert tested["number_other"].notna().all()
@@ -166,9 +201,13 @@ def test_numbers_of_lengths_pushes_and_coherence():
     assert numbers.slow_half(length) == pytest.approx((2 / 8 + 6 / 8 + 2 / 4) / 3)
     assert numbers.slow_half_of_all(length) == pytest.approx(10 / 20)
     assert math.isnan(numbers.slow_half(np.ones((3, 4))))
-    assert numbers.fast_at_the_ends(length) == pytest.approx((4 / 8 + 1 / 4) / 2 - 1 / 8)
+    assert numbers.fast_at_the_ends(length) == pytest.approx(
+        (4 / 8 + 1 / 4) / 2 - 1 / 8
+    )
     assert math.isnan(numbers.fast_at_the_ends(length[:2]))
-    assert numbers.distance_to_band(length, np.array([1.0, 2.5, 0])) == pytest.approx(0.5)
+    assert numbers.distance_to_band(length, np.array([1.0, 2.5, 0])) == pytest.approx(
+        0.5
+    )
     push, slow = np.array([[1.0, 3]]), np.array([[0.0, 1]])
     assert numbers.push_of_long_planes(push, slow) == 0.75
     for same in (0 * slow, 0 * slow + 1):  # it needs slow and fast planes
@@ -204,7 +243,12 @@ def test_too_few_different_draws_give_no_null():
 
 @pytest.mark.parametrize(
     ("number", "missing", "verdict"),
-    [(0.5, 1, "holds"), (0.5, 2, "not testable"), (0.06, 0, "holds"), (0.04, 0, "unresolved")],
+    [
+        (0.5, 1, "holds"),
+        (0.5, 2, "not testable"),
+        (0.06, 0, "holds"),
+        (0.04, 0, "unresolved"),
+    ],
 )
 def test_a_verdict_needs_39_draws_and_a_number_that_counts(number, missing, verdict):
     lead = np.linspace(-0.1, 0, 41)[None, None]
@@ -215,7 +259,9 @@ def test_a_verdict_needs_39_draws_and_a_number_that_counts(number, missing, verd
 def test_sinks_are_judged_if_they_explain_a_twentieth_of_the_bits():
     profile, _ = synthetic_profile(layers=3)
     for share, known in ((0.07, True), (0.04, False)):
-        of_profile = claim_arrays(profile.assign(sink_bits=share * profile["total_bits"]))
+        of_profile = claim_arrays(
+            profile.assign(sink_bits=share * profile["total_bits"])
+        )
         assert np.isfinite(of_profile["sink_push"]).all() == known
 
 

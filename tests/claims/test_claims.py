@@ -59,12 +59,18 @@ def profile() -> xr.Dataset:
 
 @pytest.fixture(scope="module")
 def shapes() -> dict[str, tuple[int, ...]]:
-    arrays = claim_arrays(synthetic_profile(layers=LAYERS, heads=HEADS, kv_heads=HEADS)[0])
+    arrays = claim_arrays(
+        synthetic_profile(layers=LAYERS, heads=HEADS, kv_heads=HEADS)[0]
+    )
     names = ("slow_loss", "fast_loss", "long_loss", "induction_lost", "retrieval_lost")
     runs = dict.fromkeys(names, BY_SET) | {"reversal": (LAYERS, HEADS, 1 + SETS)}
     runs |= {"tokens": (LAYERS,), "once": (LAYERS,), "more_found": (8,)}
     runs |= {"stopped_sets": (42, PLANES), "stop_loss": (LAYERS, 42)}
-    return {name: x.shape for name, x in arrays.items()} | runs | {"token_lead": (3, *BY_SET)}
+    return (
+        {name: x.shape for name, x in arrays.items()}
+        | runs
+        | {"token_lead": (3, *BY_SET)}
+    )
 
 
 def verdict(claim: Claim, *arrays: np.ndarray, seed: int = 0, draws: int = 400) -> dict:
@@ -74,7 +80,9 @@ def verdict(claim: Claim, *arrays: np.ndarray, seed: int = 0, draws: int = 400) 
 
 SLOW = [pytest.mark.slow]
 PLANTED = [
-    pytest.param(name, index, marks=SLOW * (name in LONG or (index and name != "slow_norms")))
+    pytest.param(
+        name, index, marks=SLOW * (name in LONG or (index and name != "slow_norms"))
+    )
     for name in MODELS
     for index in (0, 1)
 ]
@@ -97,7 +105,9 @@ def test_every_claim_has_two_models_and_a_definition():
 @pytest.mark.parametrize("claim", DIFFERENT, ids=lambda claim: claim.name)
 def test_on_draws_of_its_null_a_claim_holds_in_a_fortieth_of_cases(claim, shapes):
     random = np.random.default_rng(1)
-    centre = float(claim.name in ("decay", "slow_reach"))  # equally often below and above 0
+    centre = float(
+        claim.name in ("decay", "slow_reach")
+    )  # equally often below and above 0
 
     def drawn(seed: int) -> dict:
         arrays = (random.gamma(4, 0.25, shapes[name]) - centre for name in claim.arrays)
@@ -109,7 +119,9 @@ def test_on_draws_of_its_null_a_claim_holds_in_a_fortieth_of_cases(claim, shapes
 
 
 @pytest.mark.parametrize("claim", DRAWN, ids=lambda claim: claim.name)
-def test_constant_numbers_are_not_testable(claim: Claim, shapes: dict[str, tuple[int, ...]]):
+def test_constant_numbers_are_not_testable(
+    claim: Claim, shapes: dict[str, tuple[int, ...]]
+):
     row = verdict(claim, *(np.full(shapes[name], 0.005) for name in claim.arrays))
     assert row["verdict"] == "not testable"
     assert row["why"]
@@ -200,7 +212,9 @@ def test_ledger_and_heads_give_the_same_verdict_on_a_saved_profile(model: str):
 
 def test_surrogates_that_tie_leave_the_claim_unresolved(profile: xr.Dataset):
     tied = profile.copy(deep=True)
-    numbers = [tied[f"surrogate_{x}"].values for x in ("offset_fraction", "log_wavelength")]
+    numbers = [
+        tied[f"surrogate_{x}"].values for x in ("offset_fraction", "log_wavelength")
+    ]
     lowest = np.argmin(correlations(*numbers)[1:]) + 1
     for draws in numbers:
         draws[1:9] = draws[lowest]
@@ -234,7 +248,11 @@ def random_model(seed: int) -> LlamaForCausalLM:
     layers, heads, kv_heads, size = SIZES[seed % 4]
     scale = (0.02, 0.1, 0.3, 1.0)[seed // 4 % 4]
     shape = {"num_hidden_layers": layers, "hidden_size": heads * size, "head_dim": size}
-    shape |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "vocab_size": 96}
+    shape |= {
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": 96,
+    }
     shape |= {"intermediate_size": 2 * heads * size, "max_position_embeddings": 256}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -242,7 +260,9 @@ def random_model(seed: int) -> LlamaForCausalLM:
 
 
 def random_tokens(seed: int = 0) -> torch.Tensor:
-    tokens = torch.randint(3, 96, (16, 96), generator=torch.Generator().manual_seed(seed))
+    tokens = torch.randint(
+        3, 96, (16, 96), generator=torch.Generator().manual_seed(seed)
+    )
     tokens[:, 0] = 1
     return tokens
 
@@ -273,7 +293,9 @@ def test_claims_of_edits_on_few_planes_have_numbers_and_state_what_they_need():
     assert edited["why"].str.contains("a verdict needs 1[06] planes or more").all()
     assert rows.loc["apostrophes", "null_draws"] == SETS
     on, control = rl.attention_on(tokens, "'", Letters())
-    measured = rl.profile(model, tokens, rows=64, statistics=(on, control), budget=False)
+    measured = rl.profile(
+        model, tokens, rows=64, statistics=(on, control), budget=False
+    )
     lead = (measured[on.name] - measured[control.name]).max()
     assert rows.loc["apostrophes", "number"] == pytest.approx(float(lead), abs=1e-6)
     with pytest.raises(rl.BadArgument, match="need model and text"):
@@ -285,7 +307,10 @@ def test_the_bundled_model_needs_its_fastest_planes_and_not_its_slowest():
     analysis = rl.analyze("bundled", options=rl.Options(context=512, sequences=16))
     run = {"model": analysis.model, "text": analysis.text}
     rows = rl.test_claims(analysis.profile, draws=50, **run).set_index("claim")
-    assert rows.loc[["slow_stop", "fast_stop"], "verdict"].tolist() == ["holds", "holds"]
+    assert rows.loc[["slow_stop", "fast_stop"], "verdict"].tolist() == [
+        "holds",
+        "holds",
+    ]
     assert rows.loc["slow_induction", "null_draws"] == SETS
     assert rows.loc["slow_reach", "number"] > -1
     names = vars(analysis) | {"rl": rl, "induction": "2.3", "planes": [0, 1]}

@@ -40,7 +40,9 @@ def analyzed(ropelens, model, text, tmp_path_factory, pageless) -> Path:
         stages = ("measuring: ", "probing: ", "fitting the budget: ")
         plan, *findings = (x for x in lines if not x.startswith(stages))
         assert plan.startswith(PLAN)
-        assert re.match(r"Of 8 heads, \d .*\. The claim that positional heads ", findings[0])
+        assert re.match(
+            r"Of 8 heads, \d .*\. The claim that positional heads ", findings[0]
+        )
         assert 1 <= len(findings) <= 5
     return out
 
@@ -49,7 +51,9 @@ def test_heads_csv_has_one_row_per_head_and_the_promised_columns(analyzed: Path)
     assert sorted(path.name for path in analyzed.iterdir()) == list(NAMES)
     assert (analyzed / "heads.csv").read_text().startswith(COLUMNS)
     heads = pd.read_csv(analyzed / "heads.csv")
-    assert heads[["layer", "head"]].to_numpy().tolist() == [[n // 4, n % 4] for n in range(8)]
+    assert heads[["layer", "head"]].to_numpy().tolist() == [
+        [n // 4, n % 4] for n in range(8)
+    ]
     assert set(heads["label"]) <= {"diffuse", "sink", "positional", "mixed", "semantic"}
     assert heads["confidence"].between(0, 1).all()
     assert heads["offset_low"].notna().equals(heads["label"] == "positional")
@@ -59,7 +63,13 @@ def test_heads_csv_has_one_row_per_head_and_the_promised_columns(analyzed: Path)
 def test_profile_nc_has_the_promised_attributes(analyzed, model, text):
     attrs = rl.open(analyzed / "profile.nc").attrs
     words = {"model": "tiny llama", "revision": "", "dtype": "float32", "rows": "all"}
-    words |= {"backend": "hf", "warnings": "", "seed": 3, "context": 64, "sequences": 48}
+    words |= {
+        "backend": "hf",
+        "warnings": "",
+        "seed": 3,
+        "context": 64,
+        "sequences": 48,
+    }
     # each of 12 documents has 200 letters: 3 sequences of BOS and 63 letters, and a rest
     assert (words | {"tokens": 12 * (200 + 4)}).items() <= attrs.items()
     stated = json.loads(attrs["versions"])["torch"]
@@ -69,7 +79,9 @@ def test_profile_nc_has_the_promised_attributes(analyzed, model, text):
 
 
 @pytest.mark.usefixtures("pageless")
-def test_run_json_is_enough_to_repeat_the_run(ropelens: Command, analyzed: Path, model: Path):
+def test_run_json_is_enough_to_repeat_the_run(
+    ropelens: Command, analyzed: Path, model: Path
+):
     record = json.loads((analyzed / "run.json").read_text())
     facts = {"name": "tiny llama", "revision": "", "class": "LlamaForCausalLM"}
     assert record["model"] == facts | {"fingerprint": identity_of(model)}
@@ -92,7 +104,9 @@ def test_run_json_is_enough_to_repeat_the_run(ropelens: Command, analyzed: Path,
 @pytest.mark.usefixtures("pageless")
 def test_a_context_beyond_the_model_warns_in_one_line(ropelens, model, text, tmp_path):
     out = tmp_path / "out"
-    ended = ropelens("analyze", model, "--text", text, "--context", 100, *FEW, "--out", out)
+    ended = ropelens(
+        "analyze", model, "--text", text, "--context", 100, *FEW, "--out", out
+    )
     words = "context 100 is beyond the 64 tokens that the model was made for"
     assert ended.code == 0
     warning, plan = ended.err.splitlines()[:2]
@@ -112,7 +126,9 @@ def test_warnings_of_libraries_are_hidden(ropelens, model, monkeypatch):
     assert (ended.code, ended.err) == (0, "")
 
 
-def test_a_plan_describes_the_run_and_measures_nothing(ropelens, model, text, monkeypatch):
+def test_a_plan_describes_the_run_and_measures_nothing(
+    ropelens, model, text, monkeypatch
+):
     monkeypatch.delattr("ropelens.checkpoints.load.Opened.read")  # no weights
     options = ("--rows", 7, "--batch-size", 5)
     ended = ropelens("analyze", model, "--text", text, *options, "--plan")
@@ -128,7 +144,9 @@ def test_a_plan_describes_the_run_and_measures_nothing(ropelens, model, text, mo
 
 
 @pytest.mark.usefixtures("pageless")
-def test_transformer_lens_gives_the_same_heads(ropelens, analyzed, model, text, tmp_path):
+def test_transformer_lens_gives_the_same_heads(
+    ropelens, analyzed, model, text, tmp_path
+):
     other, backend = tmp_path / "other", ("--backend", "transformer-lens")
     ended = ropelens("analyze", model, "--text", text, *FEW, "--out", other, *backend)
     assert ended.code == 0
@@ -136,7 +154,9 @@ def test_transformer_lens_gives_the_same_heads(ropelens, analyzed, model, text, 
     assert "warning" not in ended.err
     bridged, plain = (pd.read_csv(folder / "heads.csv") for folder in (other, analyzed))
     assert bridged["label"].equals(plain["label"])
-    np.testing.assert_allclose(bridged["total_bits"], plain["total_bits"], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        bridged["total_bits"], plain["total_bits"], rtol=1e-4, atol=1e-5
+    )
     assert rl.open(other / "profile.nc").attrs["backend"] == "transformer-lens"
 
 
@@ -151,10 +171,19 @@ def test_without_a_command_the_help_comes_as_an_error(ropelens: Command):
     ("command", "options"),
     [
         ("", "analyze rope report train"),
-        ("analyze", "--out --text --prompt --attention-on --context --sequences --rows --plan"),
-        ("analyze", "--batch-size --surrogates --seed --device --device-map --quantize"),
+        (
+            "analyze",
+            "--out --text --prompt --attention-on --context --sequences --rows --plan",
+        ),
+        (
+            "analyze",
+            "--batch-size --surrogates --seed --device --device-map --quantize",
+        ),
         ("analyze", "--dtype --revision --backend --trust-remote-code"),
-        ("truncate", "[MODEL] --out --text --keep --end --bands --controls --measures --seed"),
+        (
+            "truncate",
+            "[MODEL] --out --text --keep --end --bands --controls --measures --seed",
+        ),
         ("truncate", "--context --sequences --rows --device --dtype --revision"),
         ("rope", "[MODEL] --config --context --variant --verbose --device"),
         ("compare", "DIR... --out --sequences --seed --device"),
@@ -174,7 +203,9 @@ def test_list_names_the_bundled_checkpoints(ropelens: Command):
     ended = ropelens("list")
     assert (ended.code, ended.err) == (0, "")
     for name in BUNDLED:
-        (line,) = [line for line in ended.out.splitlines() if f"bundled:{name} " in line]
+        (line,) = [
+            line for line in ended.out.splitlines() if f"bundled:{name} " in line
+        ]
         card = (bundled_path(name) / "README.md").read_text()
         loss = re.search(r"as trained \| ([\d.]+)", card)
         assert loss is not None
@@ -193,13 +224,17 @@ def test_a_table_for_layers_that_rotate_alike(ropelens: Command, tmp_path: Path)
         "full: base 2,000,000, wavelengths 6.28 to 2.05M tokens",
         "dead planes: none",
     ]
-    assert re.match(r"layers 0–1 and 3–4: 8 planes, half pairing \(residual \S+\)$", titles[0])
+    assert re.match(
+        r"layers 0–1 and 3–4: 8 planes, half pairing \(residual \S+\)$", titles[0]
+    )
     assert re.match(r"layers 2 and 5: no rotation \(residual 0\.0e\+00\)$", titles[1])
     assert lines[4].split()[-4:] == ["stated", "configured", "off", "by"]
     rows = [line.split() for line in lines if re.match(r" +(\d|rest)", line)]
     assert [row[0] for row in rows] == [*map(str, range(8)), "rest"]
     assert rows[0][:4] == ["0", "1", "6.28", "1"]
-    for plane, (_, inv_freq, wavelength, stated, configured, difference) in enumerate(rows[:8]):
+    for plane, (_, inv_freq, wavelength, stated, configured, difference) in enumerate(
+        rows[:8]
+    ):
         expected = 2_000_000 ** (-plane / 8)
         assert float(inv_freq) == pytest.approx(expected, rel=1e-6)
         assert float(stated) == pytest.approx(expected, rel=1e-6)
@@ -214,7 +249,9 @@ def test_layers_that_do_not_attend(ropelens: Command, tmp_path: Path):
     families.tiny("Lfm2ForCausalLM").save_pretrained(tmp_path)
     out = ropelens("rope", tmp_path).out
     assert "layers 0 and 2: no attention (recurrent)\n" in out
-    assert re.search(r"^layers 1 and 3: 8 planes, half pairing \(residual \S+\)$", out, re.M)
+    assert re.search(
+        r"^layers 1 and 3: 8 planes, half pairing \(residual \S+\)$", out, re.M
+    )
 
 
 def test_queries_that_grow_with_position(ropelens: Command, tmp_path: Path):

@@ -26,7 +26,10 @@ def test_a_model_that_cannot_be_measured(ropelens, tmp_path, text, out):
     on_text = (model, "--text", text, "--out")
     with unharmed(out):
         ended = [ropelens("analyze", *on_text, out)]
-    ended += [ropelens("rope", model), ropelens("truncate", *on_text, tmp_path / "swept")]
+    ended += [
+        ropelens("rope", model),
+        ropelens("truncate", *on_text, tmp_path / "swept"),
+    ]
     for end in ended:
         assert end.code == 1
         assert "FalconForCausalLM hides its attention" in end.problem
@@ -40,7 +43,10 @@ def test_results_of_another_model_are_refused_before_loading(
     name, *two = command.split()
     place = tmp_path / "out" / ("model" if two or name == "claims" else "")
     place.mkdir(parents=True)
-    record = {"kind": "analysis", "model": {"name": "other llama", "fingerprint": "files:0"}}
+    record = {
+        "kind": "analysis",
+        "model": {"name": "other llama", "fingerprint": "files:0"},
+    }
     (place / "run.json").write_text(json.dumps(record))
     models = [folder, model] if two else [folder]
     ended = ropelens(name, *models, "--text", text, "--out", tmp_path / "out")
@@ -54,12 +60,18 @@ def test_results_of_another_model_are_refused_before_loading(
     [
         (["train"], "Missing option '--out'; see ropelens train --help"),
         (["analyze", "--rows", "few"], "'--rows': invalid literal for int()"),
-        (["analyze", "--seed", str(2**70)], "'--seed': Input should be less than or equal to"),
+        (
+            ["analyze", "--seed", str(2**70)],
+            "'--seed': Input should be less than or equal to",
+        ),
         (["analyze", "--nonsense"], "No such option: --nonsense"),
         (["analyze", "--out", ""], "'--out': it is empty"),
         (["truncate", "--keep", "half"], "could not convert string to float: 'half'"),
         (["train", "--out", "run"], "one of --text, --tokens and --study is needed"),
-        (["train", "--study", "s", "--out", "o", "--steps", "9"], "--steps cannot be used"),
+        (
+            ["train", "--study", "s", "--out", "o", "--steps", "9"],
+            "--steps cannot be used",
+        ),
     ],
 )
 def test_wrong_usage(ropelens, args: list[str], words: str):
@@ -75,19 +87,26 @@ def test_a_place_that_cannot_be_written_to(ropelens, folder, text, tmp_path):
     assert (sorted(tmp_path.rglob("*")), text.read_bytes()) == (before, content)
 
 
-def test_a_page_that_cannot_be_drawn_loses_no_number(ropelens, folder, text, out, monkeypatch):
+def test_a_page_that_cannot_be_drawn_loses_no_number(
+    ropelens, folder, text, out, monkeypatch
+):
     def fails(*_: object) -> str:
         raise ValueError("no axis")
 
     (out / "index.html").write_text("<title>ropelens</title>, of an earlier run")
-    commands = ("analyze", folder, "--text", text, "--surrogates", 2, "--out"), ("report",)
+    commands = (
+        ("analyze", folder, "--text", text, "--surrogates", 2, "--out"),
+        ("report",),
+    )
     with monkeypatch.context() as patch:
         patch.setattr("ropelens.analysis.analysis.render_page", fails)
         for command in commands:
             ended = ropelens(*command, out)
             assert ended.code == 1
             assert "all numbers are saved; seen: no axis" in ended.problem
-            assert [path.name for path in sorted(out.iterdir())] == sorted({*NAMES} - {PAGE})
+            assert [path.name for path in sorted(out.iterdir())] == sorted(
+                {*NAMES} - {PAGE}
+            )
     assert ropelens("report", out) == Ended(0, f"{out / PAGE}\n", "")
 
 
@@ -113,16 +132,29 @@ def test_a_disk_that_runs_full(ropelens, folder, text, out, monkeypatch):
     assert ended.problem.endswith(f"the same command continues from {place}")
     with full_disk(10_000):
         ended = ropelens(*analyze, out / "none")
-        size = ("--size", "1x16x1x1", "--context", 16, "--vocabulary", 258, "--steps", 1)
+        size = (
+            "--size",
+            "1x16x1x1",
+            "--context",
+            16,
+            "--vocabulary",
+            258,
+            "--steps",
+            1,
+        )
         learning = ropelens("train", "--text", text, *size, "--out", out / "run")
     assert (ended.code, learning.code) == (1, 1)
     assert not (out / "none").exists()
-    assert learning.err.splitlines()[-1].startswith("ropelens: The model cannot be written")
+    assert learning.err.splitlines()[-1].startswith(
+        "ropelens: The model cannot be written"
+    )
 
 
 def test_memory_that_runs_out_and_a_bug(ropelens, model, text, out, monkeypatch):
     args = ("analyze", model, "--text", text, "--out", out)
-    monkeypatch.setattr(MEASURE, lambda *_, **__: torch.empty(2**50, dtype=torch.float64))
+    monkeypatch.setattr(
+        MEASURE, lambda *_, **__: torch.empty(2**50, dtype=torch.float64)
+    )
     with unharmed(out):
         ended = ropelens(*args)
     assert ended.code == 1
@@ -142,7 +174,9 @@ def test_stdout_is_the_path_of_the_page_and_stderr_is_quiet(model, tmp_path, rop
     strange.mkdir()
     (strange / "a.txt").write_bytes(b"a\0b" * 50)
     out = strange / "out"
-    ended = ropelens("analyze", model, "--text", strange, "--surrogates", 2, "--out", out)
+    ended = ropelens(
+        "analyze", model, "--text", strange, "--surrogates", 2, "--out", out
+    )
     assert ended.code == 0
     assert ended.out == os.fsencode(out / "index.html").decode(errors="replace") + "\n"
     assert ended.err.startswith(PLAN)
@@ -152,11 +186,15 @@ def test_stdout_is_the_path_of_the_page_and_stderr_is_quiet(model, tmp_path, rop
 
 def test_ctrl_c_while_measuring(ropelens, model, text, out, monkeypatch):
     def lines(*_: object):
-        return lambda now, *_: now.what == "measuring" and os.kill(os.getpid(), signal.SIGINT)
+        return lambda now, *_: (
+            now.what == "measuring" and os.kill(os.getpid(), signal.SIGINT)
+        )
 
     monkeypatch.setattr("ropelens.runtime.progress._log_lines", lines)
     with unharmed(out):
-        ended = ropelens("analyze", model, "--text", text, "--batch-size", 1, "--out", out)
+        ended = ropelens(
+            "analyze", model, "--text", text, "--batch-size", 1, "--out", out
+        )
     plan, *rest = ended.err.splitlines(keepends=True)
     assert (ended.code, ended.out, rest) == (130, "", [STOPPED])
     assert plan.startswith(PLAN)
@@ -168,7 +206,9 @@ class Gone(io.StringIO):
 
 
 @pytest.mark.parametrize("number", STOPPING)
-def test_a_signal_stops_a_run_although_a_library_converts_it(ropelens, monkeypatch, number):
+def test_a_signal_stops_a_run_although_a_library_converts_it(
+    ropelens, monkeypatch, number
+):
     """transformers converts it during imports. The second run has no stderr."""
 
     def stop(*_: object) -> None:
@@ -194,7 +234,10 @@ def test_a_signal_while_a_page_is_drawn(ropelens, model, text, out, monkeypatch)
 
 def test_ctrl_c_while_training(text, tmp_path, ropelens, monkeypatch):
     sizes = ("--size", "1x16x1x1", "--context", 16, "--vocabulary", 258, "--steps", 4)
-    args, batches = ("train", "--text", text, "--out", tmp_path / "run", *sizes), loop.batches
+    args, batches = (
+        ("train", "--text", text, "--out", tmp_path / "run", *sizes),
+        loop.batches,
+    )
 
     def stop(*args: object, **options: object):
         for number, batch in enumerate(batches(*args, **options)):
@@ -257,10 +300,22 @@ def test_help_and_mistakes_do_not_wait_for_slow_imports(model, text, tmp_path):
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "config.json").write_text("{}")
     wrong: dict[tuple[object, ...], str] = {
-        ("analyze", "--context", "x", *to): "'--context': Input should be a valid integer",
+        (
+            "analyze",
+            "--context",
+            "x",
+            *to,
+        ): "'--context': Input should be a valid integer",
         ("analyze", model, "--text", tmp_path / "none", *to): "none does not exist",
         ("analyze", model, *to): "needs a text",
-        ("analyze", model, "--text", text, "--out", tmp_path / "taken"): "holds config.json",
+        (
+            "analyze",
+            model,
+            "--text",
+            text,
+            "--out",
+            tmp_path / "taken",
+        ): "holds config.json",
         ("analyze", "--dtype", "float7", *to): "'float7' is not one of 'float32'",
         ("truncate", "--measures", "loos", *to): "There is no measure 'loos'",
     }

@@ -36,7 +36,9 @@ def analyses(tmp_path_factory: pytest.TempPathFactory, prose: Path) -> list[Path
     few = rl.Options(context=16, surrogates=2, sequences=4)
     texts = {"deep": prose, "shallow": prose, "other": "Another text. " * 40}
     for name, text in texts.items():
-        model = save_tiny(place / f"model-{name}", num_hidden_layers=2 + (name == "deep"))
+        model = save_tiny(
+            place / f"model-{name}", num_hidden_layers=2 + (name == "deep")
+        )
         (place / name).mkdir()
         with without_page():
             rl.analyze(model, text, few).save(place / name / "out")
@@ -76,7 +78,11 @@ def test_models_of_other_depths_are_compared(ropelens, analyses, prose, tmp_path
     assert ropelens("compare", *analyses, "--out", out).code == 0
     assert sorted(path.name for path in out.iterdir()) == FILES
     comparison = rl.open(out / "comparison.nc")
-    assert comparison["entry"].values.tolist() == ["deep/out", "shallow/out", "other/out"]
+    assert comparison["entry"].values.tolist() == [
+        "deep/out",
+        "shallow/out",
+        "other/out",
+    ]
     profiles = [rl.open(folder / "profile.nc") for folder in analyses[:2]]
     for entry, profile in zip(comparison["entry"][:2], profiles, strict=True):
         layers = profile.sizes["layer"]
@@ -116,7 +122,12 @@ def test_bad_input_is_one_line_and_nothing_is_lost(ropelens, runs, analyses, tmp
     cases = {
         "holds config.json, history": (*analyses, "--out", runs[0]),
         "holds the results of ropelens analyze": (*analyses, "--out", analyses[0]),
-        "cannot be compared with the rest": (runs[0], analyses[0], "--out", tmp_path / "a"),
+        "cannot be compared with the rest": (
+            runs[0],
+            analyses[0],
+            "--out",
+            tmp_path / "a",
+        ),
     }
     for words, arguments in cases.items():
         ended = ropelens("compare", *arguments)
@@ -172,10 +183,14 @@ def test_saved_analyses_become_a_ledger_and_ledgers_one(ledger: Path, tmp_path: 
     pd.testing.assert_frame_equal(joint.iloc[: len(table)], table)
     runs = json.loads((tmp_path / "all" / "run.json").read_text())["runs"]
     pages = {name: run.get("page") for name, run in runs.items()}
-    assert pages == {"one": None, "two": None, "last": "../last/index.html"}, "dead links"
+    assert pages == {"one": None, "two": None, "last": "../last/index.html"}, (
+        "dead links"
+    )
 
 
-def test_an_analysis_stays_and_no_model_is_in_a_ledger_twice(ledger: Path, tmp_path: Path):
+def test_an_analysis_stays_and_no_model_is_in_a_ledger_twice(
+    ledger: Path, tmp_path: Path
+):
     first, second = (ledger.parent / name for name in ("one", "two"))
     assert "would replace" in error_line("claims", first, "--out", first)
     text = ("--text", first / "run.json")
@@ -187,7 +202,11 @@ def test_an_analysis_stays_and_no_model_is_in_a_ledger_twice(ledger: Path, tmp_p
     assert not (tmp_path / "out").exists()
 
 
-BROKEN = [("run.json", '{"kind": "claims"}'), ("claims.csv", "claim,model"), ("claims.csv", "")]
+BROKEN = [
+    ("run.json", '{"kind": "claims"}'),
+    ("claims.csv", "claim,model"),
+    ("claims.csv", ""),
+]
 
 
 @pytest.mark.parametrize(("name", "content"), BROKEN)
@@ -225,21 +244,32 @@ def texts(tmp_path: Path) -> list[object]:
 
 
 @pytest.mark.usefixtures("pageless")
-def test_claims_that_were_left_out_run_only_with_the_model(ropelens, model, texts, tmp_path):
-    ended = ropelens("claims", model, *texts, *QUICK, "--quick", "--out", tmp_path / "quick")
+def test_claims_that_were_left_out_run_only_with_the_model(
+    ropelens, model, texts, tmp_path
+):
+    ended = ropelens(
+        "claims", model, *texts, *QUICK, "--quick", "--out", tmp_path / "quick"
+    )
     folder = tmp_path / "another-name"
     folder.symlink_to(tmp_path / "quick" / "tiny-llama")
     assert f"ropelens claims '{model}' --text FILE" in ended.err
     ended = ropelens("claims", folder, "--out", tmp_path / "saved")
     saved = json.loads((tmp_path / "saved" / "run.json").read_text())
-    assert saved["model"]["name"] == "tiny llama", "the title of the page names the model"
+    assert saved["model"]["name"] == "tiny llama", (
+        "the title of the page names the model"
+    )
     assert (ended.code, ", ".join(RUNS[:8]) in ended.err) == (0, True)
     assert f"ropelens claims {folder} --model MODEL --text FILE" in ended.err
     record = json.loads((folder / "run.json").read_text())
-    record["arguments"]["model"] = str(tmp_path / "trap")  # a folder names no model to load
+    record["arguments"]["model"] = str(
+        tmp_path / "trap"
+    )  # a folder names no model to load
     (folder / "run.json").write_text(json.dumps(record))
     given = ("claims", folder, "--model", model, *texts)
-    assert "tokens in further runs" in ropelens(*given, "--plan", "--out", tmp_path / "all").out
+    assert (
+        "tokens in further runs"
+        in ropelens(*given, "--plan", "--out", tmp_path / "all").out
+    )
     assert not (tmp_path / "all").exists()
     assert ropelens(*given, "--out", tmp_path / "all").code == 0
     table = pd.read_csv(tmp_path / "all" / "claims.csv")
@@ -250,7 +280,10 @@ def test_claims_that_were_left_out_run_only_with_the_model(ropelens, model, text
     assert "NaN" not in (tmp_path / "all" / "claims.json").read_text()
     record["model"]["fingerprint"] = "files:0"
     (folder / "run.json").write_text(json.dumps(record))
-    assert "was measured on another model" in ropelens(*given, "--out", tmp_path / "x").problem
+    assert (
+        "was measured on another model"
+        in ropelens(*given, "--out", tmp_path / "x").problem
+    )
 
 
 @pytest.mark.usefixtures("pageless")
@@ -258,16 +291,31 @@ def test_settings_are_saved_as_they_end(ropelens, model: Path, texts, tmp_path):
     out, what = tmp_path / "out", {"--contexts": "24,32", "--model": "bundled"}
     for option, value in what.items():  # they need --robust, or an analyzed folder
         assert f"{option} " in ropelens("claims", model, *texts, option, value).problem
-    robust = ("claims", model, *texts, *QUICK[2:], "--contexts", "24,32", "--robust", "--quick")
-    with mock.patch("ropelens.claims.tables.compare_settings", side_effect=KeyboardInterrupt):
+    robust = (
+        "claims",
+        model,
+        *texts,
+        *QUICK[2:],
+        "--contexts",
+        "24,32",
+        "--robust",
+        "--quick",
+    )
+    with mock.patch(
+        "ropelens.claims.tables.compare_settings", side_effect=KeyboardInterrupt
+    ):
         ropelens(*robust, "--out", out)
     with mock.patch("ropelens.claims.claim_runs.ledger", side_effect=AssertionError):
         ended = ropelens(*robust, "--out", out)
     assert ended.code == 0
     assert "for 4 settings" in ended.err
     assert ended.err.count("is measured already") == 4
-    with mock.patch("ropelens.claims.claim_runs.claim_runs", side_effect=KeyboardInterrupt):
-        assert "is measured already" in ropelens(*robust[:-1], "--out", out).err  # not quick
+    with mock.patch(
+        "ropelens.claims.claim_runs.claim_runs", side_effect=KeyboardInterrupt
+    ):
+        assert (
+            "is measured already" in ropelens(*robust[:-1], "--out", out).err
+        )  # not quick
     table = pd.read_csv(out / "claims.csv").set_index("claim")
     assert table.loc["band", "settings"] == 8
     assert table["robust"].between(0, 1).all()

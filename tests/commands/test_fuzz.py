@@ -26,21 +26,49 @@ def cases(count: int) -> settings:
     return settings(max_examples=count, suppress_health_check=checks)
 
 
-SCALARS = st.none() | st.booleans() | st.integers(-3, 5) | st.just(10**400) | st.floats()
+SCALARS = (
+    st.none() | st.booleans() | st.integers(-3, 5) | st.just(10**400) | st.floats()
+)
 SCALARS |= st.text(max_size=8)
-SCALARS |= st.sampled_from(["llama", "gpt2", "bert", "default", "yarn", "bfloat16", "a/../b"])
+SCALARS |= st.sampled_from(
+    ["llama", "gpt2", "bert", "default", "yarn", "bfloat16", "a/../b"]
+)
 VALUES = st.recursive(
     SCALARS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner)
+    ),
     max_leaves=4,
 )
 CONFIG = (
     *("model_type", "architectures", "dtype", "head_dim", "hidden_act", "hidden_size"),
-    *("intermediate_size", "max_position_embeddings", "num_attention_heads", "rms_norm_eps"),
+    *(
+        "intermediate_size",
+        "max_position_embeddings",
+        "num_attention_heads",
+        "rms_norm_eps",
+    ),
     *("num_hidden_layers", "num_key_value_heads", "rope_parameters", "rope_scaling"),
-    *("rope_theta", "tie_word_embeddings", "vocab_size", "auto_map", "quantization_config"),
-    *("sliding_window", "layer_types", "text_config", "is_encoder_decoder", "bos_token_id"),
-    *("transformers_weights", "partial_rotary_factor", "attention_bias", "attribute_map"),
+    *(
+        "rope_theta",
+        "tie_word_embeddings",
+        "vocab_size",
+        "auto_map",
+        "quantization_config",
+    ),
+    *(
+        "sliding_window",
+        "layer_types",
+        "text_config",
+        "is_encoder_decoder",
+        "bos_token_id",
+    ),
+    *(
+        "transformers_weights",
+        "partial_rotary_factor",
+        "attention_bias",
+        "attribute_map",
+    ),
 )
 ROPE_TYPES = st.sampled_from(["default", "linear", "dynamic", "yarn", "llama3"])
 ROPE_NAMES = ("rope_theta", "factor", "original_max_position_embeddings")
@@ -70,13 +98,25 @@ COMMANDS = {
     "rope": ("--variant", "--context", "--verbose"),
     "compare": ("--out", "--sequences", "--seed", "--device"),
     "report": ("--out", "--help"),
-    "train": ("--text", "--out", "--variant", "--size", "--steps", "--study", "--precision"),
+    "train": (
+        "--text",
+        "--out",
+        "--variant",
+        "--size",
+        "--steps",
+        "--study",
+        "--precision",
+    ),
     "list": ("--version",),
 }
 ARGUMENTS = st.one_of(
-    st.sampled_from(["nothing", "bundled:x", "0", "-1", "8", "1e400", "nan", "all", "cpu"]),
+    st.sampled_from(
+        ["nothing", "bundled:x", "0", "-1", "8", "1e400", "nan", "all", "cpu"]
+    ),
     st.sampled_from(["p-rope:0.5", "rope:0", "1x16x1x1", "0,1"]),
-    st.text(st.characters(exclude_characters="\0"), max_size=6),  # a shell cannot pass NUL
+    st.text(
+        st.characters(exclude_characters="\0"), max_size=6
+    ),  # a shell cannot pass NUL
 )
 
 
@@ -98,7 +138,9 @@ def test_arguments(tmp_path_factory: pytest.TempPathFactory, args: list[str]):
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         warnings.catch_warnings(),
-        mock.patch("ropelens.checkpoints.files.locate", side_effect=RopelensError("no model")),
+        mock.patch(
+            "ropelens.checkpoints.files.locate", side_effect=RopelensError("no model")
+        ),
         mock.patch.object(sys, "argv", ["ropelens", *args]),
         pytest.raises(SystemExit) as ended,
     ):

@@ -125,10 +125,17 @@ def test_remaining_checkpoints_are_shared_one_after_another(args, single, tmp_pa
     out.mkdir()
     with without_page():
         rl.analyze(model, text, OPTIONS).save(out / "model")
-    ended = forked(2, ONE_DISK + PAGELESS_MAIN, "analyze", other, same, *args, "--out", out)
-    assert (ended.returncode, ended.stdout) == (0, f"{out / 'index.html'}\n"), ended.stderr
+    ended = forked(
+        2, ONE_DISK + PAGELESS_MAIN, "analyze", other, same, *args, "--out", out
+    )
+    assert (ended.returncode, ended.stdout) == (0, f"{out / 'index.html'}\n"), (
+        ended.stderr
+    )
     assert ended.stderr.count("model is measured already\n") == 1
-    assert [re.split("[:,] ", line)[2] for line in messages(ended.stderr)] == ["other", "same"]
+    assert [re.split("[:,] ", line)[2] for line in messages(ended.stderr)] == [
+        "other",
+        "same",
+    ]
     assert_same(rl.open(out / "same").profile, single.profile)
     names = ("other", "same", "model")
     first, second, third = (rl.open(out / name).profile.attrs["loss"] for name in names)
@@ -136,8 +143,12 @@ def test_remaining_checkpoints_are_shared_one_after_another(args, single, tmp_pa
     assert first != pytest.approx(third, rel=1e-6)
 
 
-@pytest.mark.parametrize("how", ["forked", pytest.param("torchrun", marks=pytest.mark.slow)])
-def test_a_killed_process_ends_all_and_a_second_run_continues(args, single, tmp_path, how):
+@pytest.mark.parametrize(
+    "how", ["forked", pytest.param("torchrun", marks=pytest.mark.slow)]
+)
+def test_a_killed_process_ends_all_and_a_second_run_continues(
+    args, single, tmp_path, how
+):
     out, script = tmp_path / "out", tmp_path / "dies.py"
     script.write_text(DIES.format(stage=0))
     command = ("analyze", *args, "--batch-size", 1, "--out", out)
@@ -164,7 +175,9 @@ def test_a_killed_sweep_continues(args: tuple, single: rl.Analysis, tmp_path: Pa
     assert forked(1, DIES.format(stage=1), *command).returncode == -signal.SIGKILL
     assert [path.name for path in out.iterdir()] == [".unfinished"]
     ended = forked(1, PAGELESS_MAIN, *command)
-    assert (ended.returncode, ended.stdout) == (0, f"{out / 'index.html'}\n"), ended.stderr
+    assert (ended.returncode, ended.stdout) == (0, f"{out / 'index.html'}\n"), (
+        ended.stderr
+    )
     assert ended.stderr.count("continuing from the saved progress in ") == 2
     assert not (out / ".unfinished").exists()
     assert_same(rl.open(out).profile, single.profile)
@@ -192,10 +205,15 @@ def test_a_killed_run_ends_bit_for_bit_the_same(run: Path, prose: Path, tmp_path
     ended = forked(1, DIES_LEARNING, prose, out, torch.get_num_threads())
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert not (out / "model.safetensors").exists()
-    (out / f".{loop.CHECKPOINT}.part").write_text("as a kill while it is written leaves it")
+    (out / f".{loop.CHECKPOINT}.part").write_text(
+        "as a kill while it is written leaves it"
+    )
     train([prose], out=out, **RECIPE)
     assert metrics(out) == metrics(run)
-    resumed, whole = load_file(out / "model.safetensors"), load_file(run / "model.safetensors")
+    resumed, whole = (
+        load_file(out / "model.safetensors"),
+        load_file(run / "model.safetensors"),
+    )
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
 
@@ -206,7 +224,9 @@ MODELS = ("step-000001", "step-000002")
 def history(tmp_path):
     for size, step in enumerate(MODELS):
         model = save_tiny(tmp_path / "history" / step, num_hidden_layers=1)
-        edit_weights(model, lambda weights, by=size: [w.mul_(1 + by) for w in weights.values()])
+        edit_weights(
+            model, lambda weights, by=size: [w.mul_(1 + by) for w in weights.values()]
+        )
     return tmp_path / "history"
 
 
@@ -233,13 +253,17 @@ def test_a_repeated_command_measures_the_rest(history, text, tmp_path, ropelens)
         single = rl.analyze(history / step, text, rl.Options(context=32, surrogates=2))
         assert_same(rl.open(out / step).profile, single.profile)
         of_step = heads[heads["checkpoint"] == step]
-        assert of_step["total_bits"].to_numpy() == pytest.approx(single.heads["total_bits"])
+        assert of_step["total_bits"].to_numpy() == pytest.approx(
+            single.heads["total_bits"]
+        )
 
     model = history / MODELS[0]
 
     def same(context: int = 32) -> bool:
         options_now = rl.Options(context=context, surrogates=2)
-        return is_measured(out / MODELS[0], plan_analysis(str(model), [text], options_now))
+        return is_measured(
+            out / MODELS[0], plan_analysis(str(model), [text], options_now)
+        )
 
     assert same()
     assert not same(context=24)
@@ -260,5 +284,7 @@ def test_names_tell_checkpoints_apart(history):
     assert name_checkpoints(models) == dict(zip(MODELS, models, strict=True))
     assert list(name_checkpoints(["a/model", "b/model"])) == ["a-model", "b-model"]
     for same in ([models[0], f"{models[0]}/."], ["a/m", "a/m"], ["a:m", "a?m"]):
-        with pytest.raises(BadArgument, match="Two checkpoints or texts have the same name"):
+        with pytest.raises(
+            BadArgument, match="Two checkpoints or texts have the same name"
+        ):
             name_checkpoints(same)

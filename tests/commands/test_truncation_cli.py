@@ -33,7 +33,9 @@ def swept(ropelens, model: Path, text: Path, tmp_path: Path) -> Path:
     """A copy of a sweep with FEW, which runs once."""
     first = text.parent / "swept"
     if not first.exists():
-        assert ropelens("truncate", model, "--text", text, *FEW, "--out", first).code == 0
+        assert (
+            ropelens("truncate", model, "--text", text, *FEW, "--out", first).code == 0
+        )
     return Path(shutil.copytree(first, tmp_path / "swept"))
 
 
@@ -66,8 +68,12 @@ def test_the_bundled_model_is_swept_to_six_files_and_a_page(ropelens, tmp_path: 
 
 @pytest.mark.thorough
 def test_report_makes_the_same_page_and_needs_the_sweep(ropelens, swept: Path):
-    page, sweep = ((swept / name).read_bytes() for name in ("index.html", "truncation.nc"))
-    others = {name: (swept / name).read_bytes() for name in FILES if name != "index.html"}
+    page, sweep = (
+        (swept / name).read_bytes() for name in ("index.html", "truncation.nc")
+    )
+    others = {
+        name: (swept / name).read_bytes() for name in FILES if name != "index.html"
+    }
     ended = ropelens("report", swept, "--beside", swept)
     assert ended == Ended(0, f"{swept / 'index.html'}\n", "")
     assert b'<select id="beside"' in (swept / "index.html").read_bytes()
@@ -77,13 +83,18 @@ def test_report_makes_the_same_page_and_needs_the_sweep(ropelens, swept: Path):
     assert {name: (swept / name).read_bytes() for name in others} == others
     (swept / "truncation.nc").write_bytes(sweep[: len(sweep) // 2])
     ended = ropelens("report", swept)
-    assert (ended.code, "truncation.nc is not a truncation" in ended.problem) == (1, True)
+    assert (ended.code, "truncation.nc is not a truncation" in ended.problem) == (
+        1,
+        True,
+    )
     assert (swept / "index.html").read_bytes() == page
 
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("pageless")
-def test_a_sweep_joins_an_analysis_and_stays(ropelens, model, text, tmp_path, monkeypatch):
+def test_a_sweep_joins_an_analysis_and_stays(
+    ropelens, model, text, tmp_path, monkeypatch
+):
     out, other = tmp_path / "out", tmp_path / "other.txt"
     analyze = ("analyze", model, "--text", text, "--surrogates", 2, "--out", out)
     search = ("--prompt", "abcabc abc", "--attention-on", "repeated")
@@ -112,12 +123,16 @@ def test_a_sweep_joins_an_analysis_and_stays(ropelens, model, text, tmp_path, mo
     other.write_text("ponmlkjihgfedcba" * 200)
     assert ropelens(*sweep[:3], apart, *FEW, "--text", other).code == 0
     other_text = rl.open(apart)
-    assert other_text.profile.attrs["sequences"] == 4, "another text needs another profile"
+    assert other_text.profile.attrs["sequences"] == 4, (
+        "another text needs another profile"
+    )
     assert other_text.provenance["command"] == other_text.truncation.attrs["command"]
 
 
 @pytest.mark.usefixtures("pageless")
-def test_a_sweep_with_other_options_is_not_replaced(ropelens, swept, model, text, tmp_path):
+def test_a_sweep_with_other_options_is_not_replaced(
+    ropelens, swept, model, text, tmp_path
+):
     other, before = tmp_path / "other.txt", (swept / "truncation.nc").read_bytes()
     other.write_text("ponmlkjihgfedcba" * 200)
     again = ("truncate", model, *FEW, "--out", swept, "--text")
@@ -136,7 +151,9 @@ def test_a_sweep_with_other_options_is_not_replaced(ropelens, swept, model, text
     assert (swept / "truncation.nc").read_bytes() == before
     ended = ropelens(*again, text)
     assert ended.code == 0
-    lines = [line for line in ended.err.splitlines() if line.startswith("Within 64 tokens, ")]
+    lines = [
+        line for line in ended.err.splitlines() if line.startswith("Within 64 tokens, ")
+    ]
     assert any("changes the loss by" in line for line in lines)
 
 
@@ -148,7 +165,9 @@ def test_a_sweep_with_other_options_is_not_replaced(ropelens, swept, model, text
         (("--keep", ""), "No planes are to be stopped"),
     ],
 )
-def test_a_plan_refuses_what_a_run_refuses(ropelens, model, text, tmp_path, options, words):
+def test_a_plan_refuses_what_a_run_refuses(
+    ropelens, model, text, tmp_path, options, words
+):
     for last in (("--plan",), ("--out", tmp_path / "out")):
         ended = ropelens("truncate", model, "--text", text, *options, *last)
         assert (ended.code, words in ended.problem) == (1, True)

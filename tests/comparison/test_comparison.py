@@ -49,14 +49,18 @@ def test_long_text_joins_consecutive_sequences(study: Path):
 
 def test_losses_match_transformers(comparison: xr.Dataset, study: Path):
     for entry in runs_in(study)[:3]:
-        expected = token_losses(entry, validation(entry, sequences=SEQUENCES).ids).mean(1)
+        expected = token_losses(entry, validation(entry, sequences=SEQUENCES).ids).mean(
+            1
+        )
         results = comparison.sel(entry=entry.name)
         np.testing.assert_allclose(results["sequence_loss"], expected, rtol=1e-5)
         assert float(results["loss"]) == pytest.approx(expected.mean(), rel=1e-6)
         group = results["sequence_group"].values
         count = len(group)  # the text is one document, so groups are stretches
         np.testing.assert_array_equal(group, np.arange(count) * min(count, 16) // count)
-        assert float(results["loss_se"]) == pytest.approx(jackknife(expected, group), rel=0.05)
+        assert float(results["loss_se"]) == pytest.approx(
+            jackknife(expected, group), rel=0.05
+        )
 
 
 def interval(change: np.ndarray) -> tuple[float, float]:
@@ -87,9 +91,13 @@ def test_a_sequence_belongs_to_the_document_in_which_it_begins(tmp_path: Path):
     assert len(set(expected)) > 5
 
 
-def test_loss_by_position_goes_to_four_times_the_context(comparison: xr.Dataset, study: Path):
+def test_loss_by_position_goes_to_four_times_the_context(
+    comparison: xr.Dataset, study: Path
+):
     entry = runs_in(study)[1]
-    loss = token_losses(entry, past_context(entry, sequences=SEQUENCES // 8).ids).mean(0)
+    loss = token_losses(entry, past_context(entry, sequences=SEQUENCES // 8).ids).mean(
+        0
+    )
     results = comparison.sel(entry=entry.name)
     start, stop = results["position_start"].values, results["position_stop"].values
     assert stop[-1] == 4 * entry.context
@@ -104,12 +112,16 @@ def test_heads_and_planes_match_a_profile(comparison: xr.Dataset, study: Path):
         ("", SEQUENCES // 8, comparison),
         ("growth_", 2, comparison.sel(step=entry.steps)),
     ):
-        profile = rl.profile(model, validation(entry, sequences=sequences), surrogates=0)
+        profile = rl.profile(
+            model, validation(entry, sequences=sequences), surrogates=0
+        )
         heads = rl.classify_heads(profile)
         results = dataset.sel(entry=entry.name)
         for name in ("q_norm", "selectivity_keys", "previous_token"):
             np.testing.assert_allclose(results[prefix + name], profile[name], rtol=1e-5)
-        assert results[prefix + "label"].values.ravel().tolist() == heads["label"].tolist()
+        assert (
+            results[prefix + "label"].values.ravel().tolist() == heads["label"].tolist()
+        )
         for name in ("mean_wavelength", "positional_fraction"):
             values = results[prefix + name].values.ravel()
             np.testing.assert_allclose(values, heads[name], rtol=1e-5)
@@ -121,7 +133,9 @@ def test_heads_and_planes_match_a_profile(comparison: xr.Dataset, study: Path):
     far = {"distances": (8, 16, 32, 64), "prompt_lengths": (32, 64, 128)}
     evaluated = rl.evaluate(model, text, measures=measures, **far)
     np.testing.assert_allclose(last["copy_loss"], evaluated.copy_loss[0])
-    np.testing.assert_allclose(last["far_retrieval"], evaluated.retrieval[0].mean("depth"))
+    np.testing.assert_allclose(
+        last["far_retrieval"], evaluated.retrieval[0].mean("depth")
+    )
     longer = past_context(entry, sequences=2)
     by_position = rl.evaluate(model, longer, measures=("loss",))["position_loss"][0]
     np.testing.assert_allclose(last["growth_position_loss"], by_position, rtol=1e-6)
@@ -160,10 +174,14 @@ def test_the_interval_of_one_pair_is_over_documents():
 
 def test_entries_without_an_equal_baseline_have_no_partner():
     runs = [("rope", 0), ("nope", 0), ("nope", 7), ("rope", 1)]
-    entries = [Entry("", group, Path(), variant=group, seed=seed) for group, seed in runs]
+    entries = [
+        Entry("", group, Path(), variant=group, seed=seed) for group, seed in runs
+    ]
     assert partners(entries) == [0, 0, -1, 3]
     assert partners(entries, ["a", "b", "a", "c"]) == [0, -1, 0, 3]
-    sizes = [(size, variant) for size in ("nano", "pico") for variant in ("rope", "nope")]
+    sizes = [
+        (size, variant) for size in ("nano", "pico") for variant in ("rope", "nope")
+    ]
     entries = [Entry("", f"{s} {v}", Path(), size=s, variant=v) for s, v in sizes]
     assert partners(entries) == [0, 0, 2, 2]
 
@@ -178,7 +196,9 @@ def test_the_table_counts_heads(comparison: xr.Dataset):
     previous = rope["previous_token"].values[:, 0]
     assert table.loc["rope", "previous_token_layer_0"] == (previous >= 0.5).sum() / 2
     trials = rope["trial_induction"].values.reshape(2, 8, -1)
-    best = trials[:, ::2].mean(1).argmax(-1)  # chosen on even trials, scored on odd trials
+    best = (
+        trials[:, ::2].mean(1).argmax(-1)
+    )  # chosen on even trials, scored on odd trials
     scores = [trials[entry, 1::2, best[entry]].mean() for entry in (0, 1)]
     assert table.loc["rope", "induction"] == pytest.approx(np.mean(scores))
     gain = rope["first_loss"].values.mean() - rope["repeat_loss"].values.mean()
@@ -187,12 +207,18 @@ def test_the_table_counts_heads(comparison: xr.Dataset):
     width = past["position_stop"] - past["position_start"]
     expected = past["position_loss"].mean("entry").weighted(width).mean()
     assert table.loc["rope", "loss_past_context"] == pytest.approx(float(expected))
-    assert table.loc["rope", "retrieval"] == pytest.approx(float(rope["retrieval"].mean()))
+    assert table.loc["rope", "retrieval"] == pytest.approx(
+        float(rope["retrieval"].mean())
+    )
 
 
 def test_behaviour_of_runs_has_intervals(comparison: xr.Dataset):
     two = summarize_comparison(comparison).set_index("group").loc["nope"]
-    one = summarize_comparison(comparison.isel(entry=[0, 1, 2])).set_index("group").loc["nope"]
+    one = (
+        summarize_comparison(comparison.isel(entry=[0, 1, 2]))
+        .set_index("group")
+        .loc["nope"]
+    )
     gain = comparison["first_loss"].values - comparison["repeat_loss"].values
     hit = comparison["retrieval_hit"].mean(("retrieval_length", "depth")).values
     for name, parts in {"repeat_gain": gain, "retrieval": hit}.items():
@@ -213,18 +239,29 @@ def test_the_cache_replaces_weights(comparison, study, measured, tmp_path, monke
     two = [run_folder(copy, variant, 0) for variant in ("rope", "nope")]
     given = {"cache": measured, "sequences": SEQUENCES}
     xr.testing.assert_equal(rl.compare(two, **given), comparison.isel(entry=[0, 2]))
-    for other in ({"cache": tmp_path / "empty"}, {"seed": 1}, {"sequences": SEQUENCES - 1}):
+    for other in (
+        {"cache": tmp_path / "empty"},
+        {"seed": 1},
+        {"sequences": SEQUENCES - 1},
+    ):
         with pytest.raises(BadArgument, match="no weights"):
             rl.compare(two, **given | other)
     monkeypatch.setattr(comparing, "versions", lambda: {"torch": "another"})
-    monkeypatch.setattr(comparing, "measure", mock.Mock(side_effect=BadArgument("Again.")))
+    monkeypatch.setattr(
+        comparing, "measure", mock.Mock(side_effect=BadArgument("Again."))
+    )
     with pytest.raises(BadArgument, match="Again"):  # the weights exist
         rl.compare([study], **given)
 
 
 @pytest.mark.thorough
-def test_only_missing_runs_are_measured(comparison, study, measured, tmp_path, monkeypatch):
-    copy, cache = copy_of(study, tmp_path), Path(shutil.copytree(measured, tmp_path / "cache"))
+def test_only_missing_runs_are_measured(
+    comparison, study, measured, tmp_path, monkeypatch
+):
+    copy, cache = (
+        copy_of(study, tmp_path),
+        Path(shutil.copytree(measured, tmp_path / "cache")),
+    )
     damaged = cache / "rope-seed-0" / "final.nc"
     damaged.write_bytes(damaged.read_bytes()[:1000])
     (cache / "nope-seed-1" / "step-000001.nc").unlink()
@@ -241,7 +278,9 @@ def test_only_missing_runs_are_measured(comparison, study, measured, tmp_path, m
     changed = "p-rope:0.5 seed 1"
     expected = [("rope seed 0", True), (changed, True), (changed, False)]
     assert measured_runs == [*expected, ("nope seed 1", False)]
-    xr.testing.assert_equal(again.drop_sel(entry=changed), comparison.drop_sel(entry=changed))
+    xr.testing.assert_equal(
+        again.drop_sel(entry=changed), comparison.drop_sel(entry=changed)
+    )
     loss = again["loss"].sel(entry=["p-rope:0.5 seed 0", changed]).values
     assert loss[0] == loss[1] != comparison["loss"].sel(entry=changed)
 
@@ -256,7 +295,9 @@ def test_text_sampled_from_a_model_is_the_first_finding(tmp_path: Path):
         rl.save(profile.assign_attrs(model=name), folder / "profile.nc")
     first, *_ = describe(rl.compare(folders, cache=tmp_path))
     assert first.startswith("The text was sampled from bundled:rope. ")
-    other = profile.assign_attrs(model="another", tokens_sha256="0", bytes_per_token=2.0)
+    other = profile.assign_attrs(
+        model="another", tokens_sha256="0", bytes_per_token=2.0
+    )
     rl.save(other, folders[1] / "profile.nc")
     compared = rl.compare(folders, cache=tmp_path)
     loss, bits = profile.attrs["loss"], profile.attrs["loss"] / np.log(2) / 2
@@ -267,7 +308,9 @@ def test_text_sampled_from_a_model_is_the_first_finding(tmp_path: Path):
 
 def test_a_study_gives_its_runs_in_order(study: Path):
     entries = runs_in(study)
-    assert [(e.variant, e.seed) for e in entries] == [(v, s) for s in (0, 1) for v in VARIANTS]
+    assert [(e.variant, e.seed) for e in entries] == [
+        (v, s) for s in (0, 1) for v in VARIANTS
+    ]
     assert entries[0].name == "rope seed 0"
     assert {e.group for e in entries} == set(VARIANTS)
     assert list(entries[0].checkpoints()) == [1, 2]
@@ -278,7 +321,9 @@ def test_unfinished_runs_of_a_study_are_left_out(study: Path, tmp_path: Path):
     unfinished = run_folder(copy, "nope", 1)
     change(unfinished, without="finished")
     shutil.rmtree(run_folder(copy, "p-rope:0.5", 0))
-    with pytest.warns(UserWarning, match=r"left out: .*p-rope-0.5/seed-0, .*nope/seed-1"):
+    with pytest.warns(
+        UserWarning, match=r"left out: .*p-rope-0.5/seed-0, .*nope/seed-1"
+    ):
         entries, left_out = find_entries([copy])
     names = ["rope seed 0", "nope seed 0", "rope seed 1", "p-rope:0.5 seed 1"]
     assert [e.name for e in entries] == names
@@ -312,7 +357,9 @@ def test_runs_with_different_settings_are_refused(study: Path, tmp_path: Path):
     change(other, learning_rate=1.0)
     with pytest.raises(RopelensError, match=r"learning_rate: 0\.01 and 1\.0"):
         find_entries([first, other])
-    change(other, size=asdict(replace(NANO, layers=3)))  # another size may have another rate
+    change(
+        other, size=asdict(replace(NANO, layers=3))
+    )  # another size may have another rate
     entries, _ = find_entries([first, other])
     assert [entry.group for entry in entries] == ["nano rope", "3x32x2x1 nope"]
     change(other, context=64, steps=9)

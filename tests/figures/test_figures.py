@@ -59,7 +59,10 @@ def measured(request: pytest.FixtureRequest) -> tuple[xr.Dataset, pd.DataFrame]:
 def test_head_map_holds_the_bits_of_each_head_under_its_label(measured):
     profile, heads = measured
     figure = rl.plot_head_map(profile, heads, selected=(1, 2))
-    maps = {trace.name: np.array(trace.z, float) for trace in figure.select_traces("heatmap")}
+    maps = {
+        trace.name: np.array(trace.z, float)
+        for trace in figure.select_traces("heatmap")
+    }
     assert set(maps) == set(LABEL_ORDER)
     for row in heads.itertuples():
         for label, z in maps.items():
@@ -91,7 +94,9 @@ def test_claim_shows_the_heads_that_count_and_the_surrogates(small):
     rho = [spearmanr(f[counts], w[counts]).statistic for f, w in pairs]
     np.testing.assert_allclose([*model.x, *surrogates.x], rho)
     claim = heads.attrs["claim"]
-    numbers = (number(claim[name]) for name in ("rank_correlation", "null_low", "null_high"))
+    numbers = (
+        number(claim[name]) for name in ("rank_correlation", "null_low", "null_high")
+    )
     title = "Rank correlation {}; surrogates {} to {}".format(*numbers)
     assert figure.layout.title.text == title
     assert claim_title(dict.fromkeys(claim, float("nan"))).startswith("Too few heads")
@@ -102,10 +107,14 @@ def test_follow_shows_what_stays_and_what_moves_of_heads_that_choose_keys(small)
     profile, heads = small
     x, y, chance = np.random.default_rng(0).uniform(size=(3, len(heads)))
     heads = heads.assign(follows_content=x, follows_position=y, follows_chance=chance)
-    across, down, *labelled, chosen = rl.plot_follow(profile, heads, selected=(1, 2)).data
+    across, down, *labelled, chosen = rl.plot_follow(
+        profile, heads, selected=(1, 2)
+    ).data
     choose = heads["label"].isin(("positional", "mixed", "semantic"))
     assert across.y[0] == down.x[0] == np.median(chance[choose])
-    drawn = np.concatenate([np.column_stack([t.customdata, t.x, t.y]) for t in labelled])
+    drawn = np.concatenate(
+        [np.column_stack([t.customdata, t.x, t.y]) for t in labelled]
+    )
     shown = heads.loc[choose, ["layer", "head", "follows_content", "follows_position"]]
     assert sorted(drawn.tolist()) == sorted(shown.to_numpy(float).tolist())
     assert [chosen.x[0], chosen.y[0]] == [x[10], y[10]]
@@ -124,7 +133,9 @@ def test_norms_of_layers_or_of_a_layers_heads(measured, layer):
         np.testing.assert_allclose(trace.z[:, -1], expected[:, -1])
         assert len(trace.x) == trace.z.shape[1] + 1
     assert figure.layout.xaxis.type == figure.layout.xaxis3.type == "log"
-    unlike = rl.plot_norms(profile.assign(v_norm=profile["v_norm"] * np.nan), layer=layer)
+    unlike = rl.plot_norms(
+        profile.assign(v_norm=profile["v_norm"] * np.nan), layer=layer
+    )
     assert len(unlike.data) == 2, "values and keys have different sizes"
 
 
@@ -173,7 +184,9 @@ def test_attention_names_tokens_and_leaves_the_future_empty(small):
     assert figure.layout.yaxis.ticktext == figure.layout.xaxis.ticktext
 
 
-def missing(data: xr.Dataset, names: Sequence[str], layers: Sequence[int]) -> xr.Dataset:
+def missing(
+    data: xr.Dataset, names: Sequence[str], layers: Sequence[int]
+) -> xr.Dataset:
     present = xr.Variable("layer", ~np.isin(np.arange(data.sizes["layer"]), layers))
     changed = {}
     for name, variable in data.variables.items():
@@ -193,12 +206,21 @@ OTHERS: dict[str, tuple[xr.Dataset, Callable[[xr.Dataset], go.Figure]]] = {
     "copying": (RUNS, comparison.plot_copying),
     "planes": (RUNS, comparison.plot_comparison_planes),
     "growth": (RUNS, comparison.plot_growth),
-    "losses": (RUNS, lambda ds: comparison.plot_loss_change(ds, summarize_comparison(ds))),
+    "losses": (
+        RUNS,
+        lambda ds: comparison.plot_loss_change(ds, summarize_comparison(ds)),
+    ),
     "silenced": (RUNS, lambda _: plot_silenced(pd.DataFrame(columns=SILENCED))),
 }
-PLOTS = {name: (SMALL[0], lambda ds, f=f: f(ds, heads_of(ds))) for name, f in FAMILIES.items()}
+PLOTS = {
+    name: (SMALL[0], lambda ds, f=f: f(ds, heads_of(ds)))
+    for name, f in FAMILIES.items()
+}
 SWEPT = {
-    "shares": (SWEEP, lambda ds: rl.plot_truncation(ds, measures=get_args(MeasureName))),
+    "shares": (
+        SWEEP,
+        lambda ds: rl.plot_truncation(ds, measures=get_args(MeasureName)),
+    ),
     "bands": (SWEEP, lambda ds: rl.plot_truncation(ds, by="band")),
     "head of a sweep": OTHERS["head of a sweep"],
 }
@@ -220,7 +242,9 @@ def test_axes_have_units_and_arguments_stay_unchanged(name: str):
     figure = FAMILIES[name](*SMALL) if name in FAMILIES else plot(data)
     titles = [axis.title.text for axis in figure.select_xaxes() if axis.title.text]
     shown = [axis for axis in figure.select_yaxes() if axis.visible is not False]
-    titles += [axis.title.text for axis in shown if axis.title.text or name not in SWEPT]
+    titles += [
+        axis.title.text for axis in shown if axis.title.text or name not in SWEPT
+    ]
     for title in titles:
         assert re.search(r"\(.+\)$", title), f"{title!r} has no unit"
     assert figure.to_json()
@@ -244,7 +268,9 @@ def test_missing_variables_and_layers_are_no_error(name: str, drawn: st.DataObje
 @pytest.mark.parametrize("name", PLOTS)
 def test_a_figure_without_numbers_has_a_note(name: str):
     data, plot = PLOTS[name]
-    empty = plot(missing(data, sorted(map(str, data.data_vars)), range(data.sizes["layer"])))
+    empty = plot(
+        missing(data, sorted(map(str, data.data_vars)), range(data.sizes["layer"]))
+    )
     words = [note.text for note in empty.layout.annotations if note.text]
     by_script = name == "pair"  # the script of the page draws it
     assert by_script or [text for text in words if text.startswith("no data: ")], words
@@ -274,20 +300,28 @@ def test_figures_of_wavelengths_are_split_by_kind_of_layers():
     context = float(profile.attrs["context"])
     figure = plot_head_wavelengths(profile, heads)
     titles = [axis.title.text for axis in figure.select_yaxes()]
-    assert [title.split(":")[0] for title in titles[:2]] == ["sliding layers", "full layers"]
+    assert [title.split(":")[0] for title in titles[:2]] == [
+        "sliding layers",
+        "full layers",
+    ]
     assert marks(figure) == {"window": [16.0], "context": [context]}
     for row, layers in (("", [0, 1]), ("2", [2])):
         places = {*np.log(profile["wavelength"].values[layers]).ravel().round(3)}
         for line in figure.select_traces({"yaxis": f"y{row}", "type": "scatter"}):
             assert {round(x, 3) for x in np.log(line.x) if np.isfinite(x)} <= places
-    kind_of_row = ["full" if name.startswith("L2") else "sliding" for name in figure.data[0].y]
+    kind_of_row = [
+        "full" if name.startswith("L2") else "sliding" for name in figure.data[0].y
+    ]
     assert kind_of_row == sorted(kind_of_row, reverse=True)
     figure = rl.plot_norms(profile)
     maps = [*figure.select_traces({"type": "heatmap"})]
     assert [[*trace.y] for trace in maps] == [[0, 1], [2]] * (len(maps) // 2)
     lengths = {name: {*values} for name, values in marks(figure).items()}
     assert lengths == {"window": {16.0}, "context": {context}}
-    assert rl.plot_head_map(profile, heads).layout.yaxis.ticktext == ("0 sliding", "2 full")
+    assert rl.plot_head_map(profile, heads).layout.yaxis.ticktext == (
+        "0 sliding",
+        "2 full",
+    )
     assert "context" in marks(rl.plot_selectivity(profile, layer=2, head=0))
     assert "window" in marks(rl.plot_selectivity(profile, layer=0, head=0))
 
@@ -296,7 +330,9 @@ def test_planes_of_layers_that_rotate_differently_have_their_own_lines():
     runs = RUNS.copy(deep=True)
     wavelength = runs["wavelength"].transpose("entry", "layer", "frequency").copy()
     wavelength[:, -1] = wavelength[:, -1] ** 1.5
-    figure = comparison.plot_comparison_planes(runs.assign_coords(wavelength=wavelength))
+    figure = comparison.plot_comparison_planes(
+        runs.assign_coords(wavelength=wavelength)
+    )
     names = {trace.name for trace in figure.data if " tokens)" in (trace.name or "")}
     assert len(names) == 2 * len({*runs["group"].values} - {"nope"})
     values = runs["q_norm"].mean("head").transpose("entry", "layer", "frequency")
@@ -357,7 +393,9 @@ def test_heads_are_in_the_order_of_their_positional_fraction(measured):
     pushes = profile["selectivity_keys"].clip(min=0)
     first = ordered.iloc[0]
     push = pushes.isel(layer=first.layer, head=first["head"]).values
-    shown = cells.z[0][np.isfinite(cells.z[0])]  # without the gap before planes that stand
+    shown = cells.z[0][
+        np.isfinite(cells.z[0])
+    ]  # without the gap before planes that stand
     np.testing.assert_allclose(shown, 100 * push / push.sum(), rtol=1e-5)
     frame = next(shape for shape in figure.layout.shapes if shape.name == "selected")
     row = names.index("L1 H2") if "L1 H2" in names else -2  # outside the panel
@@ -371,7 +409,9 @@ def test_changes_have_intervals_by_kind_of_token():
     changes = {"all": {"change": 1.0, "low": 0.0, "high": 3.0}}
     changes["new"] = {"change": 3.0, "low": 2.0, "high": 5.0}
     heads = [{"what": "a", "label": "positional"}, {"what": "b", "label": ""}]
-    rows = [head | {"tokens": kind} | changes[kind] for head in heads for kind in changes]
+    rows = [
+        head | {"tokens": kind} | changes[kind] for head in heads for kind in changes
+    ]
     figure = plot_silenced(pd.DataFrame(rows))
     assert [note.text for note in figure.layout.annotations] == ["all", "new"]
     for trace, row in zip(figure.data, rows, strict=True):

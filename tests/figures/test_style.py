@@ -12,7 +12,11 @@ import ropelens as rl
 from ropelens.errors import BadArgument
 from ropelens.figures.comparison import variant_looks
 from ropelens.figures.formats import plotly_text, short_count, visible_token
-from ropelens.figures.planes import common_columns, set_wavelengths, wavelength_positions
+from ropelens.figures.planes import (
+    common_columns,
+    set_wavelengths,
+    wavelength_positions,
+)
 from ropelens.figures.style import (
     COLORS,
     INK,
@@ -37,7 +41,9 @@ def test_tokens_are_shown_literally():
 
 
 def test_planes_without_rotation_have_their_own_place():
-    wavelength = np.array([[6.0, 60.0, 600.0, np.inf], [np.inf, np.inf, np.inf, np.nan]])
+    wavelength = np.array(
+        [[6.0, 60.0, 600.0, np.inf], [np.inf, np.inf, np.inf, np.nan]]
+    )
     positions = wavelength_positions(wavelength)
     np.testing.assert_array_equal(positions[0, :3], wavelength[0, :3])
     assert (positions[np.isinf(wavelength)] > 600 * 2).all()
@@ -45,8 +51,14 @@ def test_planes_without_rotation_have_their_own_place():
     figure = go.Figure()
     set_wavelengths(figure, wavelength)
     assert figure.layout.xaxis.ticktext == ("10", "100", "∞")
-    assert [short_count(v) for v in (6.2832, 1000, 2_512_345)] == ["6.28", "1k", "2.51M"]
-    edges, planes = common_columns(wavelength * (1 + 1e-6 * np.eye(2, 4)))  # as measured
+    assert [short_count(v) for v in (6.2832, 1000, 2_512_345)] == [
+        "6.28",
+        "1k",
+        "2.51M",
+    ]
+    edges, planes = common_columns(
+        wavelength * (1 + 1e-6 * np.eye(2, 4))
+    )  # as measured
     assert (np.diff(edges) > 0).all()
     assert [plane for plane, _ in itertools.groupby(planes[0])] == [0, 1, 2, -1, 3, -1]
     assert [plane for plane, _ in itertools.groupby(planes[1])] == [-1, 0, 1, 2]
@@ -62,23 +74,41 @@ def test_layers_with_two_bases_share_their_columns():
             columns = np.flatnonzero(planes[layer] == plane)
             assert columns.size
             assert (np.diff(columns) == 1).all()
-            assert edges[columns[0]] <= wavelength[layer, plane] <= edges[columns[-1] + 1]
+            assert (
+                edges[columns[0]] <= wavelength[layer, plane] <= edges[columns[-1] + 1]
+            )
     assert (planes[0][centres > 2 * wavelength[0, -1]] == -1).all()
 
 
 # Machado, Oliveira & Fernandes 2009, severity 1, on linear RGB.
 SIGHT = {
     "full": np.eye(3),
-    "protanopia": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
-    "deuteranopia": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
-    "tritanopia": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+    "protanopia": [
+        [0.152, 1.053, -0.205],
+        [0.115, 0.786, 0.099],
+        [-0.004, -0.048, 1.052],
+    ],
+    "deuteranopia": [
+        [0.367, 0.861, -0.228],
+        [0.280, 0.673, 0.047],
+        [-0.012, 0.043, 0.969],
+    ],
+    "tritanopia": [
+        [1.256, -0.077, -0.179],
+        [-0.078, 0.931, 0.148],
+        [0.005, 0.691, 0.304],
+    ],
 }
-XYZ = np.array([[0.4125, 0.3576, 0.1804], [0.2127, 0.7152, 0.0722], [0.0193, 0.1192, 0.9503]])
+XYZ = np.array(
+    [[0.4125, 0.3576, 0.1804], [0.2127, 0.7152, 0.0722], [0.0193, 0.1192, 0.9503]]
+)
 
 
 def linear(color: str) -> np.ndarray:
     channel = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
-    return np.where(channel <= 0.04045, channel / 12.92, ((channel + 0.055) / 1.055) ** 2.4)
+    return np.where(
+        channel <= 0.04045, channel / 12.92, ((channel + 0.055) / 1.055) ** 2.4
+    )
 
 
 def lab(rgb: np.ndarray) -> np.ndarray:
@@ -99,7 +129,9 @@ def test_colours_differ_for_every_sight_and_contrast_with_the_page(sight):
     for theme, label in itertools.product(PAPER, COLORS):
         low, high = sorted(linear(c) @ XYZ[1] for c in (COLORS[label], PAPER[theme]))
         # Diffuse heads have less contrast on purpose.
-        assert (high + 0.05) / (low + 0.05) >= (2.0 if label == "diffuse" else 3.0), label
+        assert (high + 0.05) / (low + 0.05) >= (2.0 if label == "diffuse" else 3.0), (
+            label
+        )
 
 
 def test_variants_look_the_same_on_every_page():
@@ -117,9 +149,13 @@ def named(figure: go.Figure, name: str) -> list:
 @pytest.mark.parametrize("measure", ["loss", "retrieval"])
 def test_lines_show_changes_with_intervals(sweep, measure: str):
     table = summarize_truncation(sweep)
-    lines = {t.legendgroup: t for t in rl.plot_truncation(sweep, measures=[measure]).data}
+    lines = {
+        t.legendgroup: t for t in rl.plot_truncation(sweep, measures=[measure]).data
+    }
     for end in ("slow", "fast"):
-        rows = table[table["kind"].isin(["none", end])].sort_values("kept", ascending=False)
+        rows = table[table["kind"].isin(["none", end])].sort_values(
+            "kept", ascending=False
+        )
         line, change = lines[end], rows[f"{measure}_change"]
         np.testing.assert_array_equal(line.x, rows["kept"])
         np.testing.assert_array_equal(line.y, change)
@@ -138,7 +174,9 @@ def test_the_control_line_is_the_mean_of_its_draws(sweep):
     assert [line.showlegend for line in lines] == [True, False]
     for line in lines:
         np.testing.assert_allclose(line.x, np.arange(9) / 8)
-        np.testing.assert_allclose(line.y[1:-1], random.groupby("kept")["loss_change"].mean())
+        np.testing.assert_allclose(
+            line.y[1:-1], random.groupby("kept")["loss_change"].mean()
+        )
         assert line.y[-1] == 0
     crosses = [t for t in named(figure, "random planes") if t.mode == "markers"]
     assert sorted(crosses[0].y) == sorted(random["loss_change"])
@@ -184,8 +222,12 @@ def test_a_head_has_a_line_per_end_and_labels_as_numbers(sweep):
         slow, fast, random = figure.select_traces(row=row, col=1)
         for kind, line in (("slow", slow), ("fast", fast), ("random", random)):
             here = np.isin(sweep["kind"].values, ["none", kind])
-            np.testing.assert_array_equal(line.x, sorted(set(shares[here]), reverse=True))
-            means = [head[name].values[here & (shares == share)].mean() for share in line.x]
+            np.testing.assert_array_equal(
+                line.x, sorted(set(shares[here]), reverse=True)
+            )
+            means = [
+                head[name].values[here & (shares == share)].mean() for share in line.x
+            ]
             np.testing.assert_allclose(line.y, means)
     slow, fast = (head_steps(sweep)[f"label_{end}"][1, 2] for end in ("slow", "fast"))
     mixed, semantic = map(LABEL_ORDER.index, ("mixed", "semantic"))

@@ -13,7 +13,15 @@ import pytest
 import torch
 from measured import observed_calls
 from oracles.recording import attention_calls
-from oracles.tiny import SUPPORTED, keep, logits, of_kind, random_tokens, rotations, tiny
+from oracles.tiny import (
+    SUPPORTED,
+    keep,
+    logits,
+    of_kind,
+    random_tokens,
+    rotations,
+    tiny,
+)
 from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -25,7 +33,16 @@ from ropelens.rope.select import kept_planes
 from ropelens.rope.turn import TargetRotation, rotate_to
 from ropelens.rotation.probe import RotationProbe
 
-GROUPED = ("llama_gqa", "llama_mqa", "gemma2", "gpt_oss", "cohere", "glm", "nanochat", "phi")
+GROUPED = (
+    "llama_gqa",
+    "llama_mqa",
+    "gemma2",
+    "gpt_oss",
+    "cohere",
+    "glm",
+    "nanochat",
+    "phi",
+)
 LENGTH = 30
 
 
@@ -54,7 +71,11 @@ def test_a_function_chooses_planes():
 def test_stopped_planes_equal_a_model_with_frequency_zero(name: str):
     model = tiny(name)
     plain = logits(model)
-    nothing = [rl.stop_slowest(0.0), rl.stop(rl.Fastest(0.0)), rl.drop(rl.PlaneNumbers(()))]
+    nothing = [
+        rl.stop_slowest(0.0),
+        rl.stop(rl.Fastest(0.0)),
+        rl.drop(rl.PlaneNumbers(())),
+    ]
     with rl.edit_rope(model), rl.edit_rope(model, *nothing):
         assert torch.equal(logits(model), plain)
     assert torch.equal(logits(model), plain)
@@ -69,10 +90,14 @@ def test_stopped_planes_equal_a_model_with_frequency_zero(name: str):
     ):
         with rl.edit_rope(model, edit):
             edited = logits(model)
-        assert (edited - logits(keep(tiny(name), kept))).abs().max() < 1e-5 * plain.abs().max()
+        assert (
+            edited - logits(keep(tiny(name), kept))
+        ).abs().max() < 1e-5 * plain.abs().max()
 
 
-@pytest.mark.parametrize("name", ["nanochat", "glm", "gpt_neox", "deepseek_v3", "cohere"])
+@pytest.mark.parametrize(
+    "name", ["nanochat", "glm", "gpt_neox", "deepseek_v3", "cohere"]
+)
 def test_rescaled_planes_keep_their_direction(name: str):
     model = tiny(name)
     own = next(b for n, b in model.named_buffers() if n.endswith("rotary_emb.inv_freq"))
@@ -98,13 +123,18 @@ def test_every_dtype(dtype: torch.dtype):
 def test_a_rotation_with_a_gain_rounds_once():
     x, positions = torch.randn(1, 2, 9, 16).bfloat16(), torch.arange(9)[None]
     planes = RotationProbe(as_live_model(tiny("llama_gqa"))).layers()[0].planes
-    target = TargetRotation(planes.inv_freq.float().expand(2, -1) / 2, torch.full((2, 8), 1.3))
+    target = TargetRotation(
+        planes.inv_freq.float().expand(2, -1) / 2, torch.full((2, 8), 1.3)
+    )
     expected = rotate_to(x.double(), positions, planes, target)
     assert torch.equal(rotate_to(x, positions, planes, target), expected.bfloat16())
 
 
 def test_gradients_pass_an_edit():
-    model, other = tiny("llama_gqa"), keep(tiny("llama_gqa"), lambda n: torch.arange(n) < 4)
+    model, other = (
+        tiny("llama_gqa"),
+        keep(tiny("llama_gqa"), lambda n: torch.arange(n) < 4),
+    )
     with rl.edit_rope(model, rl.stop_slowest(0.5)):
         model(random_tokens(), labels=random_tokens()).loss.backward()
     other(random_tokens(), labels=random_tokens()).loss.backward()
@@ -116,7 +146,8 @@ def test_gradients_pass_an_edit():
 
 
 def first_layer_scores(
-    name: str, change: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+    name: str,
+    change: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
 ) -> torch.Tensor:
     """Attention [head, row, key] of layer 0.
 
@@ -129,8 +160,13 @@ def first_layer_scores(
     first, second = torch.from_numpy(rotation.pairs).unbind(-1)
     still = [rotation.unrotate(x) for x in (call.query, key)]
     planes = [torch.complex(x[..., first], x[..., second]) for x in still]
-    angle = torch.arange(LENGTH).float()[:, None] * torch.from_numpy(rotation.inv_freq).float()
-    for x, z in zip(still, change(*planes, torch.exp(1j * angle.double())), strict=True):
+    angle = (
+        torch.arange(LENGTH).float()[:, None]
+        * torch.from_numpy(rotation.inv_freq).float()
+    )
+    for x, z in zip(
+        still, change(*planes, torch.exp(1j * angle.double())), strict=True
+    ):
         x[..., first], x[..., second] = z.real, z.imag
     scores = call.scale * still[0] @ still[1].mT
     if call.softcap is not None:
@@ -169,7 +205,9 @@ def test_one_plane_of_some_heads_stops_or_adds_nothing(name: str, heads: list[in
     for change, edit in ((stopped, rl.stop), (dropped, rl.drop), (tripled, triple)):
         with rl.edit_rope(model, edit(rl.PlaneNumbers([1]), heads=named)):
             edited = observed(model)
-        torch.testing.assert_close(edited, first_layer_scores(name, change), rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            edited, first_layer_scores(name, change), rtol=0, atol=1e-5
+        )
         torch.testing.assert_close(edited[others], plain[others], rtol=0, atol=1e-6)
         assert (edited[heads] - plain[heads]).abs().max() > 1e-3
 
@@ -224,9 +262,21 @@ def test_a_rotation_that_depends_on_the_length():
 
 
 def test_an_indexer_ignores_the_edit_with_a_warning():
-    sizes = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
-    sizes |= {"qk_nope_head_dim": 8, "index_n_heads": 2, "index_head_dim": 16, "n_group": 1}
-    model = of_kind("deepseek_v32", first_k_dense_replace=2, num_key_value_heads=4, **sizes)
+    sizes = {
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+    }
+    sizes |= {
+        "qk_nope_head_dim": 8,
+        "index_n_heads": 2,
+        "index_head_dim": 16,
+        "n_group": 1,
+    }
+    model = of_kind(
+        "deepseek_v32", first_k_dense_replace=2, num_key_value_heads=4, **sizes
+    )
     with pytest.warns(UserWarning, match="DeepseekV32ForCausalLM's indexer"):
         rl.edit_rope(model, "nope").__enter__()
 
@@ -265,7 +315,10 @@ def test_edits_nest_and_add_up(llama):
         with rl.edit_rope(llama, rl.stop(rl.PlaneNumbers([4, 5]))):
             both = logits(llama)
         assert torch.equal(logits(llama), outer)
-        with pytest.raises(IndexError), rl.edit_rope(llama, rl.stop(rl.PlaneNumbers([4, 5]))):
+        with (
+            pytest.raises(IndexError),
+            rl.edit_rope(llama, rl.stop(rl.PlaneNumbers([4, 5]))),
+        ):
             llama(torch.tensor([[999]]))
         assert torch.equal(logits(llama), outer)
     assert torch.equal(logits(llama), plain)
@@ -294,7 +347,9 @@ def test_attention_factors_do_not_add_up(llama):
             torch.testing.assert_close(logits(llama), dropped, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("take", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+@pytest.mark.parametrize(
+    "take", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+)
 def test_a_copy_made_inside_a_block_is_the_plain_model(llama, take):
     plain = logits(llama)
     with rl.edit_rope(llama, "nope"):
@@ -354,7 +409,11 @@ def test_generation_with_a_cache(block, name, implementation, cache, padding):
     mask = torch.ones_like(ids)
     mask[0, :padding] = 0
     options = {"max_new_tokens": 5, "do_sample": False, "attention_mask": mask}
-    options |= {"output_logits": True, "return_dict_in_generate": True, "min_new_tokens": 5}
+    options |= {
+        "output_logits": True,
+        "return_dict_in_generate": True,
+        "min_new_tokens": 5,
+    }
     plain = model.generate(ids, **options, use_cache=False)
     with block(model):
         expected = model.generate(ids, **options, use_cache=False)
@@ -369,7 +428,10 @@ def test_generation_with_a_cache(block, name, implementation, cache, padding):
     ("make", "line"),
     [
         (lambda: rl.stop_slowest(1.2), "from 0 to 1, not 1.2"),
-        (lambda: rl.stop(rl.PlaneNumbers([8])), "no plane for Pl.*8.*; seen: planes 0 to 7"),
+        (
+            lambda: rl.stop(rl.PlaneNumbers([8])),
+            "no plane for Pl.*8.*; seen: planes 0 to 7",
+        ),
         (lambda: rl.stop_slowest(1, heads="2.0"), "no head '2.0'; seen: layers 0 to 1"),
         (lambda: rl.stop_slowest(1, heads="1.1,3"), "no head '3'; seen: layers 0 to 1"),
         (lambda: rl.rescale([1.0, 0.5]), "2 frequencies; layer 0 has 8 planes"),

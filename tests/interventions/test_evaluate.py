@@ -37,10 +37,14 @@ def test_loss_matches_transformers_with_and_without_an_edit():
     text = rl.Text(tokens(), lengths=LENGTHS)
     result = rl.evaluate(model, text, edits=edits, measures=["loss"], batch_size=3)
     assert list(result.edit.values) == ["none", "half", "by name", "both"]
-    np.testing.assert_allclose(result.loss.sel(edit="none"), true_losses(model), rtol=1e-5)
+    np.testing.assert_allclose(
+        result.loss.sel(edit="none"), true_losses(model), rtol=1e-5
+    )
     other = tiny("llama_gqa", rope_parameters=P_ROPE)
     for name in ("half", "by name"):
-        np.testing.assert_allclose(result.loss.sel(edit=name), true_losses(other), rtol=1e-4)
+        np.testing.assert_allclose(
+            result.loss.sel(edit=name), true_losses(other), rtol=1e-4
+        )
     assert (result.loss.sel(edit="both") != result.loss.sel(edit="half")).any()
     assert list(result.predicted_tokens.values) == [39, 32, 6, 1]
 
@@ -52,8 +56,14 @@ class Names:
 
 
 def test_loss_of_repeated_tokens_and_of_classes_by_brute_force():
-    model, ids = tiny("llama_gqa"), tokens() % 7 + 3  # seven tokens, so that most are repeated
-    text, options = rl.Text(ids, lengths=LENGTHS), {"tokenizer": Names(), "batch_size": 2}
+    model, ids = (
+        tiny("llama_gqa"),
+        tokens() % 7 + 3,
+    )  # seven tokens, so that most are repeated
+    text, options = (
+        rl.Text(ids, lengths=LENGTHS),
+        {"tokenizer": Names(), "batch_size": 2},
+    )
     result = rl.evaluate(model, text, edits={"a": "nope"}, measures=["loss"], **options)
     with torch.no_grad():
         logs = model(ids).logits.double().log_softmax(-1)
@@ -61,25 +71,41 @@ def test_loss_of_repeated_tokens_and_of_classes_by_brute_force():
         line = ids[row].tolist()
         seen = [n for n in range(1, length) if line[n] in line[:n]]
         assert int(result.seen_tokens[row]) == len(seen)
-        mean = np.mean([-float(logs[row, n - 1, line[n]]) for n in seen]) if seen else np.nan
+        mean = (
+            np.mean([-float(logs[row, n - 1, line[n]]) for n in seen])
+            if seen
+            else np.nan
+        )
         np.testing.assert_allclose(result.seen_loss[0, row], mean, rtol=1e-5)
-        for name, of_class in {"digits": (5, 7), "newline": (6,), "capital": (4,)}.items():
+        for name, of_class in {
+            "digits": (5, 7),
+            "newline": (6,),
+            "capital": (4,),
+        }.items():
             positions = [n for n in range(1, length) if line[n] in of_class]
             by_hand = [-float(logs[row, n - 1, line[n]]) for n in positions]
             class_loss = result.class_loss.sel(token_class=name)[0, row]
             expected = np.mean(by_hand) if positions else np.nan
             np.testing.assert_allclose(class_loss, expected, rtol=1e-5)
             assert int(result.class_tokens.sel(token_class=name)[row]) == len(positions)
-    moved = rl.evaluate(model, text, edits={"a": "nope"}, measures=["change"], **options)
+    moved = rl.evaluate(
+        model, text, edits={"a": "nope"}, measures=["change"], **options
+    )
     with rl.edit_rope(model, "nope"):
         after = torch.stack(model(ids, output_attentions=True).attentions)
     before = torch.stack(model(ids, output_attentions=True).attentions)
-    ratio = (before.double() / after.double()).log2().nan_to_num()  # 0 / 0 for hidden keys
+    ratio = (
+        (before.double() / after.double()).log2().nan_to_num()
+    )  # 0 / 0 for hidden keys
     divergence = (before.double() * ratio).sum(-1)
     for name, of_class in {"digits": (5, 7), "newline": (6,)}.items():
-        rows = torch.isin(ids, torch.tensor(of_class)) & (torch.arange(40) < LENGTHS[:, None])
+        rows = torch.isin(ids, torch.tensor(of_class)) & (
+            torch.arange(40) < LENGTHS[:, None]
+        )
         rows[:, 0] = False
-        by_hand = torch.stack([divergence[:, s, :, n] for s, n in rows.nonzero().tolist()])
+        by_hand = torch.stack(
+            [divergence[:, s, :, n] for s, n in rows.nonzero().tolist()]
+        )
         class_change = moved.class_change.sel(edit="a", token_class=name)
         np.testing.assert_allclose(class_change, by_hand.mean(0).detach(), 1e-3, 1e-5)
     separate = rl.evaluate(model, torch.arange(3, 40)[None], measures=["loss"])
@@ -92,7 +118,9 @@ def test_labels_match_a_profile_of_the_edited_model():
     text = rl.Text(tokens(), lengths=LENGTHS)
     result = rl.evaluate(model, text, edits={"half": "p-rope:0.5"}, measures=["labels"])
     for name, rope in (("none", ROPE), ("half", P_ROPE)):
-        profile = rl.profile(tiny("llama_gqa", rope_parameters=rope), text, surrogates=0)
+        profile = rl.profile(
+            tiny("llama_gqa", rope_parameters=rope), text, surrogates=0
+        )
         heads = rl.classify_heads(profile)
         entry = result.sel(edit=name)
         assert list(entry.label.values.ravel()) == list(heads["label"])
@@ -105,7 +133,11 @@ def test_labels_match_a_profile_of_the_edited_model():
 
 def test_labels_of_a_class_come_from_its_rows():
     ids = tokens() % 2 * 2 + 5  # only digits
-    options = {"edits": {"half": "p-rope:0.5"}, "measures": ["labels"], "tokenizer": Names()}
+    options = {
+        "edits": {"half": "p-rope:0.5"},
+        "measures": ["labels"],
+        "tokenizer": Names(),
+    }
     result = rl.evaluate(tiny("llama_gqa"), ids, **options)
     assert "untested" not in result.label
     digits = result.class_label.sel(token_class="digits", drop=True)
@@ -125,9 +157,13 @@ def test_loss_by_position_sums_to_the_loss():
     for entry in result.edit:
         row = result.sel(edit=entry)
         total = float((row.loss * row.predicted_tokens).sum())
-        assert float((row.position_loss * counts).sum()) == pytest.approx(total, rel=1e-9)
+        assert float((row.position_loss * counts).sum()) == pytest.approx(
+            total, rel=1e-9
+        )
         assert float(row.mean_loss * sum(counts)) == pytest.approx(total, rel=1e-9)
-        far = LENGTHS.numpy() > 23  # the bins from 23 on begin in the second half of 40 tokens
+        far = (
+            LENGTHS.numpy() > 23
+        )  # the bins from 23 on begin in the second half of 40 tokens
         assert result.far_tokens.values.tolist() == [17, 10, 0, 0]
         total = float((row.far_loss * row.far_tokens)[far].sum())
         ends = np.array(counts)[start >= 20] @ row.position_loss.values[start >= 20]
@@ -147,7 +183,9 @@ def silenced() -> tuple[PreTrainedModel, xr.Dataset]:
         "everywhere": "nope",
     }
     options = {"edits": edits, "controls": 8, "measures": ["loss"], "batch_size": 2}
-    return model, rl.evaluate(model, rl.Text(tokens(), documents=torch.arange(4)), **options)
+    return model, rl.evaluate(
+        model, rl.Text(tokens(), documents=torch.arange(4)), **options
+    )
 
 
 def test_a_silence_among_edits_equals_its_block(silenced: tuple):
@@ -157,22 +195,34 @@ def test_a_silence_among_edits_equals_its_block(silenced: tuple):
         with block:
             separate = rl.evaluate(model, tokens(), measures="loss", batch_size=2)
         assert (separate["loss"][0] == result["loss"].sel(edit="silent")).all()
-    zero, stopped = rl.silence_heads(model, "1.0"), rl.stop_slowest(0.5, heads="1.0,1.3")
+    zero, stopped = (
+        rl.silence_heads(model, "1.0"),
+        rl.stop_slowest(0.5, heads="1.0,1.3"),
+    )
     with block, rl.silence_heads(model, "1.1", to="mean", text=tokens()):
         nested = rl.evaluate(model, tokens(), measures="loss", batch_size=2)
     assert (nested["loss"][0] == result["loss"].sel(edit="means")).all()
     with zero, zero:
-        both = rl.evaluate(model, tokens(), edits={"a": stopped}, measures="loss", batch_size=2)
+        both = rl.evaluate(
+            model, tokens(), edits={"a": stopped}, measures="loss", batch_size=2
+        )
     assert (both["loss"][1] == result["loss"].sel(edit="both")).all()
 
 
 def test_controls_have_as_many_random_other_heads_of_the_same_layers(silenced: tuple):
     model, result = silenced
     names = result["control_of"].values.tolist()
-    assert [names.count(n) for n in ("silent", "stopped", "both", "everywhere")] == [8, 3, 2, 0]
+    assert [names.count(n) for n in ("silent", "stopped", "both", "everywhere")] == [
+        8,
+        3,
+        2,
+        0,
+    ]
     lists = [f"0.{first},1.{second}" for first in (0, 2, 3) for second in (1, 2, 3)]
     silences = {n: rl.silence_heads(model, n, to="mean", text=tokens()) for n in lists}
-    measured = rl.evaluate(model, tokens(), edits=silences, measures="loss", batch_size=2)
+    measured = rl.evaluate(
+        model, tokens(), edits=silences, measures="loss", batch_size=2
+    )
     drawn = result["loss"].values[result["control_of"].values == "silent"]
     assert len(np.unique(drawn, axis=0)) == 8
     assert all((row == measured["loss"].values[1:]).all(1).any() for row in drawn)
@@ -186,7 +236,9 @@ def test_paired_changes_are_a_table_with_intervals(silenced: tuple):
         test = stats.ttest_1samp(row, 0).confidence_interval()
         ends = table.loc[name, ["loss_change_low", "loss_change_high"]]
         assert (*ends,) == pytest.approx((*test,), rel=1e-9)
-    apart = (change.loc["stopped"] - change[table["control_of"] == "stopped"]).to_numpy()
+    apart = (
+        change.loc["stopped"] - change[table["control_of"] == "stopped"]
+    ).to_numpy()
     means = apart.mean(0), apart.mean(1)
     halves = [stats.sem(mean) * stats.t.ppf(0.975, len(mean) - 1) for mean in means]
     ends = [f"loss_beyond{end}" for end in ("", "_low", "_high")]
@@ -194,7 +246,9 @@ def test_paired_changes_are_a_table_with_intervals(silenced: tuple):
     assert (mean, high - mean) == pytest.approx((apart.mean(), np.hypot(*halves)))
     assert mean - low == pytest.approx(high - mean)
     assert table.loc[["none", "everywhere"], "loss_beyond"].isna().all()
-    sweep = rl.truncate(tiny("llama_gqa"), tokens(), keep=[0.5], controls=0, measures="loss")
+    sweep = rl.truncate(
+        tiny("llama_gqa"), tokens(), keep=[0.5], controls=0, measures="loss"
+    )
     assert rl.paired_changes(sweep)["kind"].tolist() == ["none", "slow", "fast"]
     for values in (xr.Dataset(coords={"partner": [0]}), result):
         with pytest.raises(BadArgument, match="have no pairs"):
@@ -204,7 +258,9 @@ def test_paired_changes_are_a_table_with_intervals(silenced: tuple):
 def test_impossible_silences_and_controls_are_refused():
     model, other = tiny("llama_gqa"), tiny("llama_gqa")
     edits = {"a": rl.silence_heads(model, "1.0,1.1,1.2")}
-    with pytest.raises(BadArgument, match="Layer 1 has too few heads for random controls"):
+    with pytest.raises(
+        BadArgument, match="Layer 1 has too few heads for random controls"
+    ):
         rl.evaluate(model, tokens(), edits=edits, controls=8, measures="loss")
     with pytest.raises(BadArgument, match="a silences heads of another model"):
         rl.evaluate(other, tokens(), edits=edits)
@@ -223,7 +279,9 @@ def needles(**changed: object) -> tuple[torch.Tensor, torch.Tensor]:
 def copy_losses(model: PreTrainedModel, distance: int) -> torch.Tensor:
     """Losses [sequence, position] of the repeated tokens, by the cross entropy of torch."""
     tokens = repeated_tokens(int(TEXT[0, 0]), distance, vocabulary=96, seed=3)
-    return cross_entropy(model(tokens).logits[:, :-1].mT, tokens[:, 1:], reduction="none")
+    return cross_entropy(
+        model(tokens).logits[:, :-1].mT, tokens[:, 1:], reduction="none"
+    )
 
 
 def test_losses_of_repeats_leave_out_the_first_token_of_each_copy():
@@ -241,12 +299,19 @@ def test_losses_of_copies_by_their_distance():
     results = rl.evaluate(model, TEXT, edits={"still": "nope"}, **options)
     assert results.copy_loss.dims == ("edit", "copy_distance", "trial")
     for distance in (5, 30):
-        for edit, block in (("none", nullcontext()), ("still", rl.edit_rope(model, "nope"))):
+        for edit, block in (
+            ("none", nullcontext()),
+            ("still", rl.edit_rope(model, "nope")),
+        ):
             with block:
                 losses = copy_losses(model, distance)
             copy_loss = results.copy_loss.sel(edit=edit, copy_distance=distance)
-            np.testing.assert_allclose(copy_loss, losses[:, distance + 1 :].mean(1), rtol=1e-5)
-    assert rl.evaluate(model, TEXT, measures="copying").copy_distance.values.tolist() == [8, 16]
+            np.testing.assert_allclose(
+                copy_loss, losses[:, distance + 1 :].mean(1), rtol=1e-5
+            )
+    assert rl.evaluate(
+        model, TEXT, measures="copying"
+    ).copy_distance.values.tolist() == [8, 16]
 
 
 def test_a_prompt_has_each_needle_once_and_ends_with_a_key():
@@ -292,7 +357,9 @@ def test_a_short_text_and_a_small_vocabulary():
 
 def test_a_needle_is_found_if_its_value_has_the_highest_logit():
     """Token 0 is not a candidate. In the second row another candidate has the same logit."""
-    logits = torch.tensor([[9, 1, 2, 3], [0, 3, 2, 3], [0, 1, 4, 3], [0, 0, 0, 0]]).float()
+    logits = torch.tensor(
+        [[9, 1, 2, 3], [0, 3, 2, 3], [0, 1, 4, 3], [0, 0, 0, 0]]
+    ).float()
     results = found_needles(logits[None], torch.tensor([[3, 1, 2]] * 4))
     assert results.tolist() == [[True, False, False, False]]
 

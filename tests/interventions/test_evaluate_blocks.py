@@ -31,13 +31,18 @@ def whole() -> xr.Dataset:
 
 @pytest.mark.parametrize(
     "measures",
-    [[name] for name in DEFAULT_MEASURES] + [["loss", "change"], ["change", "induction"]],
+    [[name] for name in DEFAULT_MEASURES]
+    + [["loss", "change"], ["change", "induction"]],
 )
 def test_some_measures_are_a_part_of_all(measures: list[str], whole: xr.Dataset):
-    part = evaluate(tiny("llama_gqa", num_hidden_layers=1), edits=EDITS, measures=measures)
+    part = evaluate(
+        tiny("llama_gqa", num_hidden_layers=1), edits=EDITS, measures=measures
+    )
     assert set(VARIABLES) == set(DEFAULT_MEASURES)
     assert set(whole.data_vars) == set(" ".join(VARIABLES.values()).split())
-    assert set(part.data_vars) == {x for name in measures for x in VARIABLES[name].split()}
+    assert set(part.data_vars) == {
+        x for name in measures for x in VARIABLES[name].split()
+    }
     assert ("group" in part.coords) == ("loss" in measures)
     for name in part.variables:
         np.testing.assert_array_equal(part[name], whole[name], err_msg=str(name))
@@ -79,7 +84,9 @@ def test_an_open_edit_counts_as_the_unmodified_model():
     names = ["loss", "induction", "repeat_loss", "retrieval_hit", "total_bits"]
     for entry, other in pairs:
         first, second = (inside[names].sel(edit=entry), outside[names].sel(edit=other))
-        xr.testing.assert_equal(first.drop_vars(first.coords), second.drop_vars(second.coords))
+        xr.testing.assert_equal(
+            first.drop_vars(first.coords), second.drop_vars(second.coords)
+        )
     assert (inside.attention_change.sel(edit="none") == 0).all()
     assert (inside.wavelength == torch.inf).sum() == 2 * 4
     with rl.edit_rope(model, rl.stop(rl.PlaneNumbers([0]), heads="0.1")):
@@ -92,10 +99,16 @@ def test_an_open_edit_counts_as_the_unmodified_model():
 @pytest.mark.thorough
 @pytest.mark.parametrize("family", ["gemma4", "gpt_oss", "smollm3"])
 def test_families(family: str):
-    short = {"num_hidden_layers": 2, "no_rope_layers": [1, 0]} if family == "smollm3" else {}
+    short = (
+        {"num_hidden_layers": 2, "no_rope_layers": [1, 0]}
+        if family == "smollm3"
+        else {}
+    )
     model = tiny(family, **short)
     edits = {"half": rl.stop_slowest(0.5), "head": rl.drop(rl.Slowest(1), heads="0.0")}
-    results = evaluate(model, edits=edits, measures=("loss", "change", "labels"), rows=7)
+    results = evaluate(
+        model, edits=edits, measures=("loss", "change", "labels"), rows=7
+    )
     assert (results.attention_change.sel(edit="head", layer=0, head=0) > 1e-3).all()
     others = results.attention_change.sel(edit="head", layer=0, head=[1, 2, 3])
     assert float(abs(others).max()) < 1e-6

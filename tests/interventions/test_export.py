@@ -23,7 +23,15 @@ from ropelens.interventions import export
 FAMILIES: dict[str, dict[str, Any]] = {
     name: {}
     for name in (
-        *("llama_gqa", "mistral_sliding", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"),
+        *(
+            "llama_gqa",
+            "mistral_sliding",
+            "qwen2",
+            "qwen3",
+            "gemma",
+            "gemma2",
+            "gemma3",
+        ),
         *("phi3", "gpt_neox", "olmo2", "granite", "cohere", "stablelm", "deepseek_v3"),
     )
 }
@@ -66,13 +74,17 @@ def test_families_load_without_ropelens(tmp_path: Path):
     for family, config in FAMILIES.items():
         model = tiny(family, **config)
         for weight in model.state_dict().values():
-            weight.mul_(10 if weight.shape in ((4, 16), (2, 16)) else 1)  # norms by head
+            weight.mul_(
+                10 if weight.shape in ((4, 16), (2, 16)) else 1
+            )  # norms by head
         plain = logits(model)
         for name, edits in edits_of(family).items():
             rl.export(model, *edits, out=root / f"{family} {name}")
             with rl.edit_rope(model, *edits):
                 expected[f"{family} {name}"] = logits(model)
-            assert (expected[f"{family} {name}"] - plain).abs().max() > 1e-2 * plain.abs().max()
+            assert (
+                expected[f"{family} {name}"] - plain
+            ).abs().max() > 1e-2 * plain.abs().max()
         assert torch.equal(logits(model), plain)
     found = loaded_elsewhere(root)
     assert found.keys() == expected.keys()
@@ -98,9 +110,21 @@ ONE_HEAD = rl.drop(rl.PlaneNumbers([1]), heads="0.1")
             "new frequencies of planes of only some heads",
         ),
         ("llama_dynamic", "p-rope:0.5", "RoPE that depends on the length"),
-        ("qwen3", ONE_HEAD, "layers.0.self_attn.q_norm, whose weights multiply several heads"),
-        ("nanochat", ONE_HEAD, "queries of layer 0 that no weight multiplies by itself"),
-        ("gemma4", "p-rope-reversed:0.5", "transformers cannot store Gemma4ForCausalLM"),
+        (
+            "qwen3",
+            ONE_HEAD,
+            "layers.0.self_attn.q_norm, whose weights multiply several heads",
+        ),
+        (
+            "nanochat",
+            ONE_HEAD,
+            "queries of layer 0 that no weight multiplies by itself",
+        ),
+        (
+            "gemma4",
+            "p-rope-reversed:0.5",
+            "transformers cannot store Gemma4ForCausalLM",
+        ),
         (
             "falcon",
             "p-rope:0.5",
@@ -108,7 +132,9 @@ ONE_HEAD = rl.drop(rl.PlaneNumbers([1]), heads="0.1")
         ),
     ],
 )
-def test_what_nothing_can_carry_is_refused(tmp_path: Path, family: str, edit: Any, line: str):
+def test_what_nothing_can_carry_is_refused(
+    tmp_path: Path, family: str, edit: Any, line: str
+):
     with pytest.raises(UnsupportedModel) as refused:
         rl.export(tiny(family), edit, out=tmp_path / "out")
     assert line in refused.value.line
@@ -117,14 +143,19 @@ def test_what_nothing_can_carry_is_refused(tmp_path: Path, family: str, edit: An
 
 def test_a_wrong_checkpoint_is_not_written(tmp_path: Path, llama, monkeypatch):
     monkeypatch.setattr(export, "scaled_queries", lambda *_: {})
-    with pytest.raises(UnsupportedModel, match="logits of the checkpoint that differ by"):
+    with pytest.raises(
+        UnsupportedModel, match="logits of the checkpoint that differ by"
+    ):
         rl.export(llama, ONE_HEAD, out=tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_measurements_of_an_exported_and_an_edited_model_agree(tmp_path: Path, llama):
     """Sweeps, reach and claims measure scaled planes and stopped planes."""
-    edits = ["p-rope-reversed:0.75", rl.scale(rl.PlaneNumbers([3, 4]), by=3, heads="*.1")]
+    edits = [
+        "p-rope-reversed:0.75",
+        rl.scale(rl.PlaneNumbers([3, 4]), by=3, heads="*.1"),
+    ]
     folder = rl.export(llama, *edits, out=tmp_path / "out")
     other, _ = rl.load(folder)
     tokens, few = random_tokens(sequences=6), {"controls": 0, "measures": "loss"}
@@ -135,7 +166,9 @@ def test_measurements_of_an_exported_and_an_edited_model_agree(tmp_path: Path, l
         return [
             rl.measure_rope(model)[["inv_freq"]],
             rl.truncate(model, tokens, keep=[0.5], **few)[["mean_loss"]],
-            rl.evaluate(model, tokens, edits={"all": rl.scale(rl.Slowest(1), by=2)})[["loss"]],
+            rl.evaluate(model, tokens, edits={"all": rl.scale(rl.Slowest(1), by=2)})[
+                ["loss"]
+            ],
             rl.reach(model, tokens, copied=4, copies=[5], draws=1)[["found_share"]],
             xr.Dataset.from_dataframe(claims.set_index("claim")[["number"]]),
         ]
@@ -171,13 +204,24 @@ def test_the_command_reads_gguf(tmp_path: Path):
         model, "p-rope:0.75", rl.drop(rl.PlaneNumbers([0, 1, 9]), heads="*.2"), half
     ):
         expected = logits(model)
-    torch.testing.assert_close(loaded_elsewhere(out.parent)["out"], expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        loaded_elsewhere(out.parent)["out"], expected, rtol=0, atol=1e-4
+    )
     assert (
         rl.load(out)[1]("One.").input_ids
         == tokenizer("One.", add_special_tokens=False).input_ids
     )
-    for edit in ("stop", "drop:5-1", "scale:1", "drop=2:1", "stop:slow=1", "stop:fastest=2"):
+    for edit in (
+        "stop",
+        "drop:5-1",
+        "scale:1",
+        "drop=2:1",
+        "stop:slow=1",
+        "stop:fastest=2",
+    ):
         with pytest.raises(BadArgument, match=r"is not an edit|from 0 to 1"):
-            CliRunner().invoke(app, [*arguments, "--edit", edit], catch_exceptions=False)
+            CliRunner().invoke(
+                app, [*arguments, "--edit", edit], catch_exceptions=False
+            )
     with pytest.raises(BadArgument, match="is not an empty folder"):
         rl.export(model, half, out=out)

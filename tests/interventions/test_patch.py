@@ -23,7 +23,15 @@ from ropelens.report import describe
 from ropelens.rope.select import PlaneNumbers
 
 FAMILIES = (
-    *("llama_gqa", "llama_dynamic", "gemma2", "gpt_oss", "cohere", "phi", "deepseek_v3"),
+    *(
+        "llama_gqa",
+        "llama_dynamic",
+        "gemma2",
+        "gpt_oss",
+        "cohere",
+        "phi",
+        "deepseek_v3",
+    ),
     *("nanochat", "phi3_longrope"),
 )
 PROJECTED = ("llama_gqa", "mistral_sliding", "gemma2", "cohere", "phi", "glm")
@@ -34,7 +42,9 @@ LENGTH = 20
 tokens = partial(random_tokens, sequences=1, length=LENGTH)
 
 
-def head_outputs(model: PreTrainedModel, given: torch.Tensor, *, layer: int) -> torch.Tensor:
+def head_outputs(
+    model: PreTrainedModel, given: torch.Tensor, *, layer: int
+) -> torch.Tensor:
     return observed_calls(model, given)[layer][0].output
 
 
@@ -96,7 +106,9 @@ def test_hooks_at_the_projections_give_the_same(name: str, part: Any, select: An
     heads = "1.3" if part == "query" else "1.2,1.3"
     options = {"heads": heads, "positions": range(4, 11), "of": part, "planes": select}
     with rl.patch_planes(model, tokens(1), **options):
-        torch.testing.assert_close(logits(model, tokens()), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            logits(model, tokens()), expected, rtol=1e-5, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("edited", [False, True])
@@ -106,11 +118,15 @@ def test_patched_vectors_turn_to_new_positions(llama, edited: bool):
         if edited:
             stack.enter_context(rl.edit_rope(llama, rl.stop_slowest(0.5)))
         source = rl.capture(llama, tokens(1), heads="0.*")
-        stack.enter_context(rl.patch_planes(llama, tokens(1), heads="0.*", positions=moved))
+        stack.enter_context(
+            rl.patch_planes(llama, tokens(1), heads="0.*", positions=moved)
+        )
         patched = rl.capture(llama, tokens(), heads="0.*")
     for side, dim in (("q_still", "query"), ("k_still", "key")):
         here = patched[side].sel({dim: [*moved]}).values
-        assert abs(here - source[side].sel({dim: [*moved.values()]}).values).max() < 1e-5
+        assert (
+            abs(here - source[side].sel({dim: [*moved.values()]}).values).max() < 1e-5
+        )
 
 
 def test_other_heads_with_the_same_key_keep_it(llama):
@@ -143,7 +159,9 @@ def test_every_sequence_of_a_batch_is_patched(llama, part: Any):
 def test_positions_count_within_each_sequence_of_a_packed_row(name: str, part: Any):
     model, row, lengths = tiny(name), tokens(), (8, 12)
     where = torch.cat([torch.arange(n) for n in lengths])[None]
-    with rl.patch_planes(model, tokens(1), heads="*.1", of=part, positions={2: 9, 9: 5}):
+    with rl.patch_planes(
+        model, tokens(1), heads="*.1", of=part, positions={2: 9, 9: 5}
+    ):
         packed = logits(model, row, position_ids=where)
         alone = [logits(model, x) for x in row.split(lengths, dim=1)]
     torch.testing.assert_close(packed, torch.cat(alone, dim=1), rtol=1e-4, atol=1e-4)
@@ -162,7 +180,9 @@ def test_generation_does_not_depend_on_a_cache(llama, part: Any):
 @pytest.mark.parametrize("part", PARTS)
 def test_a_bridge_is_patched_like_its_model(part: Any, tmp_path):
     model, tokenizer = rl.load(save_tiny(tmp_path))
-    patch = partial(rl.patch_planes, source=tokens(1) % 28, heads="1.2,1.3,0.*", of=part)
+    patch = partial(
+        rl.patch_planes, source=tokens(1) % 28, heads="1.2,1.3,0.*", of=part
+    )
     given = tokens() % 28
     with patch(model):
         expected = logits(model, given)
@@ -199,7 +219,10 @@ def test_caches_with_keys_of_another_rotation_are_refused():
     with torch.no_grad():
         cache = model(tokens(length=18), use_cache=True).past_key_values
         patch = rl.patch_planes(model, tokens(1), heads="0.*", of="key")
-        with patch, pytest.raises(UnsupportedModel, match="rotation of the keys in this cache"):
+        with (
+            patch,
+            pytest.raises(UnsupportedModel, match="rotation of the keys in this cache"),
+        ):
             model(tokens(2, length=4), past_key_values=cache)
 
 
@@ -221,10 +244,15 @@ def test_padding_on_the_left_is_refused(llama, before: int, part: Any):
     cache, mask = DynamicCache(), torch.ones_like(tokens())
     mask[:, :3] = 0
     if before:
-        llama(tokens()[:, :before], attention_mask=mask[:, :before], past_key_values=cache)
+        llama(
+            tokens()[:, :before], attention_mask=mask[:, :before], past_key_values=cache
+        )
     inputs = {"attention_mask": mask, "position_ids": mask.cumsum(1)[:, before:] - 1}
     patch = rl.patch_planes(llama, tokens(1), heads="0.*", of=part)
-    with patch, pytest.raises(BadArgument, match="the first token, which here is padding"):
+    with (
+        patch,
+        pytest.raises(BadArgument, match="the first token, which here is padding"),
+    ):
         llama(tokens()[:, before:], past_key_values=cache, **inputs)
 
 
@@ -235,30 +263,45 @@ SOURCE = (TOKENS + 1)[:, :7] % 50
 @pytest.mark.parametrize(
     ("name", "of", "over"),
     [
-        *(("gemma3", "both", "head"), ("llama_gqa", "value", "head"), ("phi", "key", "layer")),
+        *(
+            ("gemma3", "both", "head"),
+            ("llama_gqa", "value", "head"),
+            ("phi", "key", "layer"),
+        ),
         *(("gemma3", "key", "position"), ("llama_gqa", "output", "position")),
     ],
 )
 def test_each_patch_equals_a_block(name: str, of: str, over: str):
-    model, planes = tiny(name), None if of in ("value", "output") else PlaneNumbers((1, 3))
+    model, planes = (
+        tiny(name),
+        None if of in ("value", "output") else PlaneNumbers((1, 3)),
+    )
     options = {"planes": planes, "of": of}
-    result = rl.patch_each(model, TOKENS, SOURCE, (3, 5), over=over, heads="0.1,1.*", **options)
+    result = rl.patch_each(
+        model, TOKENS, SOURCE, (3, 5), over=over, heads="0.1,1.*", **options
+    )
     for place, change in np.ndenumerate(result["change"].values):
         layer = place[0]
-        heads = {"head": f"{layer}.{place[-1]}"}.get(over, "0.1" if layer == 0 else "1.*")
+        heads = {"head": f"{layer}.{place[-1]}"}.get(
+            over, "0.1" if layer == 0 else "1.*"
+        )
         positions = [place[1]] if over == "position" else None
         if over == "head" and heads not in ("0.1", *(f"1.{n}" for n in range(4))):
             assert np.isnan(change)
         elif positions == [7] or positions == [8]:
             assert np.isnan(change), "the source is shorter"
         else:
-            block = rl.patch_planes(model, SOURCE, heads=heads, positions=positions, **options)
+            block = rl.patch_planes(
+                model, SOURCE, heads=heads, positions=positions, **options
+            )
             with block, torch.no_grad():
                 logits = model(TOKENS).logits[0, -1]
             expected = float(logits[3] - logits[5]) - result.attrs["answer"]
             assert change == pytest.approx(expected, abs=1e-4)
     figure = rl.plot_effects(result)
-    assert np.nanmax(np.abs(figure.data[0].z)) == pytest.approx(abs(result["change"]).max())
+    assert np.nanmax(np.abs(figure.data[0].z)) == pytest.approx(
+        abs(result["change"]).max()
+    )
 
 
 def test_answers_of_all_positions_run_in_small_batches(monkeypatch):

@@ -29,7 +29,9 @@ def scores_of(model, sequence: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]
     layers = []
     for call in attention_calls(model, sequence)[0]:
         keys = call.key.repeat_interleave(len(call.query) // len(call.key), dim=0)
-        layers.append(((call.scale * call.query @ keys.mT).numpy(), call.visible.numpy()))
+        layers.append(
+            ((call.scale * call.query @ keys.mT).numpy(), call.visible.numpy())
+        )
     return layers
 
 
@@ -40,10 +42,15 @@ def test_a_turned_key_scores_as_in_a_run_at_that_distance(name: str):
     live = as_live_model(model)
     rotation = RotationProbe(live)
     near = two_copies(Measurement.of(model, RISING), distance, COPIED, 0)
-    far = torch.cat([near[:, : COPIED + 1], near.new_full((1, 5), 7), near[:, COPIED + 1 :]], 1)
+    far = torch.cat(
+        [near[:, : COPIED + 1], near.new_full((1, 5), 7), near[:, COPIED + 1 :]], 1
+    )
 
     def see(call: AttentionCall) -> torch.Tensor:
-        planes, further = rotation.planes()[call.layer], torch.tensor([distance, farther])
+        planes, further = (
+            rotation.planes()[call.layer],
+            torch.tensor([distance, farther]),
+        )
         call = call.of_heads(torch.arange(call.query.shape[1]))
         return share_found(call, planes, COPIED, distance, further.double())
 
@@ -52,8 +59,13 @@ def test_a_turned_key_scores_as_in_a_run_at_that_distance(name: str):
     expected = np.zeros((len(scores), 3))
     for head, row in np.ndindex(len(scores), COPIED - 1):
         i, right = near.shape[1] - COPIED + row, 2 + row
-        best = max(scores[head, i, j] for j in range(1, i) if visible[i, j] and j != right)
-        turned, near_score = real[head, i + farther - distance, right], scores[head, i, right]
+        best = max(
+            scores[head, i, j] for j in range(1, i) if visible[i, j] and j != right
+        )
+        turned, near_score = (
+            real[head, i + farther - distance, right],
+            scores[head, i, right],
+        )
         expected[head] += np.array([near_score, near_score, turned]) > best
     np.testing.assert_allclose(wins, expected / (COPIED - 1), atol=1e-9)
     assert expected.any()
@@ -79,7 +91,9 @@ def test_shares_of_found_copies_match_loops_over_a_run(name: str, copied: int):
                 i = len(sequence) - copied + row
                 seen = [j for j in np.flatnonzero(visible[i]) if 0 < j < i]
                 right = 2 + row
-                hit = right in seen and right == max(seen, key=lambda j: scores[head, i, j])
+                hit = right in seen and right == max(
+                    seen, key=lambda j: scores[head, i, j]
+                )
                 shares[draw, layer, head, n] += hit / (copied - 1)
     found_share = reach["found_share"].isel(variant=0)
     assert found_share.notnull().any()
@@ -89,7 +103,9 @@ def test_shares_of_found_copies_match_loops_over_a_run(name: str, copied: int):
 
 def test_the_induction_head_finds_copies():
     model, _ = rl.load("bundled")
-    text = torch.randint(5, model.config.vocab_size, (4, 100), generator=torch.manual_seed(0))
+    text = torch.randint(
+        5, model.config.vocab_size, (4, 100), generator=torch.manual_seed(0)
+    )
     reach = rl.reach(model, text, heads="4.4,2.0", variants=("own", "nope"))
     one_head = reach.sel(layer=4, head=4)
     own, nope = (one_head.sel(variant=name) for name in ("own", "nope"))
@@ -117,11 +133,17 @@ def test_copies_must_be_in_the_context():
 
 def test_a_rotation_that_depends_on_the_length_is_taken_from_the_run():
     """Past 16 tokens, this rotation equals linear scaling with factor 4."""
-    factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "attention_factor": 1.0}
+    factors = {
+        "short_factor": [1.0] * 8,
+        "long_factor": [4.0] * 8,
+        "attention_factor": 1.0,
+    }
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 1.0, **factors}
     long = {**rope, "original_max_position_embeddings": 16}
     linear = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
-    models = [tiny("llama_gqa", rope_parameters=parameters) for parameters in (long, linear)]
+    models = [
+        tiny("llama_gqa", rope_parameters=parameters) for parameters in (long, linear)
+    ]
     reach, expected = (rl.reach(x, RISING, copied=6, copies=(24, 48)) for x in models)
     xr.testing.assert_equal(reach, expected)
     assert reach["foretold_share"].sel(run_distance=48).any()
@@ -157,7 +179,9 @@ def test_an_attribution_is_the_slope_along_a_plane(name: str):
             edit = rl.rescale(inv_freq, attention_factor=math.sqrt(size), **place_of)
             with rl.edit_rope(model, edit):
                 ends.append(loss_of(model))
-        assert there[layer, head, plane] == pytest.approx((ends[0] - ends[1]) / 0.02, rel=2e-2)
+        assert there[layer, head, plane] == pytest.approx(
+            (ends[0] - ends[1]) / 0.02, rel=2e-2
+        )
     by_pair = result["pair_attribution"].sum(["query", "key"])
     total = result["attribution"].sel(layer=1)
     np.testing.assert_allclose(by_pair, total, rtol=1e-4, atol=1e-6)
@@ -167,7 +191,9 @@ def test_an_attribution_is_the_slope_along_a_plane(name: str):
 def test_attributions_over_many_steps_sum_to_the_change_from_even_attention(name: str):
     result = rl.attribute_planes(tiny(name), TOKENS, (3, 5), heads="0.*,1.1", steps=40)
     total = result.attrs["answer"] - result.attrs["answer_without"]
-    assert float(result["attribution"].sum()) == pytest.approx(total, rel=0.02, abs=0.02)
+    assert float(result["attribution"].sum()) == pytest.approx(
+        total, rel=0.02, abs=0.02
+    )
     assert abs(total) > 0.1
 
 
@@ -213,11 +239,15 @@ def test_the_gradient_of_a_score_matches_a_change_of_the_mask(name: str):
             logits = model(TOKENS).logits[0, -1]
         return float(logits[first] - logits[second])
 
-    assert lead_with(0.0, 0, 0, 0, 0) == pytest.approx(float(data["excerpt_lead"]), abs=1e-9)
+    assert lead_with(0.0, 0, 0, 0, 0) == pytest.approx(
+        float(data["excerpt_lead"]), abs=1e-9
+    )
     for place in np.argsort(-np.abs(gradient.values), axis=None)[:40:10]:
         index = tuple(map(int, np.unravel_index(place, gradient.shape)))
         slope = (lead_with(1e-2, *index) - lead_with(-1e-2, *index)) / 2e-2
-        assert float(gradient[index]) == pytest.approx(slope, rel=2e-3)  # stored with 11 bits
+        assert float(gradient[index]) == pytest.approx(
+            slope, rel=2e-3
+        )  # stored with 11 bits
     if name != "gpt_oss":  # its learned sinks take part in the softmax
         assert abs(gradient.sum("excerpt_key")).max() < 1e-2 * abs(gradient).max()
 
@@ -227,7 +257,9 @@ def test_a_model_without_gradients_has_no_lead():
     mlp = model.model.layers[0].mlp
     mlp.register_forward_hook(lambda module, given, out: Undifferentiable.apply(out))
     data = rl.profile(model, TOKENS, excerpts=[TOKENS[0]], budget=False)
-    assert not {"excerpt_score_gradient", "excerpt_answer", "excerpt_lead"} & {*data.variables}
+    assert not {"excerpt_score_gradient", "excerpt_answer", "excerpt_lead"} & {
+        *data.variables
+    }
     assert data["excerpt_attention"].notnull().any()
 
 
@@ -256,14 +288,18 @@ def test_a_mask_hides_tokens_from_the_answer():
         answer = float(model(TOKENS, attention_mask=mask).logits[0, -1, 7])
     assert result.attrs["answer"] == pytest.approx(answer, abs=1e-5)
     assert result.attrs["source_answer"] == pytest.approx(answer, abs=1e-5)
-    np.testing.assert_allclose(result["patched"].stack(all=[...]).dropna("all"), 0, atol=1e-6)
+    np.testing.assert_allclose(
+        result["patched"].stack(all=[...]).dropna("all"), 0, atol=1e-6
+    )
     assert result["pair_attribution"].sel(query=slice(6, None), key=5).isnull().all()
 
 
 def test_dropped_and_patched_planes_match_edits():
     model = tiny("llama_gqa")
     other = (TOKENS + 1) % 50
-    result = rl.attribute_planes(model, TOKENS, (3, 5), heads="1.*", check=4, source=other)
+    result = rl.attribute_planes(
+        model, TOKENS, (3, 5), heads="1.*", check=4, source=other
+    )
     assert int(result["dropped"].notnull().sum()) == 8
     assert (result["patched"].notnull() == result["dropped"].notnull()).all()
     place = abs(result["attribution"]).argmax(...)
@@ -276,7 +312,9 @@ def test_dropped_and_patched_planes_match_edits():
         with block, torch.no_grad():
             logits = model(TOKENS).logits[0, -1]
         changed = float(logits[3] - logits[5]) - result.attrs["answer"]
-        assert float(result[name][layer, head, plane]) == pytest.approx(changed, abs=1e-5)
+        assert float(result[name][layer, head, plane]) == pytest.approx(
+            changed, abs=1e-5
+        )
     assert np.isnan(result["attribution"].sel(layer=0)).all()
     assert {"rank_correlation", "worst"} <= set(result.attrs)
 

@@ -27,7 +27,9 @@ def logits(model: PreTrainedModel, ids: Tensor | None = None, **mask: Tensor) ->
 
 
 @contextmanager
-def at_projections(model: nn.Module, hook: Callable[[int, Tensor], None]) -> Iterator[None]:
+def at_projections(
+    model: nn.Module, hook: Callable[[int, Tensor], None]
+) -> Iterator[None]:
     """Call `hook(layer, x)`, which may change the input x [sequence, position, head, _]."""
     attention = [module for module in model.modules() if hasattr(module, "layer_idx")]
     children = [child for module in attention for child in module.named_children()]
@@ -41,11 +43,15 @@ def at_projections(model: nn.Module, hook: Callable[[int, Tensor], None]) -> Ite
 
     with ExitStack() as stack:
         for number, layer in enumerate(layers):
-            stack.callback(layer.register_forward_pre_hook(partial(before, number)).remove)
+            stack.callback(
+                layer.register_forward_pre_hook(partial(before, number)).remove
+            )
         yield
 
 
-def hooked(model: PreTrainedModel, heads: dict[int, list[int]], change: Change) -> Block:
+def hooked(
+    model: PreTrainedModel, heads: dict[int, list[int]], change: Change
+) -> Block:
     def hook(layer: int, x: Tensor) -> None:
         for head in heads.get(layer, []):
             x[:, :, head] = change(x[:, :, head])
@@ -110,7 +116,9 @@ def test_a_mean_over_a_reference(llama: LlamaForCausalLM):
 
 
 @pytest.mark.parametrize("sequences", [2, 3, 8])
-def test_a_resample_comes_from_another_sequence(llama: LlamaForCausalLM, sequences: int):
+def test_a_resample_comes_from_another_sequence(
+    llama: LlamaForCausalLM, sequences: int
+):
     ids = tokens(sequences=sequences)
     with projected(llama) as plain:
         before = logits(llama, ids)
@@ -131,7 +139,9 @@ def test_a_resample_comes_from_another_sequence(llama: LlamaForCausalLM, sequenc
     assert not torch.allclose(expected, before, atol=1e-2)
 
 
-@pytest.mark.parametrize(("implementation", "side"), [("eager", "left"), ("sdpa", "right")])
+@pytest.mark.parametrize(
+    ("implementation", "side"), [("eager", "left"), ("sdpa", "right")]
+)
 def test_padding(llama: LlamaForCausalLM, side: str, implementation: str):
     llama.set_attn_implementation(implementation)
     mask = torch.ones_like(tokens())
@@ -218,7 +228,10 @@ def test_batches_that_cannot_be_resampled_are_refused(llama: LlamaForCausalLM):
     mask[1, 14:] = 0
     words = "another sequence of the same length"
     with rl.silence_heads(llama, "0.1", to="resample"):
-        for ids, inputs in ((tokens(sequences=1), {}), (tokens(), {"attention_mask": mask})):
+        for ids, inputs in (
+            (tokens(sequences=1), {}),
+            (tokens(), {"attention_mask": mask}),
+        ):
             with pytest.raises(BadArgument, match=words) as refused:
                 logits(llama, ids, **inputs)
     assert refused.value.parts["seen"] == "sequences of 20, 14, 20 tokens"

@@ -17,7 +17,11 @@ from ropelens.interventions import cuts as planned
 from ropelens.interventions import truncate as module
 from ropelens.interventions.cuts import Cut, PlaneSweep, Wavelengths
 from ropelens.interventions.truncate import edits_of, named_entries
-from ropelens.interventions.truncation_table import COLUMNS, best_head, summarize_truncation
+from ropelens.interventions.truncation_table import (
+    COLUMNS,
+    best_head,
+    summarize_truncation,
+)
 from ropelens.report import describe
 from ropelens.rope import select
 from ropelens.rope.planes import Planes
@@ -29,7 +33,9 @@ def rotating_planes(planes: int, base: float = 10_000.0) -> Wavelengths:
     return dict(enumerate((2 * np.pi * base ** (np.arange(planes) / planes)).tolist()))
 
 
-def plan(layers: Sequence[Wavelengths], *, seed: int = 0, **changes: object) -> list[Cut]:
+def plan(
+    layers: Sequence[Wavelengths], *, seed: int = 0, **changes: object
+) -> list[Cut]:
     return PlaneSweep(**changes).cuts({"all": layers}, seed=seed)
 
 
@@ -55,12 +61,22 @@ def test_controls_have_the_size_of_the_edit_and_are_nested():
     assert cuts != plan(layers, seed=6)
     for share in PlaneSweep.keep[1:-1]:
         same = [cut for cut in cuts if cut.kept == share]
-        assert [cut.kind for cut in same] == ["slow", "fast", "random", "random", "random"]
-        assert {len(numbers) for cut in same for numbers in cut.stopped} == {16 * (1 - share)}
+        assert [cut.kind for cut in same] == [
+            "slow",
+            "fast",
+            "random",
+            "random",
+            "random",
+        ]
+        assert {len(numbers) for cut in same for numbers in cut.stopped} == {
+            16 * (1 - share)
+        }
         assert all(len(set(cut.stopped)) == 1 for cut in same)
         assert len({cut.stopped for cut in same[2:]}) == 3
     for draw in range(3):
-        path = [set(cut.stopped[0]) for cut in of_kind(cuts, "random") if cut.draw == draw]
+        path = [
+            set(cut.stopped[0]) for cut in of_kind(cuts, "random") if cut.draw == draw
+        ]
         assert all(small < large for small, large in pairwise(path))
     assert not [cut for cut in of_kind(cuts, "random") if cut.kept in (0, 1)]
 
@@ -75,12 +91,16 @@ def test_a_cut_that_stops_all_planes_does_not_change_the_controls_of_other_cuts(
 def test_controls_differ_from_the_sets_that_they_control(planes: int):
     """With few planes, a random set is often an end or the band, and must be drawn again."""
     cuts = plan([rotating_planes(planes)] * 2, bands=planes, controls=20)
-    sets = {kind: {cut.stopped for cut in of_kind(cuts, kind)} for kind in ("slow", "fast")}
+    sets = {
+        kind: {cut.stopped for cut in of_kind(cuts, kind)} for kind in ("slow", "fast")
+    }
     random = {cut.stopped for cut in of_kind(cuts, "random")}
     assert not random & (sets["slow"] | sets["fast"])
     assert bool(random) == (planes > 2)  # with two planes, each plane is an end
     for band in range(planes):
-        (planes_of_band,) = (cut.stopped for cut in of_kind(cuts, "band") if cut.band == band)
+        (planes_of_band,) = (
+            cut.stopped for cut in of_kind(cuts, "band") if cut.band == band
+        )
         controls = [c.stopped for c in of_kind(cuts, "band control") if c.band == band]
         assert len(controls) == 20
         assert planes_of_band not in controls
@@ -106,7 +126,12 @@ def test_layers_that_rotate_differently_keep_their_own_counts():
     slow = of_kind(cuts, "slow")[0]
     assert slow.stopped == ((4, 5, 6, 7), (4, 5, 6, 7), (), (2, 3))
     assert slow.kept == 0.5
-    assert [len(numbers) for numbers in of_kind(cuts, "random")[0].stopped] == [4, 4, 0, 2]
+    assert [len(numbers) for numbers in of_kind(cuts, "random")[0].stopped] == [
+        4,
+        4,
+        0,
+        2,
+    ]
     named = named_entries(xr.Dataset(coords={"edit": range(len(cuts))}), cuts)
     assert named["planes"].values[cuts.index(slow)] == "0 1: 4,5,6,7; 3: 2,3"
     spans = []
@@ -151,7 +176,11 @@ def test_copies_go_as_far_back_as_the_context_allows():
     sweep = rl.truncate(model, TOKENS, keep=[0.5], controls=0)
     assert sweep["copy_distance"].values.tolist() == [2, 11]  # of 24 tokens
     table = summarize_truncation(sweep).set_index("edit")
-    losses = sweep["copy_loss"].sel(copy_distance=11, edit=["none", "slow 0.5"]).mean("trial")
+    losses = (
+        sweep["copy_loss"]
+        .sel(copy_distance=11, edit=["none", "slow 0.5"])
+        .mean("trial")
+    )
     expected = losses.values[1] - losses.values[0]
     assert table.loc["slow 0.5", "copy_loss_change"] == pytest.approx(expected)
 
@@ -190,7 +219,10 @@ def test_equal_sets_are_measured_once(monkeypatch):
         coords = dataset.isel(edit=entry).coords.items()
         row = {name: x.item() for name, x in coords if not x.ndim}
         stopped = [int(n) for n in row["planes"].split(",")]
-        assert (row["kept"], row["planes_stopped"]) == (1 - len(stopped) / 4, len(stopped))
+        assert (row["kept"], row["planes_stopped"]) == (
+            1 - len(stopped) / 4,
+            len(stopped),
+        )
         span = row["wavelength_low"], row["wavelength_high"]
         assert span == pytest.approx((*wavelength[stopped][[0, -1]],), rel=1e-5)
         assert (row["draw"] >= 0) == (row["kind"] in ("random", "band control"))
@@ -212,7 +244,9 @@ def test_the_summary_has_a_row_for_each_edit(sweep: xr.Dataset):
         assert (none[f"{name}_change"], none[f"{name}_change_low"]) == (0, 0)
     loss = np.average(sweep["loss"], axis=1, weights=sweep["predicted_tokens"])
     np.testing.assert_allclose(table["loss"], loss)
-    np.testing.assert_allclose(table["loss_change"], table["loss"] - none["loss"], atol=1e-12)
+    np.testing.assert_allclose(
+        table["loss_change"], table["loss"] - none["loss"], atol=1e-12
+    )
     retrieval = sweep["retrieval"].mean(["retrieval_length", "depth"])
     np.testing.assert_allclose(table["retrieval"], retrieval)
     per_trial = sweep["retrieval_hit"].mean(["retrieval_length", "depth"])
@@ -243,7 +277,9 @@ def test_the_best_head_is_not_measured_in_the_trials_that_chose_it():
     trials[8, :, 1, 0] = np.nan  # a head that a layer does not have
     chosen = best_head(trials)
     np.testing.assert_array_equal(chosen[7], trials[7, 1::2, 2, 3])
-    np.testing.assert_array_equal(best_head(trials, chosen_in=trials[7]), trials[:, 1::2, 2, 3])
+    np.testing.assert_array_equal(
+        best_head(trials, chosen_in=trials[7]), trials[:, 1::2, 2, 3]
+    )
     assert chosen[8].notnull().all()
 
 
@@ -257,7 +293,9 @@ def test_changes_of_heads_have_intervals(sweep: xr.Dataset):
     layer, head = np.unravel_index(half.argmax(), half.shape)
     trials = scores[:, 1::2, layer, head]
     np.testing.assert_allclose(table["induction"], trials.mean(1))
-    np.testing.assert_allclose(table["induction_change"], trials.mean(1) - trials[0].mean())
+    np.testing.assert_allclose(
+        table["induction_change"], trials.mean(1) - trials[0].mean()
+    )
     row = table.iloc[5]
     assert_interval(row, "induction", trials[5] - trials[0])
     assert row["labels_changed_low"] == np.quantile(resampled, 0.025)
@@ -278,7 +316,9 @@ def test_planes_are_scaled_instead_of_stopped():
     text = rl.Text(TOKENS)
     zero, one = (rl.truncate(model, text, scale=x, **options) for x in (0, 1))
     dropped = {"slow": rl.drop(select.Slowest(0.5))}
-    expected = rl.evaluate(model, text, edits=dropped, measures="loss")["loss"].sel(edit="slow")
+    expected = rl.evaluate(model, text, edits=dropped, measures="loss")["loss"].sel(
+        edit="slow"
+    )
     np.testing.assert_allclose(zero["loss"].sel(edit="slow 0.5"), expected, 1e-6)
     np.testing.assert_allclose(one["loss"].std("edit"), 0, atol=1e-6)
     assert "scaling by 0 the slowest 50%" in describe(zero)[0]

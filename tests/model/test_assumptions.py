@@ -14,7 +14,12 @@ import torch
 from measured import differs_when_observed
 from oracles.tiny import random_tokens, tiny
 from torch import Tensor
-from transformers import LlamaForCausalLM, PreTrainedModel, T5Config, T5ForConditionalGeneration
+from transformers import (
+    LlamaForCausalLM,
+    PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 from transformers.models.llama import modeling_llama
 
 import ropelens as rl
@@ -51,7 +56,9 @@ def not_finite() -> PreTrainedModel:
     return model
 
 
-def patched(change: Callable[..., Any], part: str = "layers.0.self_attn") -> PreTrainedModel:
+def patched(
+    change: Callable[..., Any], part: str = "layers.0.self_attn"
+) -> PreTrainedModel:
     """A model, one module of which runs `change(forward, ...)` instead of its forward."""
     model = tiny("llama_gqa")
     module = model.model.get_submodule(part)
@@ -61,7 +68,9 @@ def patched(change: Callable[..., Any], part: str = "layers.0.self_attn") -> Pre
 
 def with_prefix(forward: Callable, input_ids: Tensor, **kwargs: Any) -> Any:
     kwargs["position_ids"] = None
-    return forward(torch.cat([torch.ones(len(input_ids), 5).long(), input_ids], 1), **kwargs)
+    return forward(
+        torch.cat([torch.ones(len(input_ids), 5).long(), input_ids], 1), **kwargs
+    )
 
 
 @torch.inference_mode()
@@ -98,7 +107,9 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "computes something else": lambda model: rl.profile(model, TOKENS, budget=False),
     "more than one way": lambda model: rl.edit_rope(model, "yarn:4").__enter__(),
     "the base of its RoPE": lambda model: rl.edit_rope(model, "yarn:4").__enter__(),
-    "to the logits is not linear": lambda model: rl.capture(model, TOKENS[0], logits_of=[7]),
+    "to the logits is not linear": lambda model: rl.capture(
+        model, TOKENS[0], logits_of=[7]
+    ),
 }
 """Calls that raise an error which `measure_rope` does not raise, by words of the error."""
 
@@ -160,7 +171,9 @@ def test_every_broken_model_breaks_an_assumption():
 
 
 def test_a_live_model_has_few_methods():
-    methods = [x for x in vars(LiveModel).values() if callable(x) or hasattr(x, "__get__")]
+    methods = [
+        x for x in vars(LiveModel).values() if callable(x) or hasattr(x, "__get__")
+    ]
     assert 10 < len(methods) <= 25
 
 
@@ -168,11 +181,17 @@ Attend = Callable[..., tuple[Tensor, Tensor]]
 
 
 def with_mask(change: Callable[[Tensor], Tensor]) -> Attend:
-    return lambda attend, *inputs, **more: attend(*inputs[:-1], change(inputs[-1]), **more)
+    return lambda attend, *inputs, **more: attend(
+        *inputs[:-1], change(inputs[-1]), **more
+    )
 
 
 def causal(mask: Tensor) -> Tensor:
-    return torch.full(mask.shape[-2:], torch.finfo(mask.dtype).min).triu(1).expand(mask.shape)
+    return (
+        torch.full(mask.shape[-2:], torch.finfo(mask.dtype).min)
+        .triu(1)
+        .expand(mask.shape)
+    )
 
 
 def biased(mask: Tensor) -> Tensor:

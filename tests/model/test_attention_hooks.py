@@ -40,7 +40,9 @@ def nothing_stays_wrapped():
 
 
 @pytest.mark.parametrize(("name", "implementation"), IMPLEMENTATIONS)
-def test_calls_give_the_attention_of_the_model_and_outputs_keep_every_bit(name, implementation):
+def test_calls_give_the_attention_of_the_model_and_outputs_keep_every_bit(
+    name, implementation
+):
     model, ids = tiny(name), tokens()
     expected, _ = attention_calls(model, ids[0])
     model.set_attn_implementation(implementation)
@@ -54,10 +56,14 @@ def test_calls_give_the_attention_of_the_model_and_outputs_keep_every_bit(name, 
     assert len(calls) == len(expected), "a closed block shows no calls"
     for call, true in zip(calls, expected, strict=True):
         weights = attention_map(call)
-        torch.testing.assert_close(weights[0].double(), true.attention, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            weights[0].double(), true.attention, rtol=1e-4, atol=1e-5
+        )
         assert output_error(call, weights).norm() < 1e-5
         assert (call.scale, call.softcap) == (true.scale, true.softcap)
-        np.testing.assert_array_equal(call.visibility.first[0], true.visible.int().argmax(1))
+        np.testing.assert_array_equal(
+            call.visibility.first[0], true.visible.int().argmax(1)
+        )
 
 
 @pytest.mark.parametrize("name", ["phi", "gpt_neox"])
@@ -89,9 +95,19 @@ def test_autocast_applies_only_to_the_model(name: str):
 
 
 TOP_K = {  # a row attends to fewer keys than the sequence has
-    **{"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8},
+    **{
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+    },
     **{"v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1},
-    **{"topk_group": 1, "first_k_dense_replace": 2, "index_n_heads": 2, "index_head_dim": 16},
+    **{
+        "topk_group": 1,
+        "first_k_dense_replace": 2,
+        "index_n_heads": 2,
+        "index_head_dim": 16,
+    },
     **{"index_topk": 8, "num_key_value_heads": 4},
 }
 
@@ -105,7 +121,9 @@ def test_rows_that_do_not_see_their_own_key_are_still_rows():
         for begin, end in ((0, 20), (20, 25), *((n, n + 1) for n in range(25, LENGTH))):
             maps: list[torch.Tensor] = []
             with rl.observe(model, lambda call, _: maps.append(attention_map(call))):  # noqa: B023
-                result = model(ids[:, begin:end], past_key_values=past, output_attentions=True)
+                result = model(
+                    ids[:, begin:end], past_key_values=past, output_attentions=True
+                )
             for ours, true in zip(maps, result.attentions, strict=True):
                 torch.testing.assert_close(ours, true[..., :end], rtol=0, atol=1e-5)
     read: list[torch.Tensor] = []
@@ -139,7 +157,9 @@ def test_the_model_runs_the_function_that_it_asks_for(llama, monkeypatch):
         pass
 
     file = sys.modules[__name__]
-    monkeypatch.setattr(file, "eager_attention_forward", windowed_attention, raising=False)
+    monkeypatch.setattr(
+        file, "eager_attention_forward", windowed_attention, raising=False
+    )
     llama.model.layers[0].self_attn.__class__ = OfAnotherFile
     plain = logits(llama, tokens())
     with as_live_model(llama).observe(lambda call: None):
@@ -156,7 +176,9 @@ def test_a_model_that_changes_when_it_is_observed_is_refused(llama: LlamaForCaus
 
     for measure in (rl.profile, rl.evaluate, rl.truncate, rl.reach, rl.analyze):
         more = {"copies": [48, 50]} if measure is rl.reach else {}
-        with pytest.raises(UnsupportedModel, match="else while it is observed") as refused:
+        with pytest.raises(
+            UnsupportedModel, match="else while it is observed"
+        ) as refused:
             measure(llama, tokens(), progress=progress, **more)
         seen = f"logits of {99 if measure is rl.reach else 30} tokens: a relative change of"
         assert seen in refused.value.parts["seen"], measure
@@ -173,10 +195,17 @@ def test_windows_are_read_at_every_length(name: str, length: int):
         model = tiny(name)
         model.set_attn_implementation(implementation)
         calls = [call for call, _ in observed_calls(model, tokens(length=length))]
-        kinds = getattr(model.config, "layer_types", None) or ["sliding_attention"] * len(calls)
+        kinds = getattr(model.config, "layer_types", None) or [
+            "sliding_attention"
+        ] * len(calls)
         for call, kind in zip(calls, kinds, strict=True):
-            expected = windowed if kind == "sliding_attention" else torch.zeros_like(row)
-            assert torch.equal(call.visibility.first[0], expected), (implementation, kind)
+            expected = (
+                windowed if kind == "sliding_attention" else torch.zeros_like(row)
+            )
+            assert torch.equal(call.visibility.first[0], expected), (
+                implementation,
+                kind,
+            )
 
 
 def windowed_attention(module, query, key, value, attention_mask, **kwargs):
@@ -190,7 +219,9 @@ def windowed_attention(module, query, key, value, attention_mask, **kwargs):
 
 
 def test_a_window_without_a_mask_is_read(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(AttentionInterface._global_mapping, "windowed", windowed_attention)
+    monkeypatch.setitem(
+        AttentionInterface._global_mapping, "windowed", windowed_attention
+    )
     AttentionMaskInterface.register("windowed", lambda *args, **kwargs: None)
     model = tiny("mistral_sliding")
     expected = logits(model, tokens())
@@ -203,16 +234,26 @@ def test_a_window_without_a_mask_is_read(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_an_error_closes_the_block(llama: LlamaForCausalLM):
-    with pytest.raises(ZeroDivisionError), as_live_model(llama).observe(lambda call: 1 / 0):
+    with (
+        pytest.raises(ZeroDivisionError),
+        as_live_model(llama).observe(lambda call: 1 / 0),
+    ):
         logits(llama, tokens())
-    with pytest.raises(ZeroDivisionError), as_live_model(llama).observe(lambda call: None):
+    with (
+        pytest.raises(ZeroDivisionError),
+        as_live_model(llama).observe(lambda call: None),
+    ):
         raise ZeroDivisionError
     logits(llama, tokens())
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own configs", "one config"])
-def test_blocks_nest_and_two_models_have_separate_hooks(llama: LlamaForCausalLM, shared: bool):
-    other = LlamaForCausalLM(llama.config).eval() if shared else tiny("llama_gqa", seed=1)
+def test_blocks_nest_and_two_models_have_separate_hooks(
+    llama: LlamaForCausalLM, shared: bool
+):
+    other = (
+        LlamaForCausalLM(llama.config).eval() if shared else tiny("llama_gqa", seed=1)
+    )
     plain, plain_other = logits(llama, tokens()), logits(other, tokens())
     outer, inner, theirs = [], [], []
     live, live_other = as_live_model(llama), as_live_model(other)
@@ -227,7 +268,9 @@ def test_blocks_nest_and_two_models_have_separate_hooks(llama: LlamaForCausalLM,
 
 @pytest.mark.parametrize("how", ["a bias", "by head"])
 @torch.no_grad()
-def test_a_new_kind_of_mask_is_checked_after_a_plain_mask(llama: LlamaForCausalLM, how: str):
+def test_a_new_kind_of_mask_is_checked_after_a_plain_mask(
+    llama: LlamaForCausalLM, how: str
+):
     low = torch.finfo(torch.float32).min
     size = tokens().shape[1]
     causal = torch.full((size, size), low).triu(1).expand(1, 4, -1, -1)
@@ -240,7 +283,9 @@ def test_a_new_kind_of_mask_is_checked_after_a_plain_mask(llama: LlamaForCausalL
     with rl.observe(llama, lambda call, planes: None):
         for mask in (causal, causal[:, :1]):
             llama(tokens(), attention_mask=mask, use_cache=False)
-        with pytest.raises(UnsupportedModel, match="the mask differs between heads or adds"):
+        with pytest.raises(
+            UnsupportedModel, match="the mask differs between heads or adds"
+        ):
             llama(tokens(), attention_mask=other, use_cache=False)
 
 

@@ -49,7 +49,9 @@ def assert_same_profile(one: xr.Dataset, other: xr.Dataset) -> None:
             continue
         of_logits = name == "excerpt_lead" or one[name].attrs["units"] == "bit"
         scale = np.abs(a[np.isfinite(a)]).max(initial=1.0 if of_logits else 1e-2)
-        digits = 1e-3 if str(name).endswith(("_still", "_gradient")) else 0  # half precision
+        digits = (
+            1e-3 if str(name).endswith(("_still", "_gradient")) else 0
+        )  # half precision
         np.testing.assert_allclose(b, a, rtol=digits, atol=1e-5 * scale, err_msg=name)
     assert one.attrs["loss"] == pytest.approx(other.attrs["loss"], rel=1e-5)
     for name in ("tokens", "sequences", "model", "context"):
@@ -67,7 +69,9 @@ def test_a_bridge_gives_the_profile_of_the_model(name: str, tmp_path: Path):
     bridged = bridge(model, tokenizer)  # changes the model
     assert isinstance(as_live_model(bridged), BridgeModel)
     assert_same_profile(plain, rl.profile(bridged, text, **options))
-    np.testing.assert_allclose(rl.measure_rope(bridged)["inv_freq"], rope["inv_freq"], 1e-6)
+    np.testing.assert_allclose(
+        rl.measure_rope(bridged)["inv_freq"], rope["inv_freq"], 1e-6
+    )
 
 
 EDITS = {
@@ -112,7 +116,9 @@ def test_edits_and_silence_change_a_bridge_in_the_same_way(name: str, tmp_path: 
     ours = outputs(bridged)
     for change, logits in expected.items():
         scale = logits.abs().max()
-        torch.testing.assert_close(ours[change] / scale, logits / scale, rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            ours[change] / scale, logits / scale, rtol=0, atol=1e-5
+        )
         if change not in ("before", "after"):
             assert (logits - expected["before"]).abs().max() > 1e-3 * scale, change
     assert torch.equal(ours["before"], ours["after"])
@@ -121,7 +127,9 @@ def test_edits_and_silence_change_a_bridge_in_the_same_way(name: str, tmp_path: 
         for part in ("score", "attention", "contribution"):
             np.testing.assert_allclose(again[part], edited[part], rtol=1e-5, atol=1e-4)
             assert not np.allclose(seen[part], edited[part], atol=1e-3, equal_nan=True)
-        np.testing.assert_allclose(rl.measure_rope(bridged)["inv_freq"], rope["inv_freq"])
+        np.testing.assert_allclose(
+            rl.measure_rope(bridged)["inv_freq"], rope["inv_freq"]
+        )
 
 
 def test_blocks_on_a_bridge_nest_in_any_order(tmp_path: Path):
@@ -159,15 +167,21 @@ def test_errors_of_a_bridge_name_the_hook(tmp_path: Path):
         # TransformerLens 4.3 does not know the name of the cache since transformers 5.24.
         rename = lambda module, args, options: (  # noqa: E731
             args,
-            options | {"past_key_values": options.get("cache", options.get("past_key_values"))},
+            options
+            | {"past_key_values": options.get("cache", options.get("past_key_values"))},
         )
         for block in bridged.blocks:
             block.attn.register_forward_pre_hook(rename, with_kwargs=True)
         words = "hook_rot_k fires only for the keys"
         for block in (rl.edit_rope(bridged, "nope"), rl.observe(bridged, print)):
             with block, pytest.raises(UnsupportedModel, match=words):
-                bridged.generate(TOKENS[:1], max_new_tokens=2, do_sample=False, verbose=False)
-        with pytest.raises(KeyError), rl.observe(bridged, lambda call, planes: {}[call]):
+                bridged.generate(
+                    TOKENS[:1], max_new_tokens=2, do_sample=False, verbose=False
+                )
+        with (
+            pytest.raises(KeyError),
+            rl.observe(bridged, lambda call, planes: {}[call]),
+        ):
             bridged(TOKENS)
         assert torch.equal(bridged(TOKENS), before)
 

@@ -32,16 +32,27 @@ def stopped(model: nn.Module) -> nn.Module:
 
 def on_a_grid() -> torch.Tensor:
     """Positions of six tokens of text, an image of 3 x 4 patches, and six more tokens."""
-    patches = torch.stack([torch.zeros(12), torch.arange(12) // 4, torch.arange(12) % 4]).long()
-    rows = [torch.arange(6).expand(3, -1), 6 + patches, 10 + torch.arange(6).expand(3, -1)]
+    patches = torch.stack(
+        [torch.zeros(12), torch.arange(12) // 4, torch.arange(12) % 4]
+    ).long()
+    rows = [
+        torch.arange(6).expand(3, -1),
+        6 + patches,
+        10 + torch.arange(6).expand(3, -1),
+    ]
     return torch.cat(rows, dim=1)[:, None].expand(-1, 2, -1)
 
 
 @torch.no_grad()
-def in_steps(model: nn.Module, positions: torch.Tensor, *, first: int = 20) -> torch.Tensor:
+def in_steps(
+    model: nn.Module, positions: torch.Tensor, *, first: int = 20
+) -> torch.Tensor:
     cache, logits = DynamicCache(), []
     for begin, end in [(0, first), *((n, n + 1) for n in range(first, 24))]:
-        part = {"input_ids": TOKENS[:, begin:end], "position_ids": positions[..., begin:end]}
+        part = {
+            "input_ids": TOKENS[:, begin:end],
+            "position_ids": positions[..., begin:end],
+        }
         logits.append(model(**part, past_key_values=cache).logits)
     return torch.cat(logits, dim=1)
 
@@ -58,17 +69,23 @@ def test_each_plane_rotates_with_its_own_axis(kind: str):
 
 def test_text_on_three_axes_is_measured_and_images_are_not():
     model, places = sighted("qwen2_vl"), torch.arange(24).expand(3, 2, -1)
-    measured = rl.profile(model, {"input_ids": TOKENS, "position_ids": places}, budget=False)
+    measured = rl.profile(
+        model, {"input_ids": TOKENS, "position_ids": places}, budget=False
+    )
     alone = rl.profile(model, TOKENS, budget=False)
     np.testing.assert_array_equal(measured["selectivity"], alone["selectivity"])
     image = {"input_ids": TOKENS, "position_ids": on_a_grid()}
     for measure in (rl.profile, rl.evaluate):
-        with pytest.raises(BadArgument, match="tokens of an image, whose positions differ by"):
+        with pytest.raises(
+            BadArgument, match="tokens of an image, whose positions differ by"
+        ):
             measure(model, image)
 
 
 @torch.no_grad()
-def go_on(model: nn.Module, mask, where, *edits, cropped=0, inside=False) -> torch.Tensor:
+def go_on(
+    model: nn.Module, mask, where, *edits, cropped=0, inside=False
+) -> torch.Tensor:
     """Logits of a token on a cache that was filled before or `inside` the block of `edits`."""
     cache = DynamicCache()
 
@@ -114,7 +131,10 @@ def test_rows_are_the_last_tokens_and_a_mask_may_have_a_value_for_each_key():
     rows, keys = positions(nn.Identity(), range(4, 6), 0, key, given, None)
     assert rows.tolist() == [[10, 11]]
     assert torch.equal(keys, given)
-    attention, key = tiny("llama_gqa").model.layers[0].self_attn, torch.zeros(1, 2, 5, 16)
+    attention, key = (
+        tiny("llama_gqa").model.layers[0].self_attn,
+        torch.zeros(1, 2, 5, 16),
+    )
     told = torch.tensor([[2]]), torch.tensor([[0, 0, 1, 1, 1]])
     _, keys = positions(attention, range(4, 5), 0, key, *told)
     assert keys.tolist() == [[-2, -1, 0, 1, 2]]
@@ -128,7 +148,10 @@ def test_each_of_two_caches_has_its_own_positions():
     def last(model: nn.Module) -> torch.Tensor:
         def part(row: int, at: slice, cache: DynamicCache) -> torch.Tensor:
             one = slice(row, row + 1)
-            options = {"position_ids": where[one, at], "attention_mask": mask[one, : at.stop]}
+            options = {
+                "position_ids": where[one, at],
+                "attention_mask": mask[one, : at.stop],
+            }
             return model(TOKENS[one, at], past_key_values=cache, **options).logits
 
         caches = DynamicCache(), DynamicCache()
@@ -160,7 +183,11 @@ BEFORE = [
     *((name, NOTHING, COUNTED, cropped, True) for name in KINDS for cropped in (0, 4)),
     *((name, NOTHING, 3 * COUNTED, 4, False) for name in KINDS),
     *((name, LEFT, where, 0, True) for name in KINDS for where in (COUNTED, None)),
-    *((name, HOLE, where, 0, where is COUNTED) for name in KINDS for where in (COUNTED, None)),
+    *(
+        (name, HOLE, where, 0, where is COUNTED)
+        for name in KINDS
+        for where in (COUNTED, None)
+    ),
     ("mistral_sliding", NOTHING, COUNTED % 18, 0, False),
     ("qwen2_vl", LEFT, None, 0, True),
     ("qwen2_vl", NOTHING, on_a_grid(), 0, False),
@@ -173,7 +200,9 @@ BEFORE = [
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("how", ["eager", "sdpa"])
 @pytest.mark.parametrize(("name", "hidden", "where", "cropped", "known"), BEFORE)
-def test_an_earlier_cache_is_known_or_refused(name, hidden, where, cropped, known, how, inside):
+def test_an_earlier_cache_is_known_or_refused(
+    name, hidden, where, cropped, known, how, inside
+):
     sees, (mask, own) = name == "qwen2_vl", masked(hidden)
     layers = 2 if name == "gemma3" else 1  # one layer has the same keys under an edit
     model = sighted(name) if sees else tiny(name, num_hidden_layers=layers)
@@ -244,10 +273,14 @@ class SinkLayer(DynamicLayer):
         return result
 
 
-@pytest.mark.parametrize(("inside", "sinks"), [(False, True), (True, False), (True, True)])
+@pytest.mark.parametrize(
+    ("inside", "sinks"), [(False, True), (True, False), (True, True)]
+)
 @pytest.mark.parametrize("block", ["edit", "observe"])
 @torch.no_grad()
-def test_caches_that_drop_keys_are_refused(llama: Any, block: str, inside: bool, sinks: bool):
+def test_caches_that_drop_keys_are_refused(
+    llama: Any, block: str, inside: bool, sinks: bool
+):
     cache = Cache(layer_class_to_replicate=SinkLayer) if sinks else DynamicCache()
     opened = rl.edit_rope(llama, EDIT) if block == "edit" else rl.observe(llama, print)
     with opened if inside else nullcontext():

@@ -45,11 +45,15 @@ OFFLOADED: dict[str, Callable[[LlamaForCausalLM, Path], PreTrainedModel]] = {
 
 
 @pytest.mark.parametrize("how", OFFLOADED)
-def test_an_offloaded_model_is_measured_and_edited(how: str, plain: xr.Dataset, tmp_path: Path):
+def test_an_offloaded_model_is_measured_and_edited(
+    how: str, plain: xr.Dataset, tmp_path: Path
+):
     model = OFFLOADED[how](tiny_llama().eval(), tmp_path)
     assert model.device.type == "meta"
     assert devices_of(model) == [device_of(model)] == [CPU]
-    xr.testing.assert_equal(rl.profile(model, TOKENS, surrogates=0), plain.drop_vars(BACKWARD))
+    xr.testing.assert_equal(
+        rl.profile(model, TOKENS, surrogates=0), plain.drop_vars(BACKWARD)
+    )
     own = tiny_llama().eval()
     with rl.edit_rope(model, "nope"), rl.edit_rope(own, "nope"), torch.no_grad():
         torch.testing.assert_close(model(TOKENS).logits, own(TOKENS).logits)
@@ -65,14 +69,20 @@ def test_a_checkpoint_in_shards_is_placed_by_the_device_map(plain, tmp_path, cap
     xr.testing.assert_equal(found.drop_attrs(), plain.drop_vars(BACKWARD).drop_attrs())
     capfd.readouterr()
     model, _ = load(tmp_path, device_map="auto")
-    assert devices_of(model) == open_checkpoint(tmp_path, Loading(device_map="auto")).devices
+    assert (
+        devices_of(model)
+        == open_checkpoint(tmp_path, Loading(device_map="auto")).devices
+    )
     assert capfd.readouterr() == ("", "")
     assert logging.getLogger("accelerate").level == logging.NOTSET
 
 
 def test_weights_leave_room_for_a_measurement(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("ropelens.runtime.devices.free_bytes", lambda _: 6 * 10**9)
-    assert room_for_weights([torch.device("cuda", 1)]) == {1: 10**9, "cpu": 5_100_000_000}
+    assert room_for_weights([torch.device("cuda", 1)]) == {
+        1: 10**9,
+        "cpu": 5_100_000_000,
+    }
     monkeypatch.setattr("ropelens.runtime.devices.free_bytes", lambda _: 10**8)
     assert room_for_weights([CPU]) == {"cpu": 0}
 
@@ -81,7 +91,9 @@ def test_weights_beyond_the_memory_are_not_read(tmp_path, monkeypatch):
     save_tiny(tmp_path / "model")
     weights = open_checkpoint(tmp_path / "model", Loading()).weight_bytes
     monkeypatch.setattr("ropelens.checkpoints.load.free_bytes", lambda _: weights - 1)
-    with pytest.raises(BadArgument, match=r"(?s)memory of cpu.*0\.0 GB free.*device_map auto"):
+    with pytest.raises(
+        BadArgument, match=r"(?s)memory of cpu.*0\.0 GB free.*device_map auto"
+    ):
         load(tmp_path / "model", device="cpu")
     monkeypatch.setattr("ropelens.checkpoints.load.free_bytes", lambda _: weights)
     load(tmp_path / "model", device="cpu")
@@ -99,14 +111,18 @@ def test_weights_are_counted_in_the_dtype_of_the_file_or_the_option(tmp_path: Pa
     assert open_checkpoint(folder, Loading()).weight_bytes == saved
 
 
-@pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
+@pytest.mark.skipif(
+    find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed"
+)
 def test_a_missing_package_is_named():
     with pytest.raises(BadCheckpoint, match=r"requires bitsandbytes: `pip install"):
         load("bundled", quantize="bnb-nf4")
 
 
 @pytest.mark.filterwarnings("ignore")  # warnings of torchao
-def test_weights_of_eight_bits_give_nearly_the_same_numbers(plain: xr.Dataset, tmp_path: Path):
+def test_weights_of_eight_bits_give_nearly_the_same_numbers(
+    plain: xr.Dataset, tmp_path: Path
+):
     pytest.importorskip("torchao")
     folder, saved = save_tiny(tmp_path / "model"), tmp_path / "saved"
     model = load(folder, quantize="int8", device="cpu")[0]
@@ -117,9 +133,13 @@ def test_weights_of_eight_bits_give_nearly_the_same_numbers(plain: xr.Dataset, t
         error = np.abs(found[name] - plain[name]).max() / np.abs(plain[name]).max()
         assert 0 < error < 0.05
     written = rl.capture(model, TOKENS[:1], heads="1.*", values=True)
-    projection = model.get_parameter("model.layers.1.self_attn.o_proj.weight").dequantize()
+    projection = model.get_parameter(
+        "model.layers.1.self_attn.o_proj.weight"
+    ).dequantize()
     value = observed_calls(model, TOKENS[:1])[1][0].value
-    for head, weight in enumerate(projection.chunk(model.config.num_attention_heads, dim=1)):
+    for head, weight in enumerate(
+        projection.chunk(model.config.num_attention_heads, dim=1)
+    ):
         own = value[0, head * value.shape[1] // model.config.num_attention_heads]
         norms = (own @ weight.mT).norm(dim=-1)
         np.testing.assert_allclose(written["write_norm"][head], norms, rtol=1e-5)
@@ -136,10 +156,15 @@ def test_layers_are_summed_on_the_gpu_that_computes_them(plain, tmp_path, second
         pytest.skip(f"fewer than {gpus} CUDA devices")
     save_tiny(tmp_path / "model")
     places = dict.fromkeys(MAP, 0) | {"model.layers.1": second, "lm_head": gpus - 1}
-    model = LlamaForCausalLM.from_pretrained(tmp_path / "model", device_map=places).eval()
+    model = LlamaForCausalLM.from_pretrained(
+        tmp_path / "model", device_map=places
+    ).eval()
     assert [str(device) for device in devices_of(model)] == ["cuda:0", "cuda:1"][:gpus]
     seen: list[torch.device] = []
-    with rl.observe(model, lambda call, _: seen.append(call.key.device)), torch.no_grad():
+    with (
+        rl.observe(model, lambda call, _: seen.append(call.key.device)),
+        torch.no_grad(),
+    ):
         model(TOKENS.to("cuda:0"))
     assert [device.index for device in seen] == [0, gpus - 1]
     found = rl.profile(model, TOKENS, surrogates=0)
@@ -184,7 +209,10 @@ def test_a_wrapper_is_measured_and_edited_like_its_model(name: str):
     seen: list[int] = []
     with rl.edit_rope(plain, "nope"):
         edited = plain(tokens).logits
-    with rl.edit_rope(wrapped, "nope"), rl.observe(wrapped, lambda c, _: seen.append(c.layer)):
+    with (
+        rl.edit_rope(wrapped, "nope"),
+        rl.observe(wrapped, lambda c, _: seen.append(c.layer)),
+    ):
         torch.testing.assert_close(wrapped(tokens).logits, edited)
     assert seen == [0, 1]
     with rl.silence_heads(wrapped, "0.1"):
@@ -194,7 +222,9 @@ def test_a_wrapper_is_measured_and_edited_like_its_model(name: str):
 
 
 def test_the_error_for_other_objects_states_what_to_pass():
-    with pytest.raises(rl.BadArgument, match="the _module of an nnsight or nnterp model"):
+    with pytest.raises(
+        rl.BadArgument, match="the _module of an nnsight or nnterp model"
+    ):
         rl.measure_rope(object())  # type: ignore[arg-type]
 
 
@@ -212,5 +242,7 @@ def test_adapters_are_measured_with_their_model():
     xr.testing.assert_allclose(found["q_norm"], again["q_norm"], rtol=1e-4)
     prompts = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
     tuned = peft.get_peft_model(tiny_llama(), prompts)
-    with pytest.raises(rl.UnsupportedModel, match=r"trained tokens(.|\n)*get_base_model\(\)"):
+    with pytest.raises(
+        rl.UnsupportedModel, match=r"trained tokens(.|\n)*get_base_model\(\)"
+    ):
         rl.profile(tuned, tokens)

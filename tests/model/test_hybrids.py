@@ -42,10 +42,15 @@ def test_layers_of_a_hybrid_that_attend_are_measured(name: str):
     model = families.tiny(f"{name}ForCausalLM")
     layers = attend_alike(model, model)
     kinds = model.config.get_text_config().layer_types
-    assert layers == [n for n, kind in enumerate(kinds) if "linear" not in kind != "conv"]
+    assert layers == [
+        n for n, kind in enumerate(kinds) if "linear" not in kind != "conv"
+    ]
     rope = rl.measure_rope(model)
     assert rope["residual"].notnull().values.nonzero()[0].tolist() == layers
-    assert rope["inv_freq"].notnull().any("frequency").values.nonzero()[0].tolist() == layers
+    assert (
+        rope["inv_freq"].notnull().any("frequency").values.nonzero()[0].tolist()
+        == layers
+    )
     last = int((rope["inv_freq"] > 0).sum("frequency").max()) - 1
     with torch.no_grad():
         with rl.edit_rope(model, rl.stop(rl.PlaneNumbers((last,)))):
@@ -60,8 +65,16 @@ def test_layers_of_a_hybrid_that_attend_are_measured(name: str):
 def test_layers_that_do_not_attend_are_empty_in_all_results():
     model = families.tiny("Lfm2ForCausalLM")
     profile = rl.profile(model, TOKENS, surrogates=2)
-    for name in ("q_norm", "selectivity", "induction", "total_bits", "excerpt_attention"):
-        by_layer = profile[name].notnull().any([d for d in profile[name].dims if d != "layer"])
+    for name in (
+        "q_norm",
+        "selectivity",
+        "induction",
+        "total_bits",
+        "excerpt_attention",
+    ):
+        by_layer = (
+            profile[name].notnull().any([d for d in profile[name].dims if d != "layer"])
+        )
         assert by_layer.values.tolist() == [False, True, False, True], name
     assert profile["layer_type"].values.tolist() == ["recurrent", "full"] * 2
     grey = [x for x in rl.plot_head_map(profile).data if x.name == "no attention"]
@@ -69,16 +82,23 @@ def test_layers_that_do_not_attend_are_empty_in_all_results():
     assert set(grey[0].customdata[0]) == {"recurrent"}
     heads = rl.classify_heads(profile)
     assert heads["layer"].tolist() == [1] * 4 + [3] * 4
-    swept = rl.truncate(model, TOKENS, keep=[1, 0.5], controls=0, measures=["change", "labels"])
+    swept = rl.truncate(
+        model, TOKENS, keep=[1, 0.5], controls=0, measures=["change", "labels"]
+    )
     assert swept["attention_change"][:, [0, 2]].isnull().all()
     assert (swept["attention_change"][1:, [1, 3]] > 0).all()
     found_share = rl.reach(model, TOKENS, copies=[48])["found_share"]
     reached = found_share.notnull().any(("variant", "run_distance"))
     assert reached.all("head").values.tolist() == [False, True, False, True]
     edits = {"dropped": rl.drop(rl.Slowest(1.0)), "nope": "nope"}
-    losses = rl.evaluate(model, TOKENS, edits=edits, measures=["loss"])["mean_loss"].values
+    losses = rl.evaluate(model, TOKENS, edits=edits, measures=["loss"])[
+        "mean_loss"
+    ].values
     assert len(set(losses.round(6))) == 3
-    assert set(rl.capture(model, TOKENS[0], heads="*.1")["head"].values) == {"1.1", "3.1"}
+    assert set(rl.capture(model, TOKENS[0], heads="*.1")["head"].values) == {
+        "1.1",
+        "3.1",
+    }
     for heads in ("0.1", "0.*", "1.0,2.3"):
         with pytest.raises(BadArgument, match=r"(?s)has no head .*attend\)"):
             rl.capture(model, TOKENS[0], heads=heads)
@@ -91,7 +111,9 @@ def test_a_vision_model_is_loaded_and_measured_on_text(name: str, tmp_path):
     folder = save_tiny(tmp_path)
     sighted(name).save_pretrained(folder)
     loaded, tokenizer = rl.load(folder)
-    plain = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager")
+    plain = AutoModelForImageTextToText.from_pretrained(
+        folder, attn_implementation="eager"
+    )
     assert attend_alike(loaded, plain.eval()) == [0, 1]
     assert tokenizer is not None
     assert rl.profile(loaded, TOKENS, surrogates=2)["total_bits"].notnull().all()
@@ -106,7 +128,9 @@ COPIES: dict[str, Any] = {"copied": 4, "copies": (20,), "draws": 2, "distances":
 
 def in_block(model: PreTrainedModel, block: Any) -> xr.Dataset:
     with block:
-        return xr.Dataset({"logits": (("sequence", "row", "token"), model(IDS).logits.numpy())})
+        return xr.Dataset(
+            {"logits": (("sequence", "row", "token"), model(IDS).logits.numpy())}
+        )
 
 
 def in_edit(model: PreTrainedModel, call) -> xr.Dataset:
@@ -123,10 +147,14 @@ CALLS = {
     "profile of an edit": lambda m: in_edit(
         m, lambda: rl.profile(m, IDS, surrogates=0).drop_dims("kv_head")
     ),
-    "edit": lambda m: in_block(m, rl.edit_rope(m, rl.stop_slowest(0.5, heads="0.1,1.3"))),
+    "edit": lambda m: in_block(
+        m, rl.edit_rope(m, rl.stop_slowest(0.5, heads="0.1,1.3"))
+    ),
     "silence": lambda m: in_block(m, rl.silence_heads(m, "0.1", to="mean", text=IDS)),
     "patch": lambda m: in_block(m, rl.patch_planes(m, IDS[:1], heads="0.1", of="both")),
-    "outputs": lambda m: in_block(m, rl.patch_planes(m, IDS[:1], heads="0.1", of="output")),
+    "outputs": lambda m: in_block(
+        m, rl.patch_planes(m, IDS[:1], heads="0.1", of="output")
+    ),
 }
 
 

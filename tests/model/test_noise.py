@@ -11,7 +11,10 @@ from oracles.tiny import TEN, not_as_configured, random_tokens, tiny
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.llama import modeling_llama
-from transformers.models.llama.modeling_llama import eager_attention_forward, rotate_half
+from transformers.models.llama.modeling_llama import (
+    eager_attention_forward,
+    rotate_half,
+)
 
 import ropelens as rl
 from ropelens.checkpoints.load import check_causal
@@ -19,15 +22,22 @@ from ropelens.errors import UnsupportedModel
 from ropelens.model.as_live_model import as_live_model
 
 FAMILIES = (*TEN, "gemma3", "qwen3_moe")
-SMOLLM2 = Path(__file__).parents[2] / "models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf"
+SMOLLM2 = (
+    Path(__file__).parents[2] / "models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf"
+)
 LEVELS = (1e-7, 2e-6, 1e-5, 3e-4)  # the last is TF32
 
 pytestmark = [pytest.mark.filterwarnings("ignore:.*rounding noise"), not_as_configured]
-both_kinds = pytest.mark.parametrize("repeatable", [True, False], ids=["repeatable", "random"])
+both_kinds = pytest.mark.parametrize(
+    "repeatable", [True, False], ids=["repeatable", "random"]
+)
 aten = torch.ops.aten
 PRODUCTS = {
     *(aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default),
-    *(aten._scaled_dot_product_flash_attention_for_cpu.default, aten._grouped_mm.default),
+    *(
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._grouped_mm.default,
+    ),
 }
 
 
@@ -48,7 +58,9 @@ class Noisy(TorchDispatchMode):
             product = result[0] if isinstance(result, tuple) else result
             x = product.double()
             if self.repeatable:
-                content = hash((product.shape, *(float(x.sum()), float(x.square().sum()))))
+                content = hash(
+                    (product.shape, *(float(x.sum()), float(x.square().sum())))
+                )
                 self.random.manual_seed(content % 2**63)
             noise = torch.randn(x.shape, generator=self.random, dtype=x.dtype)
             product.add_(self.size * x.square().mean().sqrt() * noise)
@@ -87,7 +99,9 @@ def test_a_sound_model_is_not_refused(name, level, profiled, repeatable, request
 
 
 @pytest.mark.parametrize("how", ["bfloat16", "autocast", "high"])
-@pytest.mark.parametrize("name", [*TEN[:1], *TEN[3:5], "gpt_neox", "smollm3", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "name", [*TEN[:1], *TEN[3:5], "gpt_neox", "smollm3", "deepseek_v3"]
+)
 def test_low_precision_is_measured(name: str, how: str):
     model, before = tiny(name), torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if how == "high" else before)
@@ -140,7 +154,9 @@ def growing(x: Tensor, angle: Tensor, query: bool) -> Tensor:
 
 
 FAULTS: dict[str, tuple[str, Callable[..., Any]]] = {
-    "a scale that is off by 2 %": attend(lambda mask, scaling: (mask, 1.02 * scaling, 1.0)),
+    "a scale that is off by 2 %": attend(
+        lambda mask, scaling: (mask, 1.02 * scaling, 1.0)
+    ),
     "one key ahead in every seventh row": attend(one_key_ahead),
     "another pairing": turn(interleaved),
     "queries that grow by 1 %": turn(growing),
@@ -148,8 +164,12 @@ FAULTS: dict[str, tuple[str, Callable[..., Any]]] = {
 
 
 @both_kinds
-@pytest.mark.parametrize("fault", [*FAULTS, "frequencies off by 1 %", "rows of a head swapped"])
-def test_a_fault_is_refused_or_named_under_noise(fault: str, repeatable: bool, monkeypatch):
+@pytest.mark.parametrize(
+    "fault", [*FAULTS, "frequencies off by 1 %", "rows of a head swapped"]
+)
+def test_a_fault_is_refused_or_named_under_noise(
+    fault: str, repeatable: bool, monkeypatch
+):
     model, sound = tiny("llama_gqa"), tiny("llama_gqa")
     if fault in FAULTS:
         monkeypatch.setattr(modeling_llama, *FAULTS[fault])
@@ -176,7 +196,9 @@ def test_a_fault_is_refused_or_named_under_noise(fault: str, repeatable: bool, m
 
 @torch.no_grad()
 def test_a_fault_of_ten_percent_is_refused_in_bfloat16(monkeypatch):
-    monkeypatch.setattr(modeling_llama, *attend(lambda mask, scaling: (mask, scaling, 1.1)))
+    monkeypatch.setattr(
+        modeling_llama, *attend(lambda mask, scaling: (mask, scaling, 1.1))
+    )
     model = tiny("llama_gqa").bfloat16()
     with pytest.raises(UnsupportedModel, match="attends in a way"):
         rl.evaluate(model, random_tokens(), measures=["loss"])
@@ -193,7 +215,10 @@ def test_noise_is_that_of_the_products():
 
 
 def test_a_profile_states_its_noise_and_warns_if_it_is_large():
-    with Noisy(1e-3), pytest.warns(UserWarning, match=r"rounding noise of \d\.\d%: sound runs"):
+    with (
+        Noisy(1e-3),
+        pytest.warns(UserWarning, match=r"rounding noise of \d\.\d%: sound runs"),
+    ):
         attrs = rl.profile(tiny("llama_gqa"), random_tokens(), surrogates=0).attrs
     assert 0.01 < attrs["noise_run"] < 0.1
     assert 1e-3 < attrs["noise_call"] < 0.01

@@ -17,7 +17,10 @@ from oracles.tiny import TEN, logits, random_tokens, rotations, sighted, tiny
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, DynamicCache, StaticCache
 from transformers.generation import configuration_utils as settings
-from transformers.models.llama.modeling_llama import LlamaAttention, eager_attention_forward
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    eager_attention_forward,
+)
 
 import ropelens as rl
 from ropelens.attention.call import AttentionCall, attention_map
@@ -43,14 +46,20 @@ def test_planes_match_the_rotation_of_the_call(name: str):
     for layer, rotation in enumerate(rotations(model, name=name)):
         call, planes = seen[layer]
         turning = planes.inv_freq != 0
-        np.testing.assert_allclose(planes.inv_freq[turning], rotation.inv_freq, rtol=1e-6)
+        np.testing.assert_allclose(
+            planes.inv_freq[turning], rotation.inv_freq, rtol=1e-6
+        )
         still = rotation.unrotate(true[layer].query)
         first, second = torch.from_numpy(rotation.pairs).unbind(-1)
         expected = torch.complex(still[..., first], still[..., second])
-        q = torch.complex(call.query[0][..., planes.first], call.query[0][..., planes.second])
+        q = torch.complex(
+            call.query[0][..., planes.first], call.query[0][..., planes.second]
+        )
         q = q * torch.exp(-1j * torch.arange(LENGTH)[:, None] * planes.inv_freq)
         atol = 1e-4 * float(call.query.abs().max())
-        torch.testing.assert_close(q[..., turning], expected.to(q.dtype), rtol=1e-3, atol=atol)
+        torch.testing.assert_close(
+            q[..., turning], expected.to(q.dtype), rtol=1e-3, atol=atol
+        )
 
 
 @torch.no_grad()
@@ -72,7 +81,10 @@ def test_a_step_on_a_cache_is_checked_after_a_plain_pass(llama, monkeypatch):
 @pytest.mark.parametrize("inside", [False, True], ids=["edit outside", "edit inside"])
 def test_the_edited_model_is_observed(inside: bool):
     model, seen = tiny("llama_gqa"), {}
-    blocks = [rl.edit_rope(model, rl.stop_slowest(0.5)), rl.observe(model, noting(seen))]
+    blocks = [
+        rl.edit_rope(model, rl.stop_slowest(0.5)),
+        rl.observe(model, noting(seen)),
+    ]
     outer, inner = blocks[::-1] if inside else blocks
     with outer, inner:
         logits(model)
@@ -99,7 +111,9 @@ def test_a_rotation_that_depends_on_the_length():
     with rl.observe(model, noting(seen)):
         for length in (10, 40, 12):
             logits(model, random_tokens(length=length))
-            assert torch.equal(seen[1][1].inv_freq, model.model.rotary_emb.inv_freq), length
+            assert torch.equal(seen[1][1].inv_freq, model.model.rotary_emb.inv_freq), (
+                length
+            )
     with rl.observe(model, noting(seen)):
         logits(model, random_tokens(length=40))
         assert (seen[1][1].inv_freq < model.model.rotary_emb.original_inv_freq).any()
@@ -122,15 +136,20 @@ def test_padding_is_hidden(name: str, side: str, implementation: str):
         calls = [call for call, _ in observed_calls(model, ids[row : row + 1, at])]
         for layer, alone in enumerate(calls):
             weights = attention_map(seen[layer][0])[row, :, at, at]
-            torch.testing.assert_close(weights, attention_map(alone)[0], rtol=0, atol=1e-5)
+            torch.testing.assert_close(
+                weights, attention_map(alone)[0], rtol=0, atol=1e-5
+            )
 
 
 @pytest.mark.parametrize(("padded", "edited"), [(0, False), (7, True)])
 @pytest.mark.parametrize(
-    ("implementation", "cache"), [("eager", "dynamic"), ("sdpa", "dynamic"), ("sdpa", "static")]
+    ("implementation", "cache"),
+    [("eager", "dynamic"), ("sdpa", "dynamic"), ("sdpa", "static")],
 )
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma3"])
-def test_generation(name: str, implementation: str, cache: str, padded: int, edited: bool):
+def test_generation(
+    name: str, implementation: str, cache: str, padded: int, edited: bool
+):
     model = tiny(name)
     model.set_attn_implementation(implementation)
     mask = torch.ones_like(random_tokens())
@@ -145,11 +164,15 @@ def test_generation(name: str, implementation: str, cache: str, padded: int, edi
         cached.append((attention_map(call), call.past))
 
     with rl.edit_rope(model, *edits):
-        expected = model.generate(random_tokens(), **options, cache_implementation=cache)
+        expected = model.generate(
+            random_tokens(), **options, cache_implementation=cache
+        )
         with rl.observe(model, lambda call, planes: whole.append(attention_map(call))):
             model.generate(random_tokens(), **options, use_cache=False)
         with rl.observe(model, note):
-            again = model.generate(random_tokens(), **options, cache_implementation=cache)
+            again = model.generate(
+                random_tokens(), **options, cache_implementation=cache
+            )
     assert torch.equal(again, expected)
     assert [weights.shape[2] for weights, _ in cached] == [LENGTH] * 2 + [1] * 6
     for true, (weights, past) in zip(whole, cached, strict=True):
@@ -158,7 +181,9 @@ def test_generation(name: str, implementation: str, cache: str, padded: int, edi
         real = slice(padded if rows > 1 else 0, None)
         seen, true = weights[:, :, real], true[:, :, -rows:][:, :, real]
         torch.testing.assert_close(seen, true[..., -keys:], rtol=1e-4, atol=1e-5)
-        assert float(true[..., :-keys].sum()) == 0, "keys that left the cache are not visible"
+        assert float(true[..., :-keys].sum()) == 0, (
+            "keys that left the cache are not visible"
+        )
 
 
 @pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
@@ -166,7 +191,9 @@ def test_generation(name: str, implementation: str, cache: str, padded: int, edi
 def test_a_part_that_is_padded_on_the_right_continues_the_cache(kind):
     """The length of the cache gives the positions of the new rows, also of padding."""
     model, seen = tiny("llama_gqa"), {}
-    cache = kind(config=model.config, max_cache_len=40) if kind is StaticCache else kind()
+    cache = (
+        kind(config=model.config, max_cache_len=40) if kind is StaticCache else kind()
+    )
     ids, mask = random_tokens(), torch.ones(2, LENGTH, dtype=torch.long)
     mask[:, 24:] = 0
     with rl.observe(model, noting(seen)):
@@ -182,7 +209,10 @@ def test_a_cache_of_keys_with_another_rotation_is_refused(kind: str):
     rope = {**rope, "original_max_position_embeddings": 16}
     model = tiny("llama_gqa", max_position_embeddings=16, rope_parameters=rope)
     words = "rotation of the keys in this cache"
-    with rl.observe(model, noting({})), pytest.raises(UnsupportedModel, match=words) as refused:
+    with (
+        rl.observe(model, noting({})),
+        pytest.raises(UnsupportedModel, match=words) as refused,
+    ):
         model.generate(random_tokens(length=14), max_new_tokens=8, do_sample=False)
     assert refused.value.parts["try"] == "call the model with use_cache=False"
 
@@ -202,7 +232,9 @@ def test_a_row_that_sees_no_key(name: str, hidden: list[int], row: int):
         rl.profile(model, text)
     assert 'attn_implementation="sdpa"' in refused.value.parts["try"]
     model.set_attn_implementation("sdpa")
-    ours, expected = (rl.profile(m, text)["entropy_bits"] for m in (model, model.float()))
+    ours, expected = (
+        rl.profile(m, text)["entropy_bits"] for m in (model, model.float())
+    )
     np.testing.assert_allclose(ours, expected, rtol=1e-4)
 
 
@@ -252,10 +284,14 @@ def test_tasks_do_not_share_blocks(llama):
 
     async def run(edit: str, then: Callable[[], Any]) -> None:
         with nullcontext() if edit == "plain" else rl.edit_rope(llama, edit):
-            results[edit] = [then() if edit == "plain" else await asyncio.to_thread(then)]
+            results[edit] = [
+                then() if edit == "plain" else await asyncio.to_thread(then)
+            ]
 
     async def together() -> Any:
-        parts = [run(x, lambda: logits(llama, TOKENS)) for x in ("nope", "plain", "rope:9")]
+        parts = [
+            run(x, lambda: logits(llama, TOKENS)) for x in ("nope", "plain", "rope:9")
+        ]
         return await asyncio.gather(*parts, return_exceptions=True)
 
     done, *errors = asyncio.run(together())
@@ -279,21 +315,30 @@ def test_recomputation_belongs_to_the_block_of_its_forward_pass(name, how, backw
         if repeats and how is not None:
             model.gradient_checkpointing_enable({"use_reentrant": how})
         edit: AbstractContextManager[None] = rl.edit_rope(model, rl.stop_slowest(0.5))
-        blocks, note = (edit, nullcontext()), rl.observe(model, lambda c, _: seen.append(c))
+        blocks, note = (
+            (edit, nullcontext()),
+            rl.observe(model, lambda c, _: seen.append(c)),
+        )
         with blocks[backward == "of a plain pass"], note:
             run = lambda x: model(x, use_cache=False).logits.square().mean()  # noqa: E731
             whole = repeats and how is None
-            loss = checkpoint(run, TOKENS, use_reentrant=False) if whole else run(TOKENS)
+            loss = (
+                checkpoint(run, TOKENS, use_reentrant=False) if whole else run(TOKENS)
+            )
             if inside:
                 loss.backward()
         seen.clear()
         with blocks[backward != "of a plain pass"]:
             if not inside:
-                (elsewhere if backward == "thread" else lambda call: call())(loss.backward)
+                (elsewhere if backward == "thread" else lambda call: call())(
+                    loss.backward
+                )
         return model.get_input_embeddings().weight.grad
 
     expected = gradient(repeats=False, inside=True)
-    torch.testing.assert_close(gradient(repeats=True, inside=backward == "inside"), expected)
+    torch.testing.assert_close(
+        gradient(repeats=True, inside=backward == "inside"), expected
+    )
     assert not seen, "a closed block shows no calls"
 
 
@@ -314,16 +359,23 @@ def test_blocks_do_not_change_the_classes_of_transformers(llama):
             lambda model: rl.edit_rope(model, rl.stop_slowest(0.5, heads="*.1")),
             "only silences",
         ),
-        (lambda model: rl.patch_planes(model, TOKENS[:1], heads="*.1"), "only silences"),
+        (
+            lambda model: rl.patch_planes(model, TOKENS[:1], heads="*.1"),
+            "only silences",
+        ),
         (lambda model: rl.observe(model, lambda call, planes: None), "only silences"),
         (lambda model: rl.silence_heads(model, "0.1", to="mean"), "mean of a batch"),
     ],
 )
 @pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
-def test_continuous_batching_runs_in_the_context_of_its_caller(name, block, reason: str):
+def test_continuous_batching_runs_in_the_context_of_its_caller(
+    name, block, reason: str
+):
     llama = tiny(name)
     prompts = [TOKENS[0].tolist(), TOKENS[1, :9].tolist()]
-    options = settings.GenerationConfig(max_new_tokens=4, do_sample=False, eos_token_id=-1)
+    options = settings.GenerationConfig(
+        max_new_tokens=4, do_sample=False, eos_token_id=-1
+    )
     with block(llama):
         small = settings.ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64)
         results = llama.generate_batch(prompts, options, small).values()

@@ -46,8 +46,13 @@ def copying() -> LlamaForCausalLM:
         # Both codes have the same length, and the norm makes the length of both sqrt(width).
         size = (width / 2) ** 0.5
         strength = (SHARP * HEAD_DIM**0.5) ** 0.5 / size
-        slow = [*range(PLANES - code // 2, PLANES), *range(HEAD_DIM - code // 2, HEAD_DIM)]
-        second.q_proj.weight[slow, token] = second.k_proj.weight[slow, before] = strength * eye
+        slow = [
+            *range(PLANES - code // 2, PLANES),
+            *range(HEAD_DIM - code // 2, HEAD_DIM),
+        ]
+        second.q_proj.weight[slow, token] = second.k_proj.weight[slow, before] = (
+            strength * eye
+        )
         second.v_proj.weight[:code, token] = second.o_proj.weight[answer, :code] = eye
     return model
 

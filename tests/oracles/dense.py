@@ -33,7 +33,12 @@ def token_sums(call: AttentionCall, rotation: LayerRotation) -> dict[str, Tensor
 
 
 def row_sums(
-    call: AttentionCall, rotation: LayerRotation, sinks: Tensor, *, context: int, head: int
+    call: AttentionCall,
+    rotation: LayerRotation,
+    sinks: Tensor,
+    *,
+    context: int,
+    head: int,
 ) -> dict[str, Tensor]:
     """Sums of one head over rows from position 1 on; offsets leave out the first key."""
     query, key = call.query[head], call.key[head // (len(call.query) // len(call.key))]
@@ -45,10 +50,16 @@ def row_sums(
     score = pieces.sum(0)
     if call.softcap is not None:
         score = call.softcap * torch.tanh(score / call.softcap)
-    log_a = score.masked_fill(~visible, -torch.inf).log_softmax(-1).masked_fill(~visible, 0.0)
+    log_a = (
+        score.masked_fill(~visible, -torch.inf)
+        .log_softmax(-1)
+        .masked_fill(~visible, 0.0)
+    )
     a = log_a.exp() * visible
     of_keys = attention.sum(1, keepdim=True)  # below 1 if there is a learned sink
-    assert (a - attention / of_keys).abs().max() < 1e-5, "scores do not give the attention"
+    assert (a - attention / of_keys).abs().max() < 1e-5, (
+        "scores do not give the attention"
+    )
     offset = torch.arange(1, len(query))[:, None] - torch.arange(1, len(query))
     by_offset, sees = torch.zeros(2, context, dtype=torch.float64)
     behind = offset >= 0  # a key ahead of its row has no offset
@@ -77,7 +88,9 @@ def row_sums(
     }
 
 
-def dense(model, tokens: Tensor, lengths, *, rotations, bins: Bins, sinks) -> dict[str, Any]:
+def dense(
+    model, tokens: Tensor, lengths, *, rotations, bins: Bins, sinks
+) -> dict[str, Any]:
     """All statistics [layer, head or kv_head, ...] over the first `lengths` of `tokens`.
 
     The last axis of arrays by frequency has the planes that rotate, and one entry for all other
@@ -95,7 +108,9 @@ def dense(model, tokens: Tensor, lengths, *, rotations, bins: Bins, sinks) -> di
         for layer, (call, rotation) in enumerate(zip(calls, rotations, strict=True)):
             sums_of = partial(row_sums, call, rotation, is_sink, context=context)
             heads = [sums_of(head=n) for n in range(len(call.query))]
-            of_rows = {name: torch.stack([one[name] for one in heads]) for name in heads[0]}
+            of_rows = {
+                name: torch.stack([one[name] for one in heads]) for name in heads[0]
+            }
             largest, before = of_rows.pop("max_score").numpy(), sums[layer]["max_score"]
             for name, x in (token_sums(call, rotation) | of_rows).items():
                 sums[layer][name] = sums[layer][name] + x.numpy()
@@ -109,11 +124,15 @@ def dense(model, tokens: Tensor, lengths, *, rotations, bins: Bins, sinks) -> di
     width += any(len(rotation.rest) for rotation in rotations)
     layers = []
     for of_layer, rotation, scale in zip(sums, rotations, scales, strict=True):
-        over = {name: count if name[1:] in ("_norm", "_mean") else rows for name in of_layer}
+        over = {
+            name: count if name[1:] in ("_norm", "_mean") else rows for name in of_layer
+        }
         over["max_score"] = 1
         mean = {name: x / over[name] for name, x in of_layer.items()}
         layers.append(layer_statistics(mean, rotation, scale, bins=bins, width=width))
-    result = {name: stack_ragged([layer[name] for layer in layers]) for name in layers[0]}
+    result = {
+        name: stack_ragged([layer[name] for layer in layers]) for name in layers[0]
+    }
     of_all = {"loss": loss / rows, "rows": rows, "tokens": count}
     return result | {name: np.array(x) for name, x in of_all.items()}
 
@@ -128,7 +147,12 @@ def stack_ragged(arrays: list[Floats]) -> Floats:
 
 
 def layer_statistics(
-    mean: dict[str, Floats], rotation: LayerRotation, scale: float, *, bins: Bins, width: int
+    mean: dict[str, Floats],
+    rotation: LayerRotation,
+    scale: float,
+    *,
+    bins: Bins,
+    width: int,
 ) -> dict[str, Floats]:
     def by_frequency(values: Floats) -> Floats:
         """[..., plane + 1] -> [..., width]: planes, NaN, and unrotated coordinates."""
@@ -143,7 +167,9 @@ def layer_statistics(
     result["inv_freq"] = by_frequency(np.append(np.abs(rotation.inv_freq), 0.0))
     for name in "qk":
         norm, vector = mean[f"{name}_norm"], mean[f"{name}_mean"]
-        lengths = [np.linalg.norm(vector[:, part], axis=-1) for part in rotation.parts()]
+        lengths = [
+            np.linalg.norm(vector[:, part], axis=-1) for part in rotation.parts()
+        ]
         length = np.stack(lengths, axis=-1)
         coherence = np.divide(length, norm, out=np.zeros_like(norm), where=norm > 0)
         result[f"{name}_norm"] = by_frequency(norm)
@@ -153,7 +179,9 @@ def layer_statistics(
         parts = by_frequency(np.append(turning, unrotated, axis=-1))
         result[f"{name}_mean"] = parts.swapaxes(1, 2)
     result["v_norm"] = by_frequency(mean["v_norm"])
-    for offset, name in enumerate(["self_mass", "previous_token"]):  # over rows that see it
+    for offset, name in enumerate(
+        ["self_mass", "previous_token"]
+    ):  # over rows that see it
         result[name] = mean["offset_mass"][:, offset] / mean["offset_share"][:, offset]
     masses = [mean["offset_mass"][..., a:b].sum(-1) for a, b in bins]
     result["offset_mass"] = np.stack(masses, axis=-1)
@@ -170,7 +198,9 @@ def predicted_kernel(
     q, k = mean["q_mean"], mean["k_mean"]
     k = k.repeat(len(q) // len(k), axis=0)
     first, second = rotation.pairs.T
-    planes = (q[:, first] + 1j * q[:, second]) * np.conj(k[:, first] + 1j * k[:, second])
+    planes = (q[:, first] + 1j * q[:, second]) * np.conj(
+        k[:, first] + 1j * k[:, second]
+    )
     turned = np.exp(1j * rotation.inv_freq[:, None] * bins[:, 0])
     fixed = (q[:, rotation.rest] * k[:, rotation.rest]).sum(1, keepdims=True)
     return scale * ((planes @ turned).real + fixed)

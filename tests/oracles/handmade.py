@@ -81,7 +81,10 @@ class Site:
 
     def profile(self, gain: Floats, offset: int) -> Floats:
         """Score at each distance for a head that attends `offset` tokens back."""
-        return np.cos(np.outer(np.arange(CONTEXT) - offset, self.inv_freq[self.fast])) @ gain
+        return (
+            np.cos(np.outer(np.arange(CONTEXT) - offset, self.inv_freq[self.fast]))
+            @ gain
+        )
 
     def keys(self) -> Complex:
         """The key of each token, by plane, before rotation: [token, plane]."""
@@ -92,7 +95,9 @@ class Site:
         key[BOS, -1] = 1
         return key
 
-    def head(self, expected: Expected, *, level: float, fast: Any = 0, slow: Any = 0) -> Wanted:
+    def head(
+        self, expected: Expected, *, level: float, fast: Any = 0, slow: Any = 0
+    ) -> Wanted:
         """Given queries; `level` is the log of the total weight of all keys except BOS."""
         query = np.zeros((1 + self.codes, self.head_dim // 2), dtype=complex)
         query[:, self.fast], query[1:, self.slow] = fast, slow
@@ -116,7 +121,9 @@ class Site:
         deviation, offset = self.random.uniform(4, 5), int(self.random.integers(8, 14))
         gain = middle / deviation**2 / (w[middle] ** 2).sum()
         level = float(np.log(np.exp(self.profile(gain, offset)).sum()))
-        expected = Expected("positional", "a band", offset=offset, tolerance=2, sink=sink)
+        expected = Expected(
+            "positional", "a band", offset=offset, tolerance=2, sink=sink
+        )
         return self.head(expected, level=level, fast=gain * np.exp(-1j * w * offset))
 
     def content_head(self, description: str, sink: float) -> Wanted:
@@ -127,13 +134,18 @@ class Site:
             codes = codes[[self.random.integers(self.codes)] * self.codes]
         level = score + np.log(CONTEXT / 2 / self.codes)
         expected = Expected("semantic", description, sink=sink)
-        return self.head(expected, level=level, slow=codes[:, ::2] + 1j * codes[:, 1::2])
+        return self.head(
+            expected, level=level, slow=codes[:, ::2] + 1j * codes[:, 1::2]
+        )
 
     def diagonal_head(self, offset: float, match: float, sink: float) -> Wanted:
         """The own token, by its offset and by a match with its code, with these weights."""
         lead = len(self.fast) - self.profile(np.ones(len(self.fast)), 0)[1:].max()
         gain, codes = offset * DIAGONAL / lead, match * DIAGONAL * np.eye(self.codes)
-        slow, level = codes[:, ::2] + 1j * codes[:, 1::2], gain * len(self.fast) + codes[0, 0]
+        slow, level = (
+            codes[:, ::2] + 1j * codes[:, 1::2],
+            gain * len(self.fast) + codes[0, 0],
+        )
         label = "positional" if offset == 1 else "semantic" if match == 1 else "mixed"
         expected = Expected(label, f"offset {offset}, match {match}", sink=sink)
         return self.head(expected, level=level, fast=gain, slow=slow)
@@ -186,8 +198,16 @@ def handmade(seed: int, head_dim: int, kinds=Site.every_kind) -> tuple:
     heads = list(kinds(site))
     stream = site.residual_stream(multiple=len(heads))
     config = LlamaConfig(
-        **{"vocab_size": len(stream), "hidden_size": stream.shape[1], "intermediate_size": 8},
-        **{"num_hidden_layers": 1, "num_attention_heads": len(heads), "head_dim": head_dim},
+        **{
+            "vocab_size": len(stream),
+            "hidden_size": stream.shape[1],
+            "intermediate_size": 8,
+        },
+        **{
+            "num_hidden_layers": 1,
+            "num_attention_heads": len(heads),
+            "head_dim": head_dim,
+        },
         **{"num_key_value_heads": len(heads), "max_position_embeddings": 512},
         **{"bos_token_id": BOS, "eos_token_id": None, "rms_norm_eps": 1e-12},
         rope_parameters={"rope_type": "default", "rope_theta": BASE},
@@ -211,7 +231,9 @@ def handmade(seed: int, head_dim: int, kinds=Site.every_kind) -> tuple:
     return model, tokens, [expected for _, expected in heads]
 
 
-def call_of(q: torch.Tensor, k: torch.Tensor, *, scale=1.0, window=10**6) -> AttentionCall:
+def call_of(
+    q: torch.Tensor, k: torch.Tensor, *, scale=1.0, window=10**6
+) -> AttentionCall:
     """A call of queries and keys [batch, head, position, coordinate]; values do not matter."""
     visibility = Visibility.causal(range(q.shape[2]), window=window)
     return AttentionCall(0, q, k, k, q.transpose(1, 2), scale, None, None, visibility)

@@ -48,7 +48,9 @@ def head_rows(
     group = len(call.query) // len(call.key)
     q = rotation.unrotate(call.query[head][None])[0].numpy()
     k = rotation.unrotate(call.key[head // group][None])[0].numpy()
-    planes = [call.scale * q[:, part] @ k[:, part].T for part in rotation.parts() if len(part)]
+    planes = [
+        call.scale * q[:, part] @ k[:, part].T for part in rotation.parts() if len(part)
+    ]
     position = np.arange(len(q))
     attention = call.attention[head].numpy()
     attention = attention / attention.sum(-1, keepdims=True)  # without a learned sink
@@ -77,7 +79,12 @@ def information(rows: HeadRows) -> float:
 
 
 def gain(
-    rows: HeadRows, *, content: bool, offsets: bool, ridge: float, on: HeadRows | None = None
+    rows: HeadRows,
+    *,
+    content: bool,
+    offsets: bool,
+    ridge: float,
+    on: HeadRows | None = None,
 ) -> float:
     """Gain in bits per row of a model that is fitted to `rows`, over uniform attention.
 
@@ -99,7 +106,9 @@ def gain(
         if offsets:
             of_bins = tau[torch.from_numpy(bins[rows.offset])]
             scores = scores + kappa[torch.from_numpy(rows.offset)] + of_bins * sink
-        chances = scores.masked_fill(~seen, -torch.inf).log_softmax(1).masked_fill(~seen, 0)
+        chances = (
+            scores.masked_fill(~seen, -torch.inf).log_softmax(1).masked_fill(~seen, 0)
+        )
         return (torch.from_numpy(rows.attention) * chances).sum(1).mean()
 
     def loss(values: Floats) -> tuple[float, Floats]:
@@ -110,8 +119,16 @@ def gain(
         (slope,) = torch.autograd.grad(value, x)
         return value.item(), slope.numpy()
 
-    options = {"maxiter": 5000, "maxfun": 10_000, "ftol": 1e-13, "gtol": 1e-8, "maxcor": 30}
-    best = minimize(loss, np.zeros(sum(sizes)), jac=True, method="L-BFGS-B", options=options)
+    options = {
+        "maxiter": 5000,
+        "maxfun": 10_000,
+        "ftol": 1e-13,
+        "gtol": 1e-8,
+        "maxcor": 30,
+    }
+    best = minimize(
+        loss, np.zeros(sum(sizes)), jac=True, method="L-BFGS-B", options=options
+    )
     scored = rows if on is None else on
     uniform = -np.log(scored.seen.sum(1)).mean()
     return float((log_likelihood(torch.from_numpy(best.x), scored) - uniform) / NATS)

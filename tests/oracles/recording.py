@@ -29,8 +29,12 @@ MASKS: dict[str, Sees] = {
 
 
 def with_mask(model: PreTrainedModel, sees: Sees) -> PreTrainedModel:
-    def give(_: Any, arguments: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        rows, length = (options["input_ids"] if "input_ids" in options else arguments[0]).shape
+    def give(
+        _: Any, arguments: Any, options: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        rows, length = (
+            options["input_ids"] if "input_ids" in options else arguments[0]
+        ).shape
         seen = sees(torch.arange(length)[:, None], torch.arange(length))
         mask = torch.zeros(length, length, dtype=model.dtype)
         mask = mask.masked_fill(~seen, torch.finfo(model.dtype).min)
@@ -104,16 +108,24 @@ def recorded_attention(model: PreTrainedModel) -> Iterator[dict[int, dict[str, A
 
 
 @torch.no_grad()
-def attention_calls(model: nn.Module, tokens: Tensor) -> tuple[list[AttentionCall], Tensor]:
+def attention_calls(
+    model: nn.Module, tokens: Tensor
+) -> tuple[list[AttentionCall], Tensor]:
     with recorded_attention(model) as calls:
         out = model(tokens[None], output_attentions=True, use_cache=False)
-    assert sorted(calls) == list(range(model.config.num_hidden_layers)), "a layer was silent"
+    assert sorted(calls) == list(range(model.config.num_hidden_layers)), (
+        "a layer was silent"
+    )
     result = []
     for layer, call in sorted(calls.items()):
         mask = call["mask"][0, 0]
         visible = mask if mask.dtype == torch.bool else mask > -1
         vectors = [call[name][0].double() for name in ("query", "key", "value")]
         attention = out.attentions[layer][0].double()
-        options = {"scale": call["scale"], "softcap": call["softcap"], "attention": attention}
+        options = {
+            "scale": call["scale"],
+            "softcap": call["softcap"],
+            "attention": attention,
+        }
         result.append(AttentionCall(*vectors, visible=visible, **options))
     return result, out.logits[0].double()

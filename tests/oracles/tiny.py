@@ -24,8 +24,17 @@ WINDOW = 12  # tokens that a sliding layer sees, shorter than the tested sequenc
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 COMMON: dict[str, Any] = {
-    **{"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2},
-    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 8192},
+    **{
+        "vocab_size": 96,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+    },
+    **{
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 8192,
+    },
     **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
 }
 
@@ -59,7 +68,9 @@ class Family:
 DROP = object()
 
 _HEAD = {"head_dim": 16}
-_HEAD_NORMS = tuple(f"{x}_{norm}.weight" for x in "qk" for norm in ("norm", "layernorm"))
+_HEAD_NORMS = tuple(
+    f"{x}_{norm}.weight" for x in "qk" for norm in ("norm", "layernorm")
+)
 _ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 
 
@@ -113,7 +124,9 @@ FAMILIES: dict[str, Family] = {
     "llama_yarn": _llama(**_scaled("yarn", **_ORIGINAL)),
     "llama_llama3": _llama(**_scaled("llama3", **_LLAMA3)),
     "llama_longrope": _llama(**_scaled("longrope", **_LONGROPE)),
-    "llama_proportional": _llama(8, **_scaled("proportional", partial_rotary_factor=0.5)),
+    "llama_proportional": _llama(
+        8, **_scaled("proportional", partial_rotary_factor=0.5)
+    ),
     # the Llama layout under other names
     "mistral_sliding": _family("Mistral", _HEAD, {"sliding_window": WINDOW}),
     "mixtral": _family("Mixtral", _HEAD, _EXPERTS),
@@ -121,8 +134,12 @@ FAMILIES: dict[str, Family] = {
     "qwen3": _family("Qwen3", _HEAD),
     "qwen3_moe": _family("Qwen3Moe", _HEAD, _MOE, {"num_experts": 4}),
     "gemma": _family("Gemma", _HEAD),
-    "gemma2": _family("Gemma2", _HEAD, _GEMMA, _SLIDING, {"attn_logit_softcapping": 5.0}),
-    "gemma3": _family("Gemma3", _HEAD, _GEMMA, _SLIDING, _by_type(rope_theta=1_000_000.0)),
+    "gemma2": _family(
+        "Gemma2", _HEAD, _GEMMA, _SLIDING, {"attn_logit_softcapping": 5.0}
+    ),
+    "gemma3": _family(
+        "Gemma3", _HEAD, _GEMMA, _SLIDING, _by_type(rope_theta=1_000_000.0)
+    ),
     "gemma4": _family(
         *("Gemma4", _HEAD, _SLIDING, {"global_head_dim": 32}),
         {"vocab_size_per_layer_input": 96, "hidden_size_per_layer_input": 8},
@@ -133,14 +150,20 @@ FAMILIES: dict[str, Family] = {
     # learned sinks take less of a row that has more keys, so that even a repeated token has
     # different hidden states at different positions from layer 1 on
     "gpt_oss": _family(
-        "GptOss", _HEAD, _EXPERTS, _SLIDING, _scaled("yarn", truncate=False, **_ORIGINAL)
+        "GptOss",
+        _HEAD,
+        _EXPERTS,
+        _SLIDING,
+        _scaled("yarn", truncate=False, **_ORIGINAL),
     ),
     "granite": _family("Granite", {"attention_multiplier": 0.25}),
     "olmo2": _family("Olmo2"),
     "olmo3": _family("Olmo3", _SLIDING),
     "phi3": _family("Phi3"),
     "phi3_longrope": _family(
-        "Phi3", {"original_max_position_embeddings": 4096}, _scaled("longrope", **_LONGROPE)
+        "Phi3",
+        {"original_max_position_embeddings": 4096},
+        _scaled("longrope", **_LONGROPE),
     ),
     "starcoder2": _family("Starcoder2", {"sliding_window": WINDOW}),
     "seed_oss": _family("SeedOss", _HEAD),
@@ -151,7 +174,9 @@ FAMILIES: dict[str, Family] = {
     "exaone4": _family("Exaone4", _SLIDING, unrotated=(0, 16), nope_layers=(1,)),
     # neighbouring coordinates share a plane
     "cohere": _family("Cohere", **_PAIRS),
-    "cohere2": _family("Cohere2", _SLIDING, **_PAIRS, unrotated=(0, 16), nope_layers=(1,)),
+    "cohere2": _family(
+        "Cohere2", _SLIDING, **_PAIRS, unrotated=(0, 16), nope_layers=(1,)
+    ),
     "ernie4_5": _family("Ernie4_5", _HEAD, **_PAIRS),
     "helium": _family("Helium", _HEAD, **_PAIRS),
     "glm": _family("Glm", _HEAD, _partial(0.5), **_PAIRS, unrotated=8),
@@ -164,9 +189,19 @@ FAMILIES: dict[str, Family] = {
     # the last part of each head rotates
     "deepseek_v3": _family(
         *("DeepseekV3", _scaled(), {"num_key_value_heads": 4, "q_lora_rank": 32}),
-        {"kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16},
+        {
+            "kv_lora_rank": 32,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 16,
+        },
         _MOE
-        | {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+        | {
+            "n_routed_experts": 4,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+        },
         first_rotated=8,
         unrotated=8,
     ),
@@ -184,7 +219,10 @@ FAMILIES: dict[str, Family] = {
     "mamba": _family("Mamba", **_NO_ROPE),
     # families without the attention interface of transformers (GPT-J and CodeGen until 5.23)
     "falcon": _family(
-        "Falcon", _NO_KV_HEADS, {"new_decoder_architecture": True, "num_kv_heads": 2}, **_HIDDEN
+        "Falcon",
+        _NO_KV_HEADS,
+        {"new_decoder_architecture": True, "num_kv_heads": 2},
+        **_HIDDEN,
     ),
     "gptj": _family("GPTJ", {"rotary_dim": 8}, **_GPTJ),
     "codegen": _family("CodeGen", {"rotary_dim": 8}, **_GPTJ),
@@ -217,25 +255,45 @@ def tiny(name: str, *, seed: int = 0, **overrides: Any) -> transformers.PreTrain
     return model.eval()
 
 
-def of_kind(kind: str, *, how: str = "eager", **config: Any) -> transformers.PreTrainedModel:
+def of_kind(
+    kind: str, *, how: str = "eager", **config: Any
+) -> transformers.PreTrainedModel:
     sizes = COMMON | {"initializer_range": INITIAL_STD} | config
     built = transformers.CONFIG_MAPPING[kind](**sizes)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(built, attn_implementation=how)
+        model = transformers.AutoModelForCausalLM.from_config(
+            built, attn_implementation=how
+        )
     return model.eval()
 
 
 def sighted(kind: str) -> transformers.PreTrainedModel:
     """A vision model, whose planes rotate with three positions of a token."""
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
-    text = COMMON | {"head_dim": 16, "rope_parameters": rope, "initializer_range": INITIAL_STD}
+    text = COMMON | {
+        "head_dim": 16,
+        "rope_parameters": rope,
+        "initializer_range": INITIAL_STD,
+    }
     text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-    eyes = {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 64, "patch_size": 4}
-    eyes |= {"out_hidden_size": 64, "intermediate_size": 32, "num_position_embeddings": 16}
+    eyes = {
+        "depth": 1,
+        "embed_dim": 32,
+        "num_heads": 2,
+        "hidden_size": 64,
+        "patch_size": 4,
+    }
+    eyes |= {
+        "out_hidden_size": 64,
+        "intermediate_size": 32,
+        "num_position_embeddings": 16,
+    }
     eyes |= {"deepstack_visual_indexes": [0]}
     special = {"image_token_id": 90, "video_token_id": 91, "vision_start_token_id": 92}
-    config = transformers.CONFIG_MAPPING[kind](text_config=text, vision_config=eyes, **special)
+    config = transformers.CONFIG_MAPPING[kind](
+        text_config=text, vision_config=eyes, **special
+    )
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return transformers.AutoModelForImageTextToText.from_config(config).eval()
@@ -265,13 +323,17 @@ def spread_weights(model: nn.Module, *, seed: int, head_norms: float) -> None:
             weight.add_(0.1 * noise)
 
 
-def rotations(model: transformers.PreTrainedModel, *, name: str) -> tuple[LayerRotation, ...]:
+def rotations(
+    model: transformers.PreTrainedModel, *, name: str
+) -> tuple[LayerRotation, ...]:
     """True planes of each layer, from the row of the family and the `inv_freq` of the model."""
     family, layers = FAMILIES[name], model.config.num_hidden_layers
     assert family.pairing is not None, f"{name} does not rotate"
     result = []
     own = family.unrotated
-    for layer, unrotated in enumerate(own if isinstance(own, tuple) else [own] * layers):
+    for layer, unrotated in enumerate(
+        own if isinstance(own, tuple) else [own] * layers
+    ):
         stated = _stated_inv_freq(model, layer=layer)
         stated = stated[:0] if layer in family.nope_layers else stated
         coordinates = np.arange(2 * len(stated))
@@ -284,9 +346,13 @@ def rotations(model: transformers.PreTrainedModel, *, name: str) -> tuple[LayerR
     return tuple(result)
 
 
-def _stated_inv_freq(model: transformers.PreTrainedModel, *, layer: int) -> NDArray[np.float64]:
+def _stated_inv_freq(
+    model: transformers.PreTrainedModel, *, layer: int
+) -> NDArray[np.float64]:
     """Buffer of the model for this layer, including the zeros of p-RoPE."""
-    buffers = {name.rpartition(".")[2]: buffer for name, buffer in model.named_buffers()}
+    buffers = {
+        name.rpartition(".")[2]: buffer for name, buffer in model.named_buffers()
+    }
     if "embed_positions" in buffers:  # GPT-J has sines and cosines of each position
         return torch.atan2(*buffers["embed_positions"][1].double().chunk(2)).numpy()
     name = "inv_freq"
@@ -297,7 +363,9 @@ def _stated_inv_freq(model: transformers.PreTrainedModel, *, layer: int) -> NDAr
 
 def random_tokens(seed: int = 0, *, sequences=2, length=30, vocabulary=96) -> Tensor:
     """Random tokens [sequences, length] in [3, vocabulary), after a BOS token (1)."""
-    tokens = np.random.default_rng(seed).integers(3, vocabulary, size=(sequences, length))
+    tokens = np.random.default_rng(seed).integers(
+        3, vocabulary, size=(sequences, length)
+    )
     tokens[:, 0] = COMMON["bos_token_id"]
     return torch.from_numpy(tokens)
 

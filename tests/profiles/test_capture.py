@@ -42,7 +42,9 @@ def test_against_the_model(name: str):
     model = tiny(name)
     seen = rl.capture(model, tokens(), values=True)
     layers = model.config.num_hidden_layers
-    assert seen["head"].values.tolist() == [f"{x}.{y}" for x in range(layers) for y in range(4)]
+    assert seen["head"].values.tolist() == [
+        f"{x}.{y}" for x in range(layers) for y in range(4)
+    ]
     attention = true_attention(model, tokens())
     np.testing.assert_allclose(seen["attention"], attention, rtol=0, atol=1e-5)
     assert_contributions_are_scores(seen)
@@ -64,20 +66,31 @@ def test_against_the_model(name: str):
         np.testing.assert_allclose(inv_freq[0, rotating], turning.inv_freq, rtol=1e-6)
         for side, x in (("q", call.query), ("k", key)):
             still = turning.unrotate(x)[..., torch.from_numpy(turning.pairs)].numpy()
-            vectors, norm = of_layer[f"{side}_still"].values, of_layer[f"{side}_norm"].values
+            vectors, norm = (
+                of_layer[f"{side}_still"].values,
+                of_layer[f"{side}_norm"].values,
+            )
             atol = 1e-4 * float(x.abs().max())
-            np.testing.assert_allclose(vectors[:, :, rotating], still, rtol=1e-3, atol=atol)
+            np.testing.assert_allclose(
+                vectors[:, :, rotating], still, rtol=1e-3, atol=atol
+            )
             length = np.sqrt((norm**2).sum(-1, where=~np.isnan(norm)))
             np.testing.assert_allclose(length, x.norm(dim=-1), rtol=1e-4)
             length = np.linalg.norm(still, axis=-1)
-            np.testing.assert_allclose(norm[:, :, rotating], length, rtol=1e-3, atol=atol)
+            np.testing.assert_allclose(
+                norm[:, :, rotating], length, rtol=1e-3, atol=atol
+            )
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "nanochat", "cohere", "gemma2", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "name", ["llama_gqa", "nanochat", "cohere", "gemma2", "deepseek_v3"]
+)
 def test_contributions_follow_from_vectors_without_rotation(name: str):
     """scale Re(q~ conj(k~) exp(i w (query - key))), also for clockwise planes."""
     seen = rl.capture(tiny(name), tokens(), heads="0.*,1.2")
-    q, k = (seen[side][..., 0] + 1j * seen[side][..., 1] for side in ("q_still", "k_still"))
+    q, k = (
+        seen[side][..., 0] + 1j * seen[side][..., 1] for side in ("q_still", "k_still")
+    )
     angle = seen["inv_freq"] * (seen["query"] - seen["key"])
     expected = (seen["scale"] * q * np.conj(k) * np.exp(1j * angle)).real
     difference = seen["contribution"] - expected.transpose(*seen["contribution"].dims)
@@ -119,7 +132,9 @@ def test_contrasts_leave_out_common_terms_of_a_row():
     shift = 100 * torch.randn(5, 30, 1, generator=generator, dtype=torch.float64)
     for options in ({}, {"runner_up": 2}):
         separate = contrasts(terms, attention, **options)
-        torch.testing.assert_close(contrasts(terms + shift, attention, **options), separate)
+        torch.testing.assert_close(
+            contrasts(terms + shift, attention, **options), separate
+        )
         single = contrasts(terms.float(), terms.float().sum(0).softmax(-1), **options)
         torch.testing.assert_close(single.double(), separate, rtol=0, atol=0.01)
     assert float(attention.max()) > 1 - 1e-9
@@ -138,7 +153,9 @@ def test_chosen_heads_equal_a_capture_of_all_heads(llama: LlamaForCausalLM):
 
 
 @torch.no_grad()
-def running(model: PreTrainedModel, ids: torch.Tensor, modules: dict[str, torch.nn.Module]):
+def running(
+    model: PreTrainedModel, ids: torch.Tensor, modules: dict[str, torch.nn.Module]
+):
     seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     with ExitStack() as hooks:
         for name, module in modules.items():
@@ -162,10 +179,14 @@ def test_written_outputs_match_the_output_projection(name: str):
     seen = rl.capture(model, tokens(), values=True)
     for layer, module in enumerate(modules):
         weight = modules[module].weight.detach()
-        parts = zip(given[module][0].chunk(HEADS, -1), weight.chunk(HEADS, -1), strict=True)
+        parts = zip(
+            given[module][0].chunk(HEADS, -1), weight.chunk(HEADS, -1), strict=True
+        )
         written = [(z @ w.T) for z, w in parts]
         bias = modules[module].bias if modules[module].bias is not None else 0
-        torch.testing.assert_close(sum(written) + bias, given[module][1], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            sum(written) + bias, given[module][1], rtol=1e-4, atol=1e-5
+        )
         of_layer = seen.isel(head=seen["layer"] == layer)
         norms = torch.stack(written).norm(dim=-1)
         np.testing.assert_allclose(of_layer["written_norm"], norms, rtol=1e-5)
@@ -183,7 +204,10 @@ def test_heads_and_the_rest_of_the_stream_sum_to_the_logit(name: str):
     modules |= {f"mlp {n}": layer.mlp for n, layer in enumerate(layers)}
     given, logits = running(model, tokens(), modules)
     seen = rl.capture(model, tokens(), logits_of=answers)
-    (x, y), unembed = given["norm"], model.get_output_embeddings().weight.detach()[answers]
+    (x, y), unembed = (
+        given["norm"],
+        model.get_output_embeddings().weight.detach()[answers],
+    )
     mean = x.mean(-1, keepdim=True) if neox else 0
     shift = norm.bias.detach() if neox else 0
     rest = given["embed"][1] + sum(given[f"mlp {n}"][1] for n in range(len(layers)))
@@ -192,7 +216,9 @@ def test_heads_and_the_rest_of_the_stream_sum_to_the_logit(name: str):
         rest = rest + (output.bias.detach() if output.bias is not None else 0)
     rest = rest - rest.mean(-1, keepdim=True) if neox else rest
     direct = (rest * (y - shift) / (x - mean) + shift) @ unembed.T
-    total = seen["logit"].sum(("head", "key")).transpose("query", "answer") + direct.numpy()
+    total = (
+        seen["logit"].sum(("head", "key")).transpose("query", "answer") + direct.numpy()
+    )
     atol = 1e-3 * float(logits.abs().max())
     np.testing.assert_allclose(total, logits[:, answers], rtol=1e-3, atol=atol)
 
@@ -210,14 +236,18 @@ def test_heads_of_a_bridge_write_the_same(tmp_path):
 def test_heads_and_answers_that_cannot_be_captured_are_refused(llama: LlamaForCausalLM):
     with pytest.raises(IndexError, match="index 99 is out of bounds"):
         rl.capture(llama, tokens(), runner_up=99)
-    llama.model.layers[1].self_attn.register_forward_hook(lambda m, x, y: (y[0] * 0.5, y[1]))
+    llama.model.layers[1].self_attn.register_forward_hook(
+        lambda m, x, y: (y[0] * 0.5, y[1])
+    )
     for model in (tiny("gemma2"), tiny("gemma3").requires_grad_(False), llama):
         with pytest.raises(UnsupportedModel, match="to the logits is not linear"):
             rl.capture(model, tokens(), logits_of=[7])
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(target_modules=["o_proj"], r=4, init_lora_weights=False)
     adapted = peft.get_peft_model(tiny("llama_gqa"), config).eval()
-    with pytest.raises(UnsupportedModel, match="passes the outputs of its heads to no linear"):
+    with pytest.raises(
+        UnsupportedModel, match="passes the outputs of its heads to no linear"
+    ):
         rl.capture(adapted, tokens(), values=True)
 
 
@@ -244,7 +274,9 @@ def test_logits_in_bfloat16_are_rounded_logits_in_float32():
 
 def test_an_edit_of_one_head_of_a_group(llama: LlamaForCausalLM):
     edits = [rl.stop(rl.PlaneNumbers([1, 2]), heads="0.1")]
-    edits += [rl.drop(rl.PlaneNumbers((n,)), heads=x) for n, x in ((3, "0.0"), (0, "1.3"))]
+    edits += [
+        rl.drop(rl.PlaneNumbers((n,)), heads=x) for n, x in ((3, "0.0"), (0, "1.3"))
+    ]
     plain = rl.capture(llama, tokens())
     with rl.edit_rope(llama, *edits):
         expected = true_attention(llama, tokens())
@@ -296,12 +328,16 @@ def test_variables_have_names_and_units_and_can_be_saved(tmp_path):
 def test_answers_of_any_type_and_texts_of_any_length(tmp_path):
     model, tokenizer = rl.load(save_tiny(tmp_path / "model"))
     capture = rl.capture(model, torch.arange(3, 9), logits_of=[np.int64(7)])
-    xr.testing.assert_equal(capture, rl.capture(model, torch.arange(3, 9), logits_of=[7]))
+    xr.testing.assert_equal(
+        capture, rl.capture(model, torch.arange(3, 9), logits_of=[7])
+    )
     text = rl.capture(model, "aabca", tokenizer=tokenizer, logits_of="b")
     assert [answer.strip() for answer in text["answer"].values] == ["b"]
     with pytest.raises(BadArgument, match="'ab' is not one token of the model"):
         rl.capture(model, "aabca", tokenizer=tokenizer, logits_of="ab")
-    with pytest.warns(UserWarning, match="beyond the 64 tokens that the model was made for"):
+    with pytest.warns(
+        UserWarning, match="beyond the 64 tokens that the model was made for"
+    ):
         rl.capture(model, 70 * "a", tokenizer=tokenizer, heads="0.0")
 
 
@@ -313,9 +349,13 @@ def test_several_prompts_equal_separate_captures(llama: LlamaForCausalLM, tmp_pa
         places = {name: slice(separate.sizes[name]) for name in ("query", "key")}
         for name in separate.data_vars:
             values = seen[name].sel(prompt=number)
-            values = values.isel({dim: places[dim] for dim in places if dim in values.dims})
+            values = values.isel(
+                {dim: places[dim] for dim in places if dim in values.dims}
+            )
             np.testing.assert_array_equal(values, separate[name])
-        assert (seen["query_token"][number, : len(prompt)] == separate["query_token"]).all()
+        assert (
+            seen["query_token"][number, : len(prompt)] == separate["query_token"]
+        ).all()
     assert seen["attention"].sel(prompt=0, query=slice(6, None)).isnull().all()
     assert set(seen["query_token"].values[0, 6:]) == {""}
     rl.save(seen, tmp_path / "seen.nc")
@@ -328,7 +368,9 @@ def test_memory_is_checked_first(llama: LlamaForCausalLM):
     rl.capture(llama, tokens(), max_bytes=needed)
     with pytest.raises(BadArgument) as refused:
         rl.capture(llama, tokens(), max_bytes=needed - 1)
-    words = f"This capture takes {needed:,} bytes, more than the {needed - 1:,} allowed."
+    words = (
+        f"This capture takes {needed:,} bytes, more than the {needed - 1:,} allowed."
+    )
     assert refused.value.what == words
     assert refused.value.parts["seen"] == "8 heads, 20 tokens, 8 frequencies"
     assert refused.value.parts["try"].endswith(f"max_bytes={needed}")

@@ -8,7 +8,10 @@ from measured import assert_alike, token_progress
 from oracles.tiny import random_tokens, tiny
 from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import LlamaConfig, PreTrainedModel
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import (
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
 
 import ropelens as rl
 from ropelens.attention.call import AttentionCall
@@ -25,7 +28,9 @@ TOKENS = random_tokens(sequences=3, length=80)
 LENGTHS = torch.tensor([80, 61, 80])
 
 
-def profile(family: str, rows: int | str, heads: str | None) -> tuple[xr.Dataset, list[int]]:
+def profile(
+    family: str, rows: int | str, heads: str | None
+) -> tuple[xr.Dataset, list[int]]:
     """A profile, and the number of earlier tokens in every call of the first pass."""
     model, past, progress = tiny(family), [], []
     options = {"rows": rows, "surrogates": 2, "batch_size": len(TOKENS)}
@@ -81,7 +86,9 @@ def test_edits_are_evaluated_in_chunks_as_in_one_pass(monkeypatch: pytest.Monkey
     assert_alike(result, expected)
 
 
-def test_only_the_rows_of_an_earlier_chunk_stay_in_memory(monkeypatch: pytest.MonkeyPatch):
+def test_only_the_rows_of_an_earlier_chunk_stay_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+):
     """Keys share one buffer, because views would keep earlier tensors of a growing cache."""
     monkeypatch.setattr(live_model, "ONE_PASS", CHUNK)
     live, alive = as_live_model(tiny("llama_gqa")), []
@@ -94,7 +101,9 @@ def test_only_the_rows_of_an_earlier_chunk_stay_in_memory(monkeypatch: pytest.Mo
             earlier.clear()
             rooms[call.layer] = set()
         alive.append(sum(not storage.expired() for storage in earlier))
-        earlier += [StorageWeakRef(x.untyped_storage()) for x in (call.query, call.output)]
+        earlier += [
+            StorageWeakRef(x.untyped_storage()) for x in (call.query, call.output)
+        ]
         room = [part.untyped_storage().data_ptr() for part in (call.key, call.value)]
         rooms[call.layer].add((room[0], room[1]))
 
@@ -120,7 +129,9 @@ def test_a_rotation_is_undone_with_the_rounded_angles_of_the_model():
     positions = torch.arange(2**17 - 256, 2**17)
     x = torch.randn(1, 2, 256, 64, generator=torch.Generator().manual_seed(0))
     turned, _ = apply_rotary_pos_emb(x, x, *rotary(x, positions[None]))
-    torch.testing.assert_close(unrotate(turned, positions, planes), x, rtol=0, atol=2e-6)
+    torch.testing.assert_close(
+        unrotate(turned, positions, planes), x, rtol=0, atol=2e-6
+    )
     angle = positions.double()[:, None] * rotary.inv_freq.double()
     real, imaginary = turned.double().chunk(2, dim=-1)
     still = torch.complex(real, imaginary) * torch.polar(torch.ones_like(angle), -angle)
@@ -133,12 +144,21 @@ on_gpu = lambda test: pytest.mark.gpu(no_device(test))  # noqa: E731
 
 
 @on_gpu
-@pytest.mark.parametrize(("family", "rows"), [("gemma2", "all"), ("gpt_oss", 16), ("glm", 16)])
+@pytest.mark.parametrize(
+    ("family", "rows"), [("gemma2", "all"), ("gpt_oss", 16), ("glm", 16)]
+)
 def test_profile_on_cuda_equals_cpu(family: str, rows: int | str):
     tokens = random_tokens(sequences=3, length=80)
     here = rl.profile(tiny(family), tokens, rows=rows)
     there = rl.profile(tiny(family).to("cuda"), tokens, rows=rows)
-    names = ["q_norm", "k_norm", "selectivity", "offset_mass", "sink_mass", "total_bits"]
+    names = [
+        "q_norm",
+        "k_norm",
+        "selectivity",
+        "offset_mass",
+        "sink_mass",
+        "total_bits",
+    ]
     assert_near(there[names], here[names])
 
 
@@ -185,11 +205,16 @@ def edited_profile(model: PreTrainedModel, heads: str | None) -> xr.Dataset:
 
 def test_edits_of_other_heads_do_not_matter_in_the_first_layer():
     model = tiny("nanochat")
-    plain, full, single = (edited_profile(model, heads) for heads in (None, "0.*", "0.1"))
+    plain, full, single = (
+        edited_profile(model, heads) for heads in (None, "0.*", "0.1")
+    )
     heads = np.arange(plain.sizes["head"])
     compared = 0
     for key in plain.data_vars:
-        if not {"head", "layer"} <= {*single[key].dims} or key == "excerpt_score_gradient":
+        if (
+            not {"head", "layer"} <= {*single[key].dims}
+            or key == "excerpt_score_gradient"
+        ):
             continue  # effects of a score also depend on later layers
         x, full_x, plain_x = (p[key].isel(layer=0) for p in (single, full, plain))
         if "draw" in x.dims:  # draws depend on the number of keys
@@ -207,7 +232,8 @@ def test_edits_of_other_heads_do_not_matter_in_the_first_layer():
     xr.testing.assert_allclose(single["wavelength"], plain["wavelength"])
     assert "head_wavelength" not in full
     table, expected = (
-        rl.classify_heads(p, resamples=0).set_index(["layer", "head"]) for p in (single, full)
+        rl.classify_heads(p, resamples=0).set_index(["layer", "head"])
+        for p in (single, full)
     )
     for column in ("mean_wavelength", "top_wavelength", "total_bits"):
         assert table[column][0, 1] == pytest.approx(expected[column][0, 1], rel=1e-4)
@@ -218,16 +244,22 @@ def test_attention_and_selectivity_match_a_capture():
     sequence = FOUR[:1]
     stop = rl.stop(rl.PlaneNumbers(PLANES), heads="0.1,1.2")
     with rl.edit_rope(model, stop, rl.drop(rl.PlaneNumbers((0,)), heads="1.0")):
-        measured = rl.profile(model, sequence, excerpts=[sequence[0]], rows="all", budget=False)
+        measured = rl.profile(
+            model, sequence, excerpts=[sequence[0]], rows="all", budget=False
+        )
         seen = rl.capture(model, sequence[0])
         with torch.no_grad():
-            expected = model(sequence, output_attentions=True, use_cache=False).attentions
+            expected = model(
+                sequence, output_attentions=True, use_cache=False
+            ).attentions
     shape = (measured.sizes["layer"], measured.sizes["head"])
     attention = measured["excerpt_attention"][0]
     np.testing.assert_allclose(attention, torch.cat(expected), rtol=0, atol=1e-5)
     visible = np.tril(np.ones((sequence.shape[1], sequence.shape[1])))
     even = visible / visible.sum(-1, keepdims=True)
-    chosen = (seen["attention"].values - even)[:, None] * np.nan_to_num(seen["contribution"])
+    chosen = (seen["attention"].values - even)[:, None] * np.nan_to_num(
+        seen["contribution"]
+    )
     selectivity = chosen[:, :, 1:].sum(-1).mean(-1).reshape(*shape, -1)
     np.testing.assert_allclose(measured["selectivity"], selectivity, rtol=0, atol=1e-5)
     still = seen["q_still"].values[..., 0] + 1j * seen["q_still"].values[..., 1]
@@ -237,11 +269,15 @@ def test_attention_and_selectivity_match_a_capture():
     np.testing.assert_allclose(mean, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("measure", [rl.measure_rope, lambda model: rl.reach(model, FOUR)])
+@pytest.mark.parametrize(
+    "measure", [rl.measure_rope, lambda model: rl.reach(model, FOUR)]
+)
 def test_measures_of_whole_layers_are_refused(measure):
     model = tiny("llama_gqa")
     edit = rl.stop(rl.PlaneNumbers(PLANES), heads="1.2")
     with rl.edit_rope(model, edit), pytest.raises(BadArgument) as refused:
         measure(model)
-    assert refused.value.what == "Under this edit heads of one layer rotate differently."
+    assert (
+        refused.value.what == "Under this edit heads of one layer rotate differently."
+    )
     assert 'heads="3.*"' in refused.value.parts["try"]

@@ -50,8 +50,18 @@ NO_PLANE = {"a": rl.stop(rl.PlaneNumbers([8]))}
     ("call", "text", "options", "line"),
     [
         (rl.profile, TOKENS[:, :2], {}, "A text must have 3 tokens or more"),
-        (rl.profile, TOKENS[0], {}, "text must be a Text.* token ids .sequence, position."),
-        (rl.profile, TOKENS + 90, {}, "not in the vocabulary of the model.*ids 93 to 116"),
+        (
+            rl.profile,
+            TOKENS[0],
+            {},
+            "text must be a Text.* token ids .sequence, position.",
+        ),
+        (
+            rl.profile,
+            TOKENS + 90,
+            {},
+            "not in the vocabulary of the model.*ids 93 to 116",
+        ),
         (rl.profile, TOKENS.to("meta"), {}, "ids must be whole numbers.*meta"),
         (rl.profile, {}, {}, "must have input_ids in rows"),
         (
@@ -60,20 +70,50 @@ NO_PLANE = {"a": rl.stop(rl.PlaneNumbers([8]))}
             {},
             "A text must have 3 tokens or more",
         ),
-        (rl.profile, TOKENS, {"sinks": [96]}, "not in the vocabulary of the model.*ids 96"),
+        (
+            rl.profile,
+            TOKENS,
+            {"sinks": [96]},
+            "not in the vocabulary of the model.*ids 96",
+        ),
         (rl.profile, TOKENS, {"surrogates": 10**9}, "10,000 surrogates"),
         (rl.profile, "a \ud800", {"tokenizer": NO_TOKENS}, "half of a char"),
         (rl.capture, [], {}, "There is no prompt to capture"),
         (rl.capture, TOKENS[:1], {"heads": f"{10**20}.1"}, "has no head '1000"),
         (rl.reach, "a text", {"tokenizer": 5}, "needs the tokenizer of .*: int"),
         (rl.truncate, TOKENS, {"controls": 10**9}, "at most 10,000 controls"),
-        (rl.evaluate, TOKENS, {"measures": ["loss", "speed"]}, "no measure 'speed'; try: meas"),
+        (
+            rl.evaluate,
+            TOKENS,
+            {"measures": ["loss", "speed"]},
+            "no measure 'speed'; try: meas",
+        ),
         (rl.evaluate, TOKENS, {"measures": []}, "No measure was given"),
-        (rl.evaluate, TOKENS, {"edits": {"none": "nope"}}, 'An edit cannot be called "none"'),
+        (
+            rl.evaluate,
+            TOKENS,
+            {"edits": {"none": "nope"}},
+            'An edit cannot be called "none"',
+        ),
         (rl.evaluate, TOKENS, {"edits": NO_PLANE}, "The model has no plane for Pl"),
-        (rl.evaluate, TOKENS, COPIES | {"distances": [1]}, "of copies must be 2 tokens"),
-        (rl.evaluate, TOKENS, COPIES | {"distances": [10**9]}, "tokens of copies, not 16,00"),
-        (rl.evaluate, TOKENS, NEEDLES | {"prompt_lengths": [10**9]}, "at most 100,000,000 tok"),
+        (
+            rl.evaluate,
+            TOKENS,
+            COPIES | {"distances": [1]},
+            "of copies must be 2 tokens",
+        ),
+        (
+            rl.evaluate,
+            TOKENS,
+            COPIES | {"distances": [10**9]},
+            "tokens of copies, not 16,00",
+        ),
+        (
+            rl.evaluate,
+            TOKENS,
+            NEEDLES | {"prompt_lengths": [10**9]},
+            "at most 100,000,000 tok",
+        ),
     ],
 )
 def test_odd_arguments_are_refused(call, text, options: dict, line: str):
@@ -86,7 +126,9 @@ def test_odd_arguments_are_refused(call, text, options: dict, line: str):
 
 
 def test_places_that_cannot_be_used_are_named():
-    with pytest.raises(RopelensError, match=r"No checkpoint and no folder is called \./nope\."):
+    with pytest.raises(
+        RopelensError, match=r"No checkpoint and no folder is called \./nope\."
+    ):
         rl.load("./nope")
 
 
@@ -129,7 +171,9 @@ def test_scores_that_are_not_finite_are_refused(factor: float, words: str):
 
 
 @pytest.mark.parametrize("measure", DEFAULT_MEASURES)
-def test_an_error_inside_the_model_restores_it(measure: str, monkeypatch: pytest.MonkeyPatch):
+def test_an_error_inside_the_model_restores_it(
+    measure: str, monkeypatch: pytest.MonkeyPatch
+):
     model = tiny("llama_gqa")
     plain, configured = logits(model), model.config._attn_implementation
 
@@ -147,14 +191,19 @@ def test_an_error_inside_the_model_restores_it(measure: str, monkeypatch: pytest
 def test_progress_moves_by_layer_within_a_batch():
     done: list[int] = []
     options = {"edits": {"a": "nope"}, "measures": "loss", "rows": 9, "batch_size": 2}
-    options |= {"lengths": torch.tensor([40, 20, 3]), "progress": token_progress(done.append)}
+    options |= {
+        "lengths": torch.tensor([40, 20, 3]),
+        "progress": token_progress(done.append),
+    }
     evaluate(tiny("llama_gqa"), **options)
     by_layer = [0, 26, 34]  # before and after the first layer, and after the head
     assert done == [*by_layer, *by_layer, 0, 1, 2, 0, 1, 2]
 
 
 def test_logits_of_a_wide_vocabulary_are_most_of_the_progress():
-    wide = [tiny_llama(vocab_size=5_000, tie_word_embeddings=tied) for tied in (True, False)]
+    wide = [
+        tiny_llama(vocab_size=5_000, tie_word_embeddings=tied) for tied in (True, False)
+    ]
     cost = [as_live_model(model).logits_cost for model in wide]
     assert cost[0] == cost[1] == pytest.approx(160_000 / 15_520, rel=0.01)
 
@@ -168,7 +217,9 @@ def test_progress_adds_up_to_the_total(measures: tuple[str, ...]):
         return token_progress(done.append)(*stages)
 
     options = {"measures": measures, "prompt_lengths": (33, 40), "edits": {"a": "nope"}}
-    evaluate(tiny("llama_gqa"), lengths=torch.tensor([40, 20, 3]), progress=show, **options)
+    evaluate(
+        tiny("llama_gqa"), lengths=torch.tensor([40, 20, 3]), progress=show, **options
+    )
     assert [sum(done)] == totals
     assert measures != ("loss",) or totals == [2 * 63]
 
@@ -180,11 +231,22 @@ MEASURED = {
     "analyze": lambda model, text: rl.analyze(model, text, FEW),
     "sweep": lambda model, text: rl.analyze(model, text, FEW, truncation=SWEEP),
     "truncate": lambda model, text: rl.truncate(model, text, **SWEEP),
-    "evaluate": lambda model, text: rl.evaluate(model, text, edits={"half": "p-rope:0.5"}),
+    "evaluate": lambda model, text: rl.evaluate(
+        model, text, edits={"half": "p-rope:0.5"}
+    ),
     "reach": lambda model, text: rl.reach(model, text, copies=[48], draws=1),
-    "claims": lambda model, text: rl.test_claims(profile(), model=model, text=text, draws=10),
+    "claims": lambda model, text: rl.test_claims(
+        profile(), model=model, text=text, draws=10
+    ),
 }
-RUNS = {"analyze": 8, "sweep": 24, "truncate": 19, "evaluate": 13, "reach": 4, "claims": 41}
+RUNS = {
+    "analyze": 8,
+    "sweep": 24,
+    "truncate": 19,
+    "evaluate": 13,
+    "reach": 4,
+    "claims": 41,
+}
 """Number of times that the model runs. It runs once more for packed rows."""
 DOCUMENTS = torch.arange(4).repeat_interleave(40).reshape(2, 80)
 TEXTS = {
@@ -225,7 +287,9 @@ def test_a_text_is_checked_once(measure: str, kind: str):
         warnings.simplefilter("always")
         MEASURED[measure](model, text)
     assert calls.pop("attention_across").call_count == (kind == "packed")
-    assert {name: call.call_count for name, call in calls.items()} == dict.fromkeys(calls, 1)
+    assert {name: call.call_count for name, call in calls.items()} == dict.fromkeys(
+        calls, 1
+    )
     messages = [str(warning.message) for warning in caught]
     more = kind == "padded" and measure in ("analyze", "sweep")  # two lengths
     assert len(runs) == RUNS[measure] + (kind == "packed") + more, runs
@@ -243,7 +307,9 @@ def contains(value: object, kind: type, *, depth: int = 2) -> bool:
         return isinstance(value, kind)
     parts: list[object] = []
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+        parts = [
+            getattr(value, field.name, None) for field in dataclasses.fields(value)
+        ]
     elif isinstance(value, list | tuple) and len(value) < 20:
         parts = [*value]
     return any(contains(part, kind, depth=depth - 1) for part in parts)
@@ -277,7 +343,9 @@ def receivers(call: Callable[[], object]) -> dict[type, set[str]]:
 MEASURES: dict[str, Callable[..., object]] = {
     "profile": lambda model, _: rl.profile(model, TEXT, surrogates=2),
     "truncate": lambda model, _: rl.truncate(model, TEXT, keep=[0.5], controls=1),
-    "claims": lambda model, made: rl.test_claims(made, model=model, text=TEXT, draws=10),
+    "claims": lambda model, made: rl.test_claims(
+        made, model=model, text=TEXT, draws=10
+    ),
 }
 
 

@@ -27,14 +27,21 @@ SEMANTIC: Gains = (1.0, 0.0, 0.0, 1.0, 1.0)
 
 
 def profile_of(groups: list[tuple[float, list[Gains]]]) -> xr.Dataset:
-    by_group = np.array([gains for _, gains in groups])[:, None]  # [group, layer, head, gain]
+    by_group = np.array([gains for _, gains in groups])[
+        :, None
+    ]  # [group, layer, head, gain]
     rows = np.array([rows for rows, _ in groups])
     whole = np.einsum("g,glhn->nlh", rows / rows.sum(), by_group)
     per_head = {f"{name}_bits": bits for name, bits in attention_budget(*whole).items()}
     shape = per_head["total_bits"].shape
     for name in (*columns("score"), *columns("follow"), *columns("end")):
         per_head[name] = np.full(shape, 0.25)
-    offsets = {"offset": 3.0, "offset_low": 2.0, "offset_high": 5.0, "offset_weight": 0.5}
+    offsets = {
+        "offset": 3.0,
+        "offset_low": 2.0,
+        "offset_high": 5.0,
+        "offset_weight": 0.5,
+    }
     per_head |= {name: np.full(shape, value) for name, value in offsets.items()}
     variables = {name: (("layer", "head"), values) for name, values in per_head.items()}
     for index, name in enumerate(GAINS):
@@ -62,11 +69,21 @@ def test_columns_of_two_heads():
     profile = one_group((3.0, 0.5, 2.5, 1.0, 2.8), (1.0, 0.0, 0.2, 0.8, 0.9))
     profile["selectivity_keys"][0, 1] = [-1.0, 3.0]
     heads = classify_heads(profile)
-    added = ["planes_to_half", *columns("follow"), "fraction_low", "fraction_high", "uncertain"]
+    added = [
+        "planes_to_half",
+        *columns("follow"),
+        "fraction_low",
+        "fraction_high",
+        "uncertain",
+    ]
     assert [*heads.columns] == [*COLUMNS.split(","), *added, "opposed", "max_score"]
     assert heads["label"].tolist() == ["positional", "semantic"]
     assert heads[["layer", "head"]].to_numpy().tolist() == [[0, 0], [0, 1]]
-    numbers = {"total_bits": [3.0, 1.0], "sink_bits": [0.5, 0.0], "position_bits": [1.8, 0.1]}
+    numbers = {
+        "total_bits": [3.0, 1.0],
+        "sink_bits": [0.5, 0.0],
+        "position_bits": [1.8, 0.1],
+    }
     numbers |= {"content_bits": [0.5, 0.8], "interaction_bits": [0.2, 0.1]}
     numbers |= {"positional_fraction": [0.72, 0.1], "content_fraction": [0.2, 0.8]}
     numbers |= {"interaction_fraction": [0.08, 0.1], "mean_wavelength": [100.0, 1000.0]}
@@ -82,7 +99,9 @@ def test_columns_of_two_heads():
 
 
 def test_too_few_rows_label_no_head():
-    profile = profile_of([(0.5, [POSITIONAL, SEMANTIC]), (0.49, [POSITIONAL, SEMANTIC])])
+    profile = profile_of(
+        [(0.5, [POSITIONAL, SEMANTIC]), (0.49, [POSITIONAL, SEMANTIC])]
+    )
     heads = classify_heads(profile)
     assert heads["label"].tolist() == ["untested"] * 2
     assert heads[["confidence", "offset"]].isna().all(axis=None)
@@ -104,9 +123,13 @@ def test_a_head_has_an_offset_only_if_one_offset_stands_out():
 
 
 def test_fractions_are_nan_if_sinks_explain_everything():
-    heads = classify_heads(one_group((2.0, 2.0, 2.0, 2.0, 2.0), (0.0, 0.0, 0.0, 0.0, 0.0)))
+    heads = classify_heads(
+        one_group((2.0, 2.0, 2.0, 2.0, 2.0), (0.0, 0.0, 0.0, 0.0, 0.0))
+    )
     assert heads["label"].tolist() == ["sink", "diffuse"]
-    fractions = [f"{part}_fraction" for part in ("positional", "content", "interaction")]
+    fractions = [
+        f"{part}_fraction" for part in ("positional", "content", "interaction")
+    ]
     assert heads[fractions].isna().all(axis=None)
 
 
@@ -146,15 +169,24 @@ def test_confidence_is_the_share_of_other_samples_with_the_same_label():
 def test_labels_of_a_resample_are_labels_of_the_drawn_groups():
     random = np.random.default_rng(3)
     groups = [
-        (float(random.integers(1, 50)), [(*random.uniform(-1, 3, size=5),) for _ in range(4)])
+        (
+            float(random.integers(1, 50)),
+            [(*random.uniform(-1, 3, size=5),) for _ in range(4)],
+        )
         for _ in range(6)
     ]
     profile = profile_of(groups)
     labels = resample_labels(profile, resamples=40, seed=7)
     draws = np.random.default_rng(7).multinomial(6, [1 / 6] * 6, size=40)
     for resample, draw in zip(labels, draws, strict=True):
-        drawn = [group for group, times in zip(groups, draw, strict=True) for _ in range(times)]
-        assert resample[0].tolist() == classify_heads(profile_of(drawn))["label"].tolist()
+        drawn = [
+            group
+            for group, times in zip(groups, draw, strict=True)
+            for _ in range(times)
+        ]
+        assert (
+            resample[0].tolist() == classify_heads(profile_of(drawn))["label"].tolist()
+        )
     assert (labels != resample_labels(profile, resamples=40, seed=8)).any()
 
 
@@ -176,7 +208,9 @@ OTHERS = [(seed, head_dim) for head_dim in (32, 64) for seed in range(3)][1:]
 CASES = [(0, 32), *(pytest.param(case, marks=pytest.mark.slow) for case in OTHERS)]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"seed {case[0]}, {case[1]}")
+@pytest.fixture(
+    scope="module", params=CASES, ids=lambda case: f"seed {case[0]}, {case[1]}"
+)
 def built(request: pytest.FixtureRequest):
     model, tokens, expected = handmade(*request.param)
     profile = rl.profile(model, torch.from_numpy(tokens), surrogates=0)
@@ -189,7 +223,11 @@ def test_every_label_and_every_offset(built):
     for (_, head), truth in zip(heads.iterrows(), expected, strict=True):
         assert head["label"] == truth.label, truth
         if truth.offset is None:
-            assert head[["offset", "offset_low", "offset_high", "offset_weight"]].isna().all()
+            assert (
+                head[["offset", "offset_low", "offset_high", "offset_weight"]]
+                .isna()
+                .all()
+            )
         elif truth.tolerance:  # a band
             assert pd.isna(head["offset"]), truth
             assert head["offset_low"] <= truth.offset <= head["offset_high"], truth
@@ -223,21 +261,31 @@ def test_predicted_kernels_peak_at_the_built_offset(built):
     for head, truth in enumerate(expected):
         if truth.offset is not None:
             predicted = profile["predicted_kernel"].values[0, head]
-            assert abs(starts[predicted.argmax()] - truth.offset) <= truth.tolerance, truth
+            assert abs(starts[predicted.argmax()] - truth.offset) <= truth.tolerance, (
+                truth
+            )
 
 
 def test_selectivity_is_in_the_planes_with_weights(built):
     profile, _, expected = built
     wavelength = profile["wavelength"].values[0]
     of_sink = wavelength == wavelength[-1]
-    written = {"positional": wavelength < 450, "semantic": wavelength > 1900, "sink": of_sink}
+    written = {
+        "positional": wavelength < 450,
+        "semantic": wavelength > 1900,
+        "sink": of_sink,
+    }
     for head, truth in enumerate(expected):
         if truth.label == "diffuse":
             continue
         names = ("selectivity", "selectivity_keys", "selectivity_sink")
-        total, keys, sink = (profile[name].values[0, head].clip(min=0) for name in names)
+        total, keys, sink = (
+            profile[name].values[0, head].clip(min=0) for name in names
+        )
         planes = written[truth.label]
-        assert total[planes | (of_sink & (truth.sink > 0))].sum() > 0.9 * total.sum(), truth
+        assert total[planes | (of_sink & (truth.sink > 0))].sum() > 0.9 * total.sum(), (
+            truth
+        )
         if truth.label != "sink":
             assert keys[planes].sum() > 0.9 * keys.sum(), truth
         if truth.sink:
@@ -259,7 +307,9 @@ def test_diagonal_heads_have_the_label_of_what_they_follow(seed: int):
         if truth.label != "mixed":
             assert heads["label"][head] == truth.label, truth
             assert abs(score[head] - (1 if truth.label == "positional" else -1)) < 0.05
-    assert (old[faint] == "semantic").all(), "without the exchange, the match takes the bits"
+    assert (old[faint] == "semantic").all(), (
+        "without the exchange, the match takes the bits"
+    )
     assert (content[faint] > 0.85).all()
     mixtures = score[: len(MIXTURES)]
     assert (np.diff(mixtures) >= 0).all(), mixtures

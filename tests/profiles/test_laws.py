@@ -35,7 +35,9 @@ class Fitted:
     planes: list[Planes]
     fits: list[LayerFit]
 
-    def collect(self, part: slice = slice(None), *, width: int | None = None, **more) -> Sums:
+    def collect(
+        self, part: slice = slice(None), *, width: int | None = None, **more
+    ) -> Sums:
         text = self.text.part(slice(None), width=width or self.text.ids.shape[1])
         live = as_live_model(self.model)
         measurement = Measurement(live, text, RotationProbe(live), **more)
@@ -46,7 +48,9 @@ class Fitted:
 @functools.cache
 def fitted_to(name: str, lengths: tuple[int, ...], *, double: bool = True) -> Fitted:
     tokens = random_tokens(sequences=len(lengths), length=max(lengths))
-    return fitted(tiny(name).double() if double else tiny(name), tokens, torch.tensor(lengths))
+    return fitted(
+        tiny(name).double() if double else tiny(name), tokens, torch.tensor(lengths)
+    )
 
 
 def fitted(model: PreTrainedModel, tokens: Tensor, lengths: Tensor) -> Fitted:
@@ -87,7 +91,9 @@ def test_halves_of_different_contexts_add(name: str, rows: int | str):
 
 
 @pytest.mark.parametrize(("name", "rows"), [("gemma2", 20), ("gpt_oss", "all")])
-def test_blocks_change_nothing(name: str, rows: int | str, monkeypatch: pytest.MonkeyPatch):
+def test_blocks_change_nothing(
+    name: str, rows: int | str, monkeypatch: pytest.MonkeyPatch
+):
     case = fitted_to(name, (70, 33, 51), double=False)
     first = case.collect(rows=rows)
     monkeypatch.setitem(fast_products.BLOCK_ELEMENTS, "cpu", 1)
@@ -97,7 +103,9 @@ def test_blocks_change_nothing(name: str, rows: int | str, monkeypatch: pytest.M
 @pytest.mark.parametrize(("name", "rows"), [("gemma2", "all"), ("gpt_oss", 6)])
 def test_batches_change_nothing(name: str, rows: int | str):
     case = fitted_to(name, (30, 8, 2, 19, 30, 11))
-    single, several, all_ = (case.collect(rows=rows, batch_size=size) for size in (1, 4, 6))
+    single, several, all_ = (
+        case.collect(rows=rows, batch_size=size) for size in (1, 4, 6)
+    )
     assert_same(single, several, case, rtol=1e-6)
     assert_same(single, all_, case, rtol=1e-6)
 
@@ -125,13 +133,17 @@ def test_the_same_seed_gives_the_same_numbers_and_the_model_is_restored():
     with torch.no_grad():
         before = model(tokens, use_cache=False).logits
     given = {"surrogates": 1, "rows": 5}
-    first, same, other = (rl.profile(model, tokens, seed=seed, **given) for seed in (1, 1, 2))
+    first, same, other = (
+        rl.profile(model, tokens, seed=seed, **given) for seed in (1, 1, 2)
+    )
     xr.testing.assert_equal(first, same)
     for name in ("selectivity", "group_both_gain", "surrogate_log_wavelength"):
         assert (first[name] != other[name]).any(), name
     with torch.no_grad():
         assert torch.equal(before, model(tokens, use_cache=False).logits)
-    assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
+    assert all(
+        torch.equal(value, weights[key]) for key, value in model.state_dict().items()
+    )
 
 
 LENGTH_DEPENDENT = {
@@ -181,7 +193,9 @@ def test_weights_of_sampled_rows_stand_for_all_rows(lengths, count, seed, first)
         assert sampled[-1] < size
     for sequence in range(len(lengths)):
         part = slice(sequence, sequence + 1)
-        single = sample_rows(length[part], count=count, seed=seed, numbers=numbers[part])
+        single = sample_rows(
+            length[part], count=count, seed=seed, numbers=numbers[part]
+        )
         positions = rows.position[part][rows.weight[part] > 0]
         assert torch.equal(single.position[single.weight > 0], positions)
 
@@ -196,7 +210,13 @@ def test_sampled_rows_agree_with_all_rows():
         return summarize(collect(replace(of_all, **options), planes), planes)
 
     total, samples = measured(), [measured(rows=8, seed=seed) for seed in range(24)]
-    variables = ("selectivity", "selectivity_keys", "offset_mass", "sink_mass", "entropy_bits")
+    variables = (
+        "selectivity",
+        "selectivity_keys",
+        "offset_mass",
+        "sink_mass",
+        "entropy_bits",
+    )
     for variable in variables:
         often = slice(0, 20)  # offsets that almost all rows see
         values = np.stack([sample[variable].values[..., often] for sample in samples])

@@ -46,7 +46,9 @@ def assert_close(ours: np.ndarray, true: np.ndarray, *, rtol: float, what: str) 
     np.testing.assert_allclose(ours, true, rtol=0, atol=rtol * scale, err_msg=what)
 
 
-def measured(model, tokens: torch.Tensor, lengths: Sequence[int], **options: int) -> xr.Dataset:
+def measured(
+    model, tokens: torch.Tensor, lengths: Sequence[int], **options: int
+) -> xr.Dataset:
     live = as_live_model(model)
     planes = RotationProbe(live).planes()
     text = Text(tokens, torch.tensor(lengths), bos=1, sink_ids=NAMED)
@@ -57,7 +59,9 @@ def measured(model, tokens: torch.Tensor, lengths: Sequence[int], **options: int
     return summarize(collect(measurement, planes, fits=fits), planes, fits)
 
 
-def true_values(model, tokens: torch.Tensor, lengths: Sequence[int], *, name: str) -> Values:
+def true_values(
+    model, tokens: torch.Tensor, lengths: Sequence[int], *, name: str
+) -> Values:
     edges = offset_edges(tokens.shape[1]).numpy()
     bins = np.stack([edges[:-1], edges[1:]], axis=1)
     sinks = np.isin(tokens, [1, *NAMED]) | (np.arange(tokens.shape[1]) == 0)
@@ -75,18 +79,26 @@ def assert_frequencies_agree(profile: xr.Dataset, true: Values, *, rtol: float) 
         count = int(turns.sum())
         for name in (row.name for row in OF_LAYERS if "frequency" in row.saved_dims):
             ours, theirs = profile[name].values[layer], true[name][layer]
-            assert_close(ours[:, turns], theirs[:, :count], rtol=rtol, what=f"{name} {layer}")
+            assert_close(
+                ours[:, turns], theirs[:, :count], rtol=rtol, what=f"{name} {layer}"
+            )
             if stays.sum() == 1 or (stays.any() and name.startswith("selectivity")):
                 rest = ours[:, stays].sum(1)
-                assert_close(rest, theirs[:, -1], rtol=rtol, what=f"rest of {name} {layer}")
-        assert_close(inv_freq[turns], true["inv_freq"][layer, :count], rtol=1e-7, what="w")
+                assert_close(
+                    rest, theirs[:, -1], rtol=rtol, what=f"rest of {name} {layer}"
+                )
+        assert_close(
+            inv_freq[turns], true["inv_freq"][layer, :count], rtol=1e-7, what="w"
+        )
 
 
 def assert_profile_agrees(profile: xr.Dataset, true: Values, *, rtol: float) -> None:
     assert_frequencies_agree(profile, true, rtol=rtol)
     for row in OF_LAYERS:
         if row.name != "learned_sink_mass" and "frequency" not in row.saved_dims:
-            assert_close(profile[row.name].values, true[row.name], rtol=rtol, what=row.name)
+            assert_close(
+                profile[row.name].values, true[row.name], rtol=rtol, what=row.name
+            )
     learned = profile["learned_sink_mass"].values  # a share, with rounding errors at 0
     np.testing.assert_allclose(learned, true["learned_sink_mass"], rtol=0, atol=rtol)
     np.testing.assert_allclose(profile.attrs["loss"], true["loss"], rtol=rtol)
@@ -94,7 +106,9 @@ def assert_profile_agrees(profile: xr.Dataset, true: Values, *, rtol: float) -> 
     assert profile.attrs["rows_measured"] == true["rows"]
 
 
-def assert_parity(model, name: str, *, lengths=LENGTHS, seed=0, **options: int) -> tuple:
+def assert_parity(
+    model, name: str, *, lengths=LENGTHS, seed=0, **options: int
+) -> tuple:
     model = model.double()
     tokens = random_tokens(seed, sequences=len(lengths), length=max(lengths))
     profile = measured(model, tokens, lengths, **options)
@@ -152,11 +166,19 @@ def test_float32_of_a_real_checkpoint(shared):
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "mask"),
-    [("llama_gqa", ""), ("gpt_oss", ""), ("llama_gqa", "a choice"), ("llama_gqa", "a prefix")],
+    [
+        ("llama_gqa", ""),
+        ("gpt_oss", ""),
+        ("llama_gqa", "a choice"),
+        ("llama_gqa", "a prefix"),
+    ],
 )
 def test_the_budget_matches_fits_with_scipy(name: str, mask: str):
     """Models are fitted to half of the sequences, and scored on all rows of the rest."""
-    model, tokens = tiny(name, seed=3), random_tokens(sequences=6, length=30, vocabulary=12)
+    model, tokens = (
+        tiny(name, seed=3),
+        random_tokens(sequences=6, length=30, vocabulary=12),
+    )
     model = with_mask(model, MASKS[mask]) if mask else model
     profile = rl.profile(model, tokens, surrogates=0)
     assert profile["group_scored"].values.tolist() == [29] * 6
@@ -175,7 +197,9 @@ def test_the_budget_matches_fits_with_scipy(name: str, mask: str):
         parts = {"content": content, "offsets": offsets}
         halves = [gain(fold[1 - n], on=fold[n], ridge=RIDGE, **parts) for n in (0, 1)]
         ours = [of_head[f"group_{which}_gain"][n::2].mean() for n in (0, 1)]
-        np.testing.assert_allclose(ours, halves, atol=0.02 * total.mean(), err_msg=which)
+        np.testing.assert_allclose(
+            ours, halves, atol=0.02 * total.mean(), err_msg=which
+        )
 
 
 @torch.no_grad()
@@ -193,10 +217,14 @@ def test_the_standard_error_of_the_loss_matches_the_jackknife():
     profile = measured(model, tokens, lengths)
     rows = [row[None, :length] for row, length in zip(tokens, lengths, strict=True)]
     with torch.no_grad():
-        separate = [float(model(row, labels=row).loss) * (row.shape[1] - 1) for row in rows]
+        separate = [
+            float(model(row, labels=row).loss) * (row.shape[1] - 1) for row in rows
+        ]
     losses, counts = np.array(separate), np.array(lengths) - 1
     stretch = np.arange(40) * 16 // 40
-    dealt = np.array([[x[stretch == g].sum() for x in (losses, counts)] for g in range(16)])
+    dealt = np.array(
+        [[x[stretch == g].sum() for x in (losses, counts)] for g in range(16)]
+    )
     without = np.divide(*(dealt.sum(0) - dealt).T)
     jackknife = np.sqrt(15 / 16 * ((without - without.mean()) ** 2).sum())
     np.testing.assert_allclose(profile.attrs["loss"], losses.sum() / counts.sum())
@@ -217,7 +245,9 @@ def test_the_excerpt_is_transformers_attention(name: str):
     for number, excerpt in enumerate(excerpts):
         length = len(excerpt)
         measured_gains = stored.values[number, ..., :length, :length]
-        np.testing.assert_allclose(measured_gains, attentions(model, excerpt), atol=1e-5)
+        np.testing.assert_allclose(
+            measured_gains, attentions(model, excerpt), atol=1e-5
+        )
         named = profile["excerpt_token"].values[number].tolist()
         assert named == [*(f"#{t}" for t in excerpt), *[""] * (64 - length)]
     assert np.isnan(stored.values[2, ..., 30:, :]).all()
@@ -226,10 +256,14 @@ def test_the_excerpt_is_transformers_attention(name: str):
 def test_an_excerpt_stores_queries_of_any_size():
     """Values above 65,504, the limit of float16, also have 11 bits."""
     model, tokens = tiny("llama_gqa"), random_tokens(sequences=3, length=40)
-    small = rl.profile(model, tokens, excerpts=[tokens[0]], budget=False)["excerpt_query_still"]
+    small = rl.profile(model, tokens, excerpts=[tokens[0]], budget=False)[
+        "excerpt_query_still"
+    ]
     with torch.no_grad():
         model.model.layers[0].self_attn.q_proj.weight *= 2.0**16
-    large = rl.profile(model, tokens, excerpts=[tokens[0]], budget=False)["excerpt_query_still"]
+    large = rl.profile(model, tokens, excerpts=[tokens[0]], budget=False)[
+        "excerpt_query_still"
+    ]
     assert abs(large[:, 0]).max() > 65_504
     np.testing.assert_allclose(large[:, 0], small[:, 0] * 2.0**16, rtol=1e-3, atol=1)
 
@@ -261,7 +295,9 @@ def test_groups_add_up_to_the_whole():
     model = tiny("llama_gqa")
     lengths = np.random.default_rng(0).integers(4, 16, size=40)
     tokens = random_tokens(sequences=40, length=16)
-    profile = rl.profile(model, rl.Text(tokens, lengths=lengths), batch_size=7, surrogates=0)
+    profile = rl.profile(
+        model, rl.Text(tokens, lengths=lengths), batch_size=7, surrogates=0
+    )
     rows, stretch = profile["group_rows"], np.arange(40) * 16 // 40
     dealt = [(lengths[stretch == group] - 1).sum() for group in range(16)]
     np.testing.assert_array_equal(rows, dealt)
@@ -273,7 +309,9 @@ def test_groups_add_up_to_the_whole():
         np.testing.assert_allclose(profile[f"{name}_bits"], bits, rtol=1e-5, atol=1e-6)
     own = stretch == 3  # sequences of one group
     separate = true_values(model, tokens[own], lengths[own], name="llama_gqa")
-    np.testing.assert_allclose(profile["group_total"][3], separate["total_bits"], rtol=1e-4)
+    np.testing.assert_allclose(
+        profile["group_total"][3], separate["total_bits"], rtol=1e-4
+    )
 
 
 def test_profile_is_collect_and_summarize_with_attributes():
@@ -288,9 +326,19 @@ def test_profile_is_collect_and_summarize_with_attributes():
     plain = measured(model, tokens, LENGTHS, batch_size=2, surrogates=1)
     assert "group_both_gain" in plain
     for name in plain.variables:  # the profile sums the two fitted sequences first
-        np.testing.assert_allclose(profile[name], plain[name], 1e-12, 1e-12, err_msg=name)
-    assert (sum(done), sum(done[: len(done) // 2])) == (94, 71)  # first batch, layer by layer
-    expected = {"model": "Gemma3ForCausalLM", "dtype": "float64", "seed": 0, "rows": "all"}
+        np.testing.assert_allclose(
+            profile[name], plain[name], 1e-12, 1e-12, err_msg=name
+        )
+    assert (sum(done), sum(done[: len(done) // 2])) == (
+        94,
+        71,
+    )  # first batch, layer by layer
+    expected = {
+        "model": "Gemma3ForCausalLM",
+        "dtype": "float64",
+        "seed": 0,
+        "rows": "all",
+    }
     expected |= {"context": 40, "sequences": 3, "documents": 0, "tokens": 94}
     assert expected.items() <= profile.attrs.items()
     for name, variable in profile.variables.items():

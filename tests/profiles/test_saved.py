@@ -33,7 +33,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the saved profile, in which measures that were added later are NaN."""
     (tmp_path / "profile.nc").write_bytes(gzip.decompress(SAVED.read_bytes()))
     (tmp_path / "run.json").write_text(json.dumps({"kind": "analysis"}))
-    with pytest.warns(UserWarning, match="follows_position.*max_score.*count all shared bits"):
+    with pytest.warns(
+        UserWarning, match="follows_position.*max_score.*count all shared bits"
+    ):
         known = measures.open_profile(tmp_path / "profile.nc")
     rl.save(known, tmp_path / "profile.nc")
     rows = (row for row in measures.MEASURES if row.name in known or not row.saved)
@@ -83,9 +85,13 @@ def test_a_profile_opens_without_any_one_measure(folder: Path):
     saved = rl.open(folder / "profile.nc")
     assert isinstance(saved, xr.Dataset)
     for row in measures.MEASURES:
-        if row.saved and row.name != "total_bits":  # nothing has a label without a budget
+        if (
+            row.saved and row.name != "total_bits"
+        ):  # nothing has a label without a budget
             with pytest.warns(UserWarning, match=f"ropelens measured {row.name}: NaN"):
-                older = measures.complete_profile(saved.drop_vars(row.name), "profile.nc")
+                older = measures.complete_profile(
+                    saved.drop_vars(row.name), "profile.nc"
+                )
             assert older[row.name].isnull().all()
             rl.plot_head_map(older)
             rl.plot_claim(older)

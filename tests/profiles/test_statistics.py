@@ -35,13 +35,19 @@ def attention_on(wanted: list[int]) -> Statistic:
     return names["attention_on"](wanted)
 
 
-@pytest.mark.parametrize(("name", "rows"), [("llama_gqa", 7), ("mistral_sliding", "all")])
-def test_the_recipe_matches_dense_attention_on_a_set_of_tokens(name: str, rows: int | str):
+@pytest.mark.parametrize(
+    ("name", "rows"), [("llama_gqa", 7), ("mistral_sliding", "all")]
+)
+def test_the_recipe_matches_dense_attention_on_a_set_of_tokens(
+    name: str, rows: int | str
+):
     assert len(recipe().splitlines()) < 15
     model = tiny(name).double()
     tokens = random_tokens(sequences=3, length=40) % 17
     options = {"statistics": [attention_on(WANTED)], "rows": rows, "batch_size": 2}
-    profile = rl.profile(model, rl.Text(tokens, lengths=LENGTHS), surrogates=0, **options)
+    profile = rl.profile(
+        model, rl.Text(tokens, lengths=LENGTHS), surrogates=0, **options
+    )
     ours = profile["attention_on_set"]
     assert (ours.dims, ours.attrs["units"]) == (("layer", "head"), "1")
     on = []
@@ -60,14 +66,23 @@ def test_functions_read_the_same_attention_in_any_order():
     """Sums by offset set the first key to 0, so they come after all functions."""
     tokens = random_tokens(sequences=2, length=30)
 
-    def row(name: str, values, dims: tuple[str, ...] = (), over: str = "rows") -> Statistic:
-        return Statistic(name, ("layer", "head", *dims), "1", name, values=values, over=over)
+    def row(
+        name: str, values, dims: tuple[str, ...] = (), over: str = "rows"
+    ) -> Statistic:
+        return Statistic(
+            name, ("layer", "head", *dims), "1", name, values=values, over=over
+        )
 
     more = [
-        row("first", lambda block: (block.scores.softmax(-1) * block.attention).sum(-1)),
+        row(
+            "first", lambda block: (block.scores.softmax(-1) * block.attention).sum(-1)
+        ),
         row("twice", lambda block: 2 * block.attention, ("offset_bin",), "offsets"),
         row("on sinks", lambda block: block.sink_attention.sum(-1)),
-        row("others", lambda block: (block.scores.exp() * (block.scores > -1e3)).sum(-1).log()),
+        row(
+            "others",
+            lambda block: (block.scores.exp() * (block.scores > -1e3)).sum(-1).log(),
+        ),
         row("norm", lambda block: block.log_norm),
         row("last", lambda block: block.attention.square().sum(-1)),
         row("whole", lambda block: block.attention.sum(-1)),
@@ -103,7 +118,9 @@ def test_statistics_that_are_refused(statistics: list[Statistic], says: str, see
 
 
 def test_a_profile_has_the_variable_of_every_row():
-    profile = rl.profile(tiny("llama_gqa"), random_tokens(sequences=3, length=12), surrogates=2)
+    profile = rl.profile(
+        tiny("llama_gqa"), random_tokens(sequences=3, length=12), surrogates=2
+    )
     for row in MEASURES:
         assert (row.name in profile) == row.saved, row.name
         if row.saved:
@@ -153,7 +170,9 @@ def test_tokens_are_found_by_their_text_and_by_class():
     assert matching("capital") == ["The"]
     after = find_tokens(torch.tensor([[3, 0, 4, 4], [0, 2, 3, 3]]), "after:*'*")
     assert after.int().tolist() == [[0, 1, 0, 1], [0, 0, 0, 1]]
-    again = find_tokens(torch.tensor([[4, 2, 4, 4, 7, 2], [7, 4, 1, 0, 3, 0]]), "repeated")
+    again = find_tokens(
+        torch.tensor([[4, 2, 4, 4, 7, 2], [7, 4, 1, 0, 3, 0]]), "repeated"
+    )
     assert again.int().tolist() == [[0, 0, 1, 1, 0, 1], [0, 0, 0, 0, 0, 1]]
 
 
@@ -163,7 +182,9 @@ def test_a_token_whose_only_copy_is_hidden_is_not_repeated():
     ids[0, 12] = ids[0, 9] = ids[0, 5]
     ids[0, 15], mask[0, 7], mask[0, 5] = ids[0, 7], 0, 0
     text, model = {"input_ids": ids, "attention_mask": mask}, tiny("llama_gqa")
-    profile = rl.profile(model, text, statistics=rl.attention_on(ids, "repeated"), budget=False)
+    profile = rl.profile(
+        model, text, statistics=rl.attention_on(ids, "repeated"), budget=False
+    )
     model.set_attn_implementation("eager")
     rows = torch.stack(model(**text, output_attentions=True).attentions)[:, 0, :, 12:]
     expected = rows[..., 12].sum(-1) / rows[..., 1:].sum((-2, -1))
@@ -174,7 +195,10 @@ def test_a_token_whose_only_copy_is_hidden_is_not_repeated():
 def test_attention_on_tokens_matches_dense_attention(name: str):
     model = tiny(name).double()
     tokens = random_tokens(sequences=1, length=40) % len(TEXTS)
-    sets = {"apostrophe_or_apostrophe_s": ["'", "'s"], "after_any_apostrophe": "after:*'*"}
+    sets = {
+        "apostrophe_or_apostrophe_s": ["'", "'s"],
+        "after_any_apostrophe": "after:*'*",
+    }
     sets["repeated"] = "repeated"
     chosen = [rl.attention_on(tokens, what, Names()) for what in sets.values()]
     statistics = [row for rows in chosen for row in rows]
@@ -191,7 +215,9 @@ def test_attention_on_tokens_matches_dense_attention(name: str):
         for layer, call in enumerate(calls):
             key = call.key.repeat_interleave(len(call.query) // len(call.key), dim=0)
             score = call.scale * call.query @ key.mT
-            attention = score.masked_fill(~call.visible, -torch.inf).softmax(-1).double()
+            attention = (
+                score.masked_fill(~call.visible, -torch.inf).softmax(-1).double()
+            )
             rows = [i for i in range(1, 40) if (call.visible[i] & on[0] & apart).any()]
             total = (attention[:, rows] * apart).sum((1, 2))
             seen = call.visible[rows].double() @ (on[0] & apart).double()
@@ -199,7 +225,9 @@ def test_attention_on_tokens_matches_dense_attention(name: str):
                 part = (attention[:, rows] @ (weight * apart)).sum(1)
                 others = call.visible[rows].double() @ (weight * apart)
                 expected = part / total * seen.sum() / others.sum()
-                (row,) = [row for row in statistics if row.name == f"{kind}_on_{name_of}"]
+                (row,) = [
+                    row for row in statistics if row.name == f"{kind}_on_{name_of}"
+                ]
                 means = LayerMeans(sums.layers[layer], sums, planes[layer], statistics)
                 np.testing.assert_allclose(row.value(means), expected, atol=1e-6)
     profile = rl.profile(model, tokens, statistics=statistics, surrogates=0)
@@ -207,9 +235,13 @@ def test_attention_on_tokens_matches_dense_attention(name: str):
     assert "attention_on_repeated" in table
     assert "control_on_repeated" not in table
     most, *_ = attention_sentences(profile)
-    lead = profile["attention_on_apostrophe_or_apostrophe_s"] - profile[statistics[1].name]
+    lead = (
+        profile["attention_on_apostrophe_or_apostrophe_s"] - profile[statistics[1].name]
+    )
     layer, head = np.unravel_index(lead.values.argmax(), lead.shape)
-    assert most.startswith(f"Head {layer}.{head} attends most to tokens ' or 's. In rows")
+    assert most.startswith(
+        f"Head {layer}.{head} attends most to tokens ' or 's. In rows"
+    )
 
 
 def test_controls_are_near_and_equally_frequent():

@@ -18,7 +18,11 @@ BOTH = TEXT[1, :12]
 @pytest.fixture(scope="module")
 def models():
     """Two layers of four heads, and three layers of two heads with 8 of 10 planes rotating."""
-    rope = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.8}
+    rope = {
+        "rope_type": "proportional",
+        "rope_theta": 1e6,
+        "partial_rotary_factor": 0.8,
+    }
     turns = {"rope_parameters": rope}
     shape = {"num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1}
     return [tiny("llama_gqa"), tiny("llama_gqa", head_dim=20, **turns, **shape)]
@@ -31,7 +35,9 @@ def analyses(models) -> list[rl.Analysis]:
     for name, model, excerpts in zip(("one", "other"), models, pieces, strict=True):
         profile = rl.profile(model, TEXT, excerpts=list(excerpts), surrogates=0)
         profile.attrs["model"] = name
-        analyses.append(rl.Analysis(profile, rl.classify_heads(profile, resamples=2), {}))
+        analyses.append(
+            rl.Analysis(profile, rl.classify_heads(profile, resamples=2), {})
+        )
     return analyses
 
 
@@ -51,8 +57,12 @@ def second_words(page: playwright.Page) -> str:
 def test_the_same_head_of_the_other_model_follows(opened, analyses):
     one, other = (analysis.profile["selectivity_keys"] for analysis in analyses)
     page = opened.at("#L0H1&beside=same")
-    np.testing.assert_allclose(values(page, "plot-selectivity", "y"), one[0, 1], rtol=1e-5)
-    np.testing.assert_allclose(values(page, "pinned-selectivity", "y"), other[0, 1], rtol=1e-5)
+    np.testing.assert_allclose(
+        values(page, "plot-selectivity", "y"), one[0, 1], rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        values(page, "pinned-selectivity", "y"), other[0, 1], rtol=1e-5
+    )
     wavelength = analyses[1].profile["wavelength"][0]
     places = values(page, "pinned-selectivity", "x")
     np.testing.assert_allclose(places[:8], wavelength[:8], rtol=1e-5)
@@ -63,7 +73,9 @@ def test_the_same_head_of_the_other_model_follows(opened, analyses):
     titles = panes.evaluate_all("(all) => all.map((p) => p.dataset.head)")
     assert titles == ["one: L0 H1", "other: L0 H1"]
     ends = "document.getElementById('{}-selectivity')._fullLayout.yaxis.range"
-    np.testing.assert_allclose(*(page.evaluate(ends.format(n)) for n in ("plot", "pinned")))
+    np.testing.assert_allclose(
+        *(page.evaluate(ends.format(n)) for n in ("plot", "pinned"))
+    )
     page.click("#next")
     page.wait_for_selector("html[data-shown=L0H2]")
     idle(page)
@@ -73,7 +85,9 @@ def test_the_same_head_of_the_other_model_follows(opened, analyses):
 
 def test_any_head_of_the_other_model_is_chosen_and_back_returns(opened, analyses):
     page = opened.at("#L1H3&beside=same")
-    options = page.locator("#beside option").evaluate_all("(all) => all.map((o) => o.value)")
+    options = page.locator("#beside option").evaluate_all(
+        "(all) => all.map((o) => o.value)"
+    )
     assert options == ["", "same", "0,0", "0,1", "1,0", "1,1", "2,0", "2,1"]
     page.select_option("#beside", "2,1")
     page.wait_for_selector("#pinned-selectivity[data-head='other: L2 H1']")
@@ -81,7 +95,9 @@ def test_any_head_of_the_other_model_is_chosen_and_back_returns(opened, analyses
     page.click("#pin")
     page.wait_for_selector("#pinned-selectivity[data-head='one: L1 H3']")
     pinned = analyses[0].profile["selectivity_keys"][1, 3]
-    np.testing.assert_allclose(values(page, "pinned-selectivity", "y"), pinned, rtol=1e-5)
+    np.testing.assert_allclose(
+        values(page, "pinned-selectivity", "y"), pinned, rtol=1e-5
+    )
     assert page.url.endswith("#L1H3&pin=L1H3")
     assert page.input_value("#beside") == ""
     page.go_back()
@@ -104,7 +120,9 @@ def test_pair_score_and_text_show_both_models(opened, models, analyses):
         pushes = captured["contrast"].values[:, 9, 4]
         shown = values(page, f"{pane}-pair", "y")
         np.testing.assert_allclose(shown, pushes, atol=2 * 5e-3)  # two rounded terms
-    scores = [f"{captured['score'].values[9, 4]:+.2f}".replace("-", "−") for captured in seen]
+    scores = [
+        f"{captured['score'].values[9, 4]:+.2f}".replace("-", "−") for captured in seen
+    ]
     words = f"Score at distance 5: {scores[0]} nats; other: L2 H1: {scores[1]}"
     assert page.inner_text("#pair-score") == words
     view(page, "text")
@@ -123,7 +141,9 @@ def test_planes_of_the_same_wavelengths_stop_in_both(opened, models, analyses, m
     one, other = (analysis.profile["wavelength"].values for analysis in analyses)
     planes = np.flatnonzero((one[1, 2] <= other[2]) & (other[2] <= one[1, 4])).tolist()
     assert 0 < len(planes) < 10
-    edit = {"stop": rl.stop, "drop": rl.drop}[mode](rl.PlaneNumbers(tuple(planes)), heads="2.1")
+    edit = {"stop": rl.stop, "drop": rl.drop}[mode](
+        rl.PlaneNumbers(tuple(planes)), heads="2.1"
+    )
     untouched = rl.capture(models[1], BOTH, heads="2.1")["attention"].isel(head=0)
     with rl.edit_rope(models[1], edit):
         expected = rl.capture(models[1], BOTH, heads="2.1")["attention"].isel(head=0)

@@ -35,7 +35,10 @@ def comparison() -> xr.Dataset:
 def lines(figure: go.Figure, unit: str) -> dict[str, go.Scatter]:
     for row, axis in enumerate(figure.select_yaxes(), start=1):
         if axis.title.text.replace("<br>", " ") == unit:
-            return {t.name: t for t in figure.select_traces({"mode": "lines+markers"}, row=row)}
+            return {
+                t.name: t
+                for t in figure.select_traces({"mode": "lines+markers"}, row=row)
+            }
     raise KeyError(unit)
 
 
@@ -45,7 +48,9 @@ def test_loss_changes_are_pairs_means_and_intervals(comparison: xr.Dataset):
     pairs = {t.y[0]: t.x for t in figure.data if t.marker.symbol == "circle-open"}
     np.testing.assert_allclose(pairs["p-rope:0.5"], [0.1, 0.11])
     np.testing.assert_allclose(pairs["nope"], [0.2, 0.22])
-    (mean,) = [t for t in figure.data if t.error_x.array is not None and t.y[0] == "nope"]
+    (mean,) = [
+        t for t in figure.data if t.error_x.array is not None and t.y[0] == "nope"
+    ]
     row = table.set_index("group").loc["nope"]
     assert mean.x[0] + mean.error_x.array[0] == pytest.approx(row["high"])
     assert mean.x[0] - mean.error_x.arrayminus[0] == pytest.approx(row["low"])
@@ -64,7 +69,9 @@ def test_loss_by_position_and_its_difference(comparison: xr.Dataset):
     assert "rope" not in change
     assert figure.layout.shapes[0].x0 == CONTEXT
     (words,) = [a for a in figure.layout.annotations if "trained context" in a.text]
-    assert 10**words.x == pytest.approx(CONTEXT)  # a logarithmic axis takes the exponent
+    assert 10**words.x == pytest.approx(
+        CONTEXT
+    )  # a logarithmic axis takes the exponent
     start, stop = (comparison[f"position_{end}"].values for end in ("start", "stop"))
     assert ((start <= means["rope"].x) & (means["rope"].x < stop)).all()
 
@@ -114,17 +121,24 @@ def test_growth_counts_heads_by_step(comparison: xr.Dataset):
     best = best_head(nope["growth_trial_induction"]).transpose("entry", "step", "trial")
     by_bin = nope["growth_position_loss"].values
     for unit, values in {
-        "positional heads (count)": (nope["growth_label"].values == "positional").sum((2, 3)),
-        "previous-token head (0 to 1)": nope["growth_previous_token"].values.max((2, 3)),
+        "positional heads (count)": (nope["growth_label"].values == "positional").sum(
+            (2, 3)
+        ),
+        "previous-token head (0 to 1)": nope["growth_previous_token"].values.max(
+            (2, 3)
+        ),
         "induction head (0 to 1)": best.values,
-        "gain of repeats (nats/token)": nope["growth_first_loss"] - nope["growth_repeat_loss"],
+        "gain of repeats (nats/token)": nope["growth_first_loss"]
+        - nope["growth_repeat_loss"],
         "retrieval (share)": nope["growth_retrieval"],
         "loss past context (nats/token)": by_bin[..., 5:] @ [1 / 3, 2 / 3],
     }.items():
         by_entry = np.asarray(values).reshape(2, len(STEPS), -1).mean(2)
         line = lines(figure, unit)["nope"]
         np.testing.assert_allclose(line.y, by_entry.mean(0))
-        np.testing.assert_allclose(line.error_y.array, by_entry.max(0) - by_entry.mean(0))
+        np.testing.assert_allclose(
+            line.error_y.array, by_entry.max(0) - by_entry.mean(0)
+        )
     assert len({axis.title.text for axis in figure.select_yaxes()}) == 8
 
 
@@ -140,12 +154,16 @@ def test_findings_list_loss_changes_in_order(comparison: xr.Dataset):
     assert "; nope +0.210 (" in first
     assert first.endswith(", over 2 pairs of seeds).")
     assert last == "A finding."
-    assert find(comparison, "No plane rotates in nope. No head there can be positional through")
+    assert find(
+        comparison, "No plane rotates in nope. No head there can be positional through"
+    )
     words = find(comparison.isel(entry=[0, 2]), "Change of the loss")
     end = "over the text of one seed). An interval over the text of one seed does not include"
     assert f"{end} the variation between training runs." in words
     assert "not finished" not in " ".join(findings(comparison))
-    fewer = comparison.isel(entry=[0, 1, 2, 3]).assign_attrs(unfinished="tiny/nope/seed-1")
+    fewer = comparison.isel(entry=[0, 1, 2, 3]).assign_attrs(
+        unfinished="tiny/nope/seed-1"
+    )
     assert find(fewer, "These runs of the study are not finished: tiny/nope/seed-1.")
 
 
@@ -162,7 +180,10 @@ def test_findings_name_changes_beyond_chance(comparison: xr.Dataset):
     bounds = f"+{0.505 - spread:.3f} to +{0.505 + spread:.3f}"
     alike = "no interval, because all pairs show the same change."
     nope = f"+0.505 ({bounds}, over 2 pairs of seeds); p-rope:0.5: {alike} Share of needles"
-    assert f"; the 95% interval of the change from rope excludes 0 for nope {nope}" in words
+    assert (
+        f"; the 95% interval of the change from rope excludes 0 for nope {nope}"
+        in words
+    )
     assert words.endswith(f"(chance 12.5%); p-rope:0.5, nope: {alike}")
     assert "for nope −0.505 (" in repeats([4.5, 5.51], [5.5, 5.51])
     words = repeats([4.5, 5.51], [4.5, 5.51])
@@ -179,7 +200,9 @@ def test_numbers_of_heads_are_means(comparison: xr.Dataset):
         "Heads with at least half of their attention on the previous token: 1 (rope), "
         "0 (p-rope:0.5), 0.5 (nope); in the first layer: 0 (rope), 0 (p-rope:0.5), 0 (nope)."
     )
-    index = [column.name for column in shown_columns(table)].index("previous_token_heads")
+    index = [column.name for column in shown_columns(table)].index(
+        "previous_token_heads"
+    )
     assert [row["cells"][index] for row in table_rows(table)] == ["1", "0", "0.5"]
 
 
@@ -237,7 +260,9 @@ def page(small, tmp_path_factory):
     record = {name: profile.attrs[name] for name in ("seed", "created")}
     record |= {"command": "", "model": {"name": profile.attrs["model"]}, "versions": {}}
     analysis = Analysis(profile.assign_attrs(facts), heads, record)
-    return write_answer(tmp_path_factory.mktemp("reports") / "analysis", analysis, answer)
+    return write_answer(
+        tmp_path_factory.mktemp("reports") / "analysis", analysis, answer
+    )
 
 
 def test_a_page_of_an_analysis_is_not_replaced(page):
@@ -265,7 +290,9 @@ def test_shows_every_figure_and_does_no_harm(browser, page):
         assert legends.count() == 4
         for number in range(legends.count()):
             legend = legends.nth(number).bounding_box()
-            plot = legends.nth(number).locator("xpath=ancestor::*[@class='main-svg'][1]")
+            plot = legends.nth(number).locator(
+                "xpath=ancestor::*[@class='main-svg'][1]"
+            )
             around = plot.bounding_box()
             assert around["y"] <= legend["y"]
             assert legend["y"] + legend["height"] <= around["y"] + around["height"]

@@ -34,11 +34,17 @@ def test_a_sweep_compares_both_ends_with_random_planes():
     numbers = [float(n) for n in re.findall(r"by ([+-][\d.]+)", ends.replace("−", "-"))]
     expected = [*table.loc[["slow 0.75", "fast 0.75"], "loss_change"], random.mean()]
     np.testing.assert_allclose(numbers, expected, atol=6e-4)
-    fast = f"stopping the fastest 25% changes the loss by +{expected[1]:.3f} nats/token."
-    begin = "Within 512 tokens, the slowest 50% of the planes can stop at almost no cost"
+    fast = (
+        f"stopping the fastest 25% changes the loss by +{expected[1]:.3f} nats/token."
+    )
+    begin = (
+        "Within 512 tokens, the slowest 50% of the planes can stop at almost no cost"
+    )
     assert short == f"{begin}; {fast}"
     (slow,) = describe(synthetic_truncation(bands=0, controls=0, ends=["slow"]))[:1]
-    assert slow.startswith("Within 512 tokens, stopping the slowest 25%"), "no other end"
+    assert slow.startswith("Within 512 tokens, stopping the slowest 25%"), (
+        "no other end"
+    )
 
 
 def test_a_sweep_of_short_text_names_the_trained_context():
@@ -65,14 +71,19 @@ def test_what_costs_near_the_end_of_the_context_is_not_free():
     words = find(said, "near the end of the text, stopping the slowest 25%")
     assert "changes the loss by +0.340 nats/token" in words
     words = find(said, "random tokens that are repeated after 255 tokens")
-    assert "a loss of 4.17 nats/token; stopping the slowest 25% changes it by +6.480" in words
+    assert (
+        "a loss of 4.17 nats/token; stopping the slowest 25% changes it by +6.480"
+        in words
+    )
 
 
 def test_a_sweep_states_the_change_for_each_class_of_tokens():
     sweep = synthetic_truncation()
     kinds = np.array(["digits", "newline", "capital"], dtype=object)
     weight = np.arange(32)[:, None] % [3, 2, 1]
-    scale = xr.DataArray([2.0, 3.0, 4.0], dims="token_class", coords={"token_class": kinds})
+    scale = xr.DataArray(
+        [2.0, 3.0, 4.0], dims="token_class", coords={"token_class": kinds}
+    )
     loss, change = sweep["loss"] * scale, sweep["attention_change"] * scale
     label = change.copy(data=np.full(change.shape, "mixed", dtype=object))
     label[{"token_class": 0}] = "untested"
@@ -85,8 +96,12 @@ def test_a_sweep_states_the_change_for_each_class_of_tokens():
     words = find(describe(sweep), "changes the loss of digits tokens by")
     assert "capital" not in words  # the text has no such token
     heads = re.findall(r"the label of (\d+) heads? in their rows", words)
-    assert list(map(int, heads)) == [sweep.sizes["head"], 0], "no head was tested on digits"
-    numbers = [float(n) for n in re.findall(r"by ([+-][\d.]+)", words.replace("−", "-"))]
+    assert list(map(int, heads)) == [sweep.sizes["head"], 0], (
+        "no head was tested on digits"
+    )
+    numbers = [
+        float(n) for n in re.findall(r"by ([+-][\d.]+)", words.replace("−", "-"))
+    ]
     bits = [float(n) for n in re.findall(r"by ([\d.]+) bits", words)]
     places = [(end, kind) for end in ("slow 0.75", "fast 0.75") for kind in (0, 1)]
     figure = rl.plot_truncation(sweep, by="class")
@@ -94,8 +109,12 @@ def test_a_sweep_states_the_change_for_each_class_of_tokens():
     for number, moved, (end, kind) in zip(numbers, bits, places, strict=True):
         assert marks[end[:4]].y[kind] == pytest.approx(number, abs=6e-4)
         lost = (loss.sel(edit=end) - loss[0])[:, kind].values
-        assert number == pytest.approx(np.average(lost, weights=weight[:, kind]), abs=6e-4)
-        assert moved == pytest.approx(float(change.sel(edit=end)[..., kind].mean()), abs=6e-4)
+        assert number == pytest.approx(
+            np.average(lost, weights=weight[:, kind]), abs=6e-4
+        )
+        assert moved == pytest.approx(
+            float(change.sel(edit=end)[..., kind].mean()), abs=6e-4
+        )
 
 
 def test_planes_are_free_up_to_the_first_step_with_a_cost():
@@ -109,13 +128,23 @@ def test_planes_are_free_up_to_the_first_step_with_a_cost():
     assert "as long as 62.5% still rotate." in words
     sweep["loss"].loc[{"edit": "slow 0.875"}] = loss + 0.2
     short = describe(sweep)[0]
-    assert "slowest 12.5% of the planes costs +0.200 (+0.200 to +0.200) nats/token; " in short
+    assert (
+        "slowest 12.5% of the planes costs +0.200 (+0.200 to +0.200) nats/token; "
+        in short
+    )
     noise = np.random.default_rng(0).normal(-0.18, 0.5, loss.shape)
     sweep["loss"].loc[{"edit": "slow 0.875"}] += noise
     short, *said = describe(sweep)
     assert "even stopping the slowest 12.5% of the planes may have a cost; " in short
-    high = summarize_truncation(sweep).set_index("edit").loc["slow 0.875", "loss_change_high"]
-    find(said, f"stopping the slowest 12.5% of the planes may cost up to +{high:.3f} nats")
+    high = (
+        summarize_truncation(sweep)
+        .set_index("edit")
+        .loc["slow 0.875", "loss_change_high"]
+    )
+    find(
+        said,
+        f"stopping the slowest 12.5% of the planes may cost up to +{high:.3f} nats",
+    )
     sweep["loss"].loc[{"edit": "slow 0.875"}] = loss - 0.05
     sweep = sweep.assign(far_loss=sweep["loss"].copy())
     sweep["far_loss"].loc[{"edit": "slow 0.875"}] = loss + 0.34
@@ -125,14 +154,18 @@ def test_planes_are_free_up_to_the_first_step_with_a_cost():
 
 def test_reach_has_a_sentence_for_each_variant():
     model, _ = rl.load("bundled")
-    text = torch.randint(5, model.config.vocab_size, (4, 100), generator=torch.manual_seed(0))
+    text = torch.randint(
+        5, model.config.vocab_size, (4, 100), generator=torch.manual_seed(0)
+    )
     reach = rl.reach(model, text, heads="4.*", variants=["own", "nope"], draws=2)
     own, nope = describe(reach)
     of_model = reach.sel(variant="own", layer=4)
     near = of_model["found_share"].isel(run_distance=0)
     best = of_model.isel(head=int(near.argmax("head")))
     begin = "Copies of 48 random tokens, with text between the copies: "
-    assert own.startswith(f"{begin}{(near >= 0.5).sum():.0f} of the 5 heads that were run")
+    assert own.startswith(
+        f"{begin}{(near >= 0.5).sum():.0f} of the 5 heads that were run"
+    )
     for distance, share in zip(best["run_distance"], best["found_share"], strict=True):
         assert re.search(rf" {share:.0%} \(\d+% to \d+%\) {distance:,}[ ,]", own)
     error = 100 * abs(best["foretold_share"] - best["found_share"]).max()
@@ -149,20 +182,34 @@ def test_heads_with_a_new_label_are_counted_with_their_interval():
     words = find(describe(sweep), "heads have a new label")
     low, high = row["labels_changed_low"], row["labels_changed_high"]
     count, share = row["labels_changed"], row["labels_changed_share"]
-    numbers = f"{count:.0f} heads have a new label ({share:.0%}; 95% interval {low:.0f} to "
+    numbers = (
+        f"{count:.0f} heads have a new label ({share:.0%}; 95% interval {low:.0f} to "
+    )
     assert f"fastest 25% of the planes stopped, {numbers}{high:.0f}" in words
 
 
-CLAIM = {"rank_correlation": -0.5, "low": -0.7, "high": -0.2, "heads": 12, "p_value": 0.3}
+CLAIM = {
+    "rank_correlation": -0.5,
+    "low": -0.7,
+    "high": -0.2,
+    "heads": 12,
+    "p_value": 0.3,
+}
 CLAIM |= {"null_median": -0.4, "null_low": -0.6, "null_high": -0.1, "null_draws": 40}
 
 
-@pytest.mark.parametrize("verdict", ["holds", "contradicted", "unresolved", "not testable"])
+@pytest.mark.parametrize(
+    "verdict", ["holds", "contradicted", "unresolved", "not testable"]
+)
 def test_a_claim_is_worded_by_its_verdict_not_by_a_sign(verdict: str):
     words = write_sentence("profile", "claim", verdict=verdict, why="no head", **CLAIM)
     tested = verdict != "not testable"
     assert f" {verdict} here{'.' if tested else ': no head.'}" in words
-    for number in ("wavelength is −0.50. ", "(−0.60 to −0.10, median", "−0.70 to −0.20."):
+    for number in (
+        "wavelength is −0.50. ",
+        "(−0.60 to −0.10, median",
+        "−0.70 to −0.20.",
+    ):
         assert (number in words) == tested
     assert ("no head" in words) != tested
 
@@ -175,15 +222,31 @@ def test_an_unknown_verdict_and_a_missing_number_are_errors():
 
 
 def test_names_are_text_and_layout_is_not():
-    words = write_sentence("comparison", "without_rotation", groups=["<b>a</b>", "{{ 7 * 7 }}"])
-    assert words.startswith("No plane rotates in <b>a</b> and {{ 7 * 7 }}. No head there")
+    words = write_sentence(
+        "comparison", "without_rotation", groups=["<b>a</b>", "{{ 7 * 7 }}"]
+    )
+    assert words.startswith(
+        "No plane rotates in <b>a</b> and {{ 7 * 7 }}. No head there"
+    )
     assert words.split() == words.split(" ")
 
 
 def test_lists_counts_and_ranges_in_words():
-    assert [in_words(["a", "b", "c"][:n]) for n in (1, 2, 3)] == ["a", "a and b", "a, b and c"]
-    assert [plural(n, "head") for n in (1, 2, 1024)] == ["1 head", "2 heads", "1,024 heads"]
-    for numbers, words in (([3], "3"), ([0, 1, 2, 5], "0–2 and 5"), ([1, 3, 4], "1 and 3–4")):
+    assert [in_words(["a", "b", "c"][:n]) for n in (1, 2, 3)] == [
+        "a",
+        "a and b",
+        "a, b and c",
+    ]
+    assert [plural(n, "head") for n in (1, 2, 1024)] == [
+        "1 head",
+        "2 heads",
+        "1,024 heads",
+    ]
+    for numbers, words in (
+        ([3], "3"),
+        ([0, 1, 2, 5], "0–2 and 5"),
+        ([1, 3, 4], "1 and 3–4"),
+    ):
         assert ranges(numbers) == words
 
 
@@ -200,7 +263,9 @@ def table(profile: xr.Dataset) -> pd.DataFrame:
     return rl.test_claims(profile, draws=60).assign(model="toy")
 
 
-def test_a_mark_beyond_its_null_on_the_claimed_side_is_a_claim_that_holds(table: pd.DataFrame):
+def test_a_mark_beyond_its_null_on_the_claimed_side_is_a_claim_that_holds(
+    table: pd.DataFrame,
+):
     rows = ledger_rows(table)
     verdicts = [row["verdict"] for row in rows]
     assert verdicts == sorted(verdicts, key=VERDICTS.index)
@@ -219,8 +284,13 @@ def test_the_first_sentence_counts_verdicts():
     counts = "Of 4 claims, 2 hold, 1 is contradicted and 1 is not testable."
     assert claims_sentences(table) == [counts, "Contradicted: c."]
     kinds = pd.concat([table[:3].assign(layers=kind) for kind in ("full", "sliding")])
-    assert claims_sentences(kinds)[0].startswith("Of 6 tests of 3 claims, 4 hold and 2 are")
-    assert claims_sentences(kinds)[1] == "Contradicted: c (full layers); c (sliding layers)."
+    assert claims_sentences(kinds)[0].startswith(
+        "Of 6 tests of 3 claims, 4 hold and 2 are"
+    )
+    assert (
+        claims_sentences(kinds)[1]
+        == "Contradicted: c (full layers); c (sliding layers)."
+    )
     both = pd.concat([table.assign(model="none", verdict="unresolved"), table])
     assert claims_sentences(both)[0] == "Of 4 claims, 2 hold in m and none in none."
     quick = pd.concat([table, table[:3].assign(model="q")])
@@ -234,7 +304,9 @@ RECORD |= {"command": "ropelens claims"}
 
 
 @pytest.mark.parametrize("names", [["toy"], ["toy", HOSTILE]])
-def test_the_page_has_each_claim_and_escapes_names(table: pd.DataFrame, names: list[str]):
+def test_the_page_has_each_claim_and_escapes_names(
+    table: pd.DataFrame, names: list[str]
+):
     several = pd.concat([table.assign(model=name) for name in names])
     several = several[(several["claim"] != "decay") | (several["model"] == "toy")]
     page = render_claims(several, RECORD)

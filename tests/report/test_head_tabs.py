@@ -21,7 +21,9 @@ LAYER, HEAD = 1, 3
 def reach() -> xr.Dataset:
     tokens = random_tokens(sequences=8, length=16)
     heads, variants = f"0.*,{LAYER}.{HEAD}", ("own", "p-rope:0.5", "nope")
-    return rl.reach(tiny("llama_gqa"), tokens, heads=heads, variants=variants, copies=[48, 60])
+    return rl.reach(
+        tiny("llama_gqa"), tokens, heads=heads, variants=variants, copies=[48, 60]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,9 @@ def opened(browser, profile, sweep, reach, tmp_path_factory):
 
 def table(page: playwright.Page, name: str) -> list[list[str]]:
     rows = f"[...document.querySelectorAll('#rows-{name} tr')]"
-    return page.evaluate(f"{rows}.map((row) => [...row.cells].map((cell) => cell.textContent))")
+    return page.evaluate(
+        f"{rows}.map((row) => [...row.cells].map((cell) => cell.textContent))"
+    )
 
 
 @pytest.mark.thorough
@@ -86,16 +90,25 @@ def test_reach_is_that_of_the_figure(opened, reach):
         np.testing.assert_allclose(values(page, "plot-reach", "y", trace), expected.y)
     shares = of_head["found_share"].sel(variant="own").values
     words = [f"{float(f'{100 * share:.3g}'):g}%" for share in shares]
-    near, far = f"{words[0]} of copies 48 tokens back", f"{words[1]} of copies 60 tokens back"
+    near, far = (
+        f"{words[0]} of copies 48 tokens back",
+        f"{words[1]} of copies 60 tokens back",
+    )
     assert page.inner_text("#reach-words") == f"The head finds {near}, and {far}."
     rows = table(page, "reach")
-    assert [row[0] for row in rows] == [n for n in ("own", "p-rope:0.5", "nope") for _ in "ab"]
+    assert [row[0] for row in rows] == [
+        n for n in ("own", "p-rope:0.5", "nope") for _ in "ab"
+    ]
     assert rows[1][1:3] == ["60", words[1]]
     assert rows[0][5] == "–"
     page = opened.at(f"#L{LAYER}H0&tab=reach")
-    sentence = f"This head is not among the {reach.sizes['head'] + 1} heads that were run."
+    sentence = (
+        f"This head is not among the {reach.sizes['head'] + 1} heads that were run."
+    )
     assert page.inner_text("#reach-words") == sentence
-    assert page.get_attribute("#plot-reach", "data-empty").endswith("this head was not run")
+    assert page.get_attribute("#plot-reach", "data-empty").endswith(
+        "this head was not run"
+    )
 
 
 def test_results_of_another_model_are_refused(profile, reach, tmp_path):
@@ -110,7 +123,9 @@ def test_results_of_another_model_are_refused(profile, reach, tmp_path):
 def test_a_reach_in_the_folder_of_a_profile_is_shown(profile, reach, tmp_path):
     rl.save(profile, tmp_path / "profile.nc")
     rl.save(reach, tmp_path / "reach.nc")
-    (tmp_path / "run.json").write_text('{"kind": "analysis", "command": "ropelens moved"}')
+    (tmp_path / "run.json").write_text(
+        '{"kind": "analysis", "command": "ropelens moved"}'
+    )
     analysis = rl.open(tmp_path)
     xr.testing.assert_identical(analysis.reach["found_share"], reach["found_share"])
     page = analysis.page()
@@ -124,7 +139,9 @@ def test_each_variant_has_two_lines(reach: xr.Dataset, place: dict[str, int]):
     for axis in [*figure.select_xaxes(), *figure.select_yaxes()]:
         assert re.search(r"\(.+\)$", axis.title.text)
     names = reach["variant"].values.tolist()
-    for name, measured, beyond in zip(names, figure.data[::2], figure.data[1::2], strict=True):
+    for name, measured, beyond in zip(
+        names, figure.data[::2], figure.data[1::2], strict=True
+    ):
         for line, variable, dim in (
             (measured, "found_share", "run_distance"),
             (beyond, "extrapolated_share", "distance"),

@@ -44,14 +44,20 @@ def measured() -> Measured:
 
 @pytest.fixture(scope="module")
 def opened(browser, measured, tmp_path_factory):
-    path = rl.write_report(measured.profile, tmp_path_factory.mktemp("inside") / "page.html")
+    path = rl.write_report(
+        measured.profile, tmp_path_factory.mktemp("inside") / "page.html"
+    )
     with Opened(browser, path) as opened:
         yield opened
 
 
-def captured(measured: Measured, excerpt: int, edit: Edit | None = None, **more) -> xr.Dataset:
+def captured(
+    measured: Measured, excerpt: int, edit: Edit | None = None, **more
+) -> xr.Dataset:
     options = {"heads": f"{LAYER}.{HEAD}", "tokenizer": measured.tokenizer, **more}
-    with contextlib.nullcontext() if edit is None else rl.edit_rope(measured.model, edit):
+    with (
+        contextlib.nullcontext() if edit is None else rl.edit_rope(measured.model, edit)
+    ):
         return rl.capture(measured.model, PROMPTS[excerpt], **options).isel(head=0)
 
 
@@ -64,7 +70,9 @@ def captured(measured: Measured, excerpt: int, edit: Edit | None = None, **more)
         ("scale=9-15x1.7", partial(rl.scale, by=1.7), 0),
     ],
 )
-def test_attention_agrees_with_the_edited_model(opened, measured, address, change, excerpt):
+def test_attention_agrees_with_the_edited_model(
+    opened, measured, address, change, excerpt
+):
     edit = change(rl.PlaneNumbers(range(9, 16)), heads=f"{LAYER}.{HEAD}")
     page = opened.at(f"#L{LAYER}H{HEAD}&tab=attention&text={excerpt + 1}&{address}")
     expected = captured(measured, excerpt, edit)["attention"]
@@ -88,16 +96,22 @@ def test_a_pair_is_the_sum_of_its_planes(opened, measured: Measured):
     away = values(page, "plot-pair", "y", trace=1)
     still = seen["q_still"].values[9] @ [1, 1j], seen["k_still"].values[4] @ [1, 1j]
     product = float(seen["scale"]) * still[0] * still[1].conj()
-    turns = np.exp(1j * np.multiply.outer(np.arange(len(away)), seen["inv_freq"].values))
+    turns = np.exp(
+        1j * np.multiply.outer(np.arange(len(away)), seen["inv_freq"].values)
+    )
     np.testing.assert_allclose(away, (product * turns).real.sum(-1), atol=5e-3)
     page.locator("#pair-distance").fill("40")
-    assert f"distance 40: {away[40]:+.2f}".replace("-", "−") in page.inner_text("#pair-score")
+    assert f"distance 40: {away[40]:+.2f}".replace("-", "−") in page.inner_text(
+        "#pair-score"
+    )
     page.select_option("#pair-key", "2")
     idle(page)
     assert page.url.endswith("&pair=9-2")
 
 
-def test_the_effect_of_a_pair_agrees_with_the_attribution_of_its_planes(opened, measured):
+def test_the_effect_of_a_pair_agrees_with_the_attribution_of_its_planes(
+    opened, measured
+):
     answer = measured.profile.isel(excerpt=0)["excerpt_answer"].values.tolist()
     seen = captured(measured, 0)
     part = {"pairs": f"{LAYER}.{HEAD}", "tokenizer": measured.tokenizer}
@@ -107,7 +121,10 @@ def test_the_effect_of_a_pair_agrees_with_the_attribution_of_its_planes(opened, 
     query, key = int(place["query"]), int(place["key"])
     page = opened.at(f"#L{LAYER}H{HEAD}&tab=pair&pair={query}-{key}")
     hovers = page.evaluate("document.getElementById('plot-pair').data[0].customdata")
-    shown = [float(words.split("<br>")[1].split()[0].replace("−", "-")) for _, words in hovers]
+    shown = [
+        float(words.split("<br>")[1].split()[0].replace("−", "-"))
+        for _, words in hovers
+    ]
     expected = float(slopes[query, key]) * seen["contrast"].values[:, query, key]
     np.testing.assert_allclose(shown, expected, rtol=0.1, atol=6e-4)  # two digits
     assert abs(expected).max() > 0.01
@@ -170,7 +187,9 @@ def test_dragging_over_planes_stops_them(opened: Opened):
     shapes = page.evaluate("document.getElementById('plot-selectivity').layout.shapes")
     assert [shape["name"] for shape in shapes].count("band") == 1
     cleared = "data.every((trace) => !trace.selectedpoints)"
-    page.wait_for_function(f"() => document.getElementById('plot-selectivity').{cleared}")
+    page.wait_for_function(
+        f"() => document.getElementById('plot-selectivity').{cleared}"
+    )
 
 
 def test_the_address_holds_the_choice_and_back_returns_to_it(opened: Opened):
@@ -200,17 +219,27 @@ def test_numbers_are_saved_as_csv(opened, measured: Measured):
     def saved(button: str) -> list[dict[str, str]]:
         with page.expect_download() as download:
             page.click(button)
-        return list(csv.DictReader(Path(download.value.path()).read_text().splitlines()))
+        return list(
+            csv.DictReader(Path(download.value.path()).read_text().splitlines())
+        )
 
     heads = rl.classify_heads(measured.profile).to_dict("records")
     for row, expected in zip(saved("#save-table"), heads, strict=True):
-        assert (int(row["layer"]), row["label"]) == (expected["layer"], expected["label"])
-        assert float(row["total_bits"]) == pytest.approx(expected["total_bits"], rel=1e-5)
+        assert (int(row["layer"]), row["label"]) == (
+            expected["layer"],
+            expected["label"],
+        )
+        assert float(row["total_bits"]) == pytest.approx(
+            expected["total_bits"], rel=1e-5
+        )
     view(page, "attention")
     page.hover("#plot-attention")
     rows = saved("#plot-attention [data-title^='Save the numbers']")
     seen = captured(measured, 0)
-    weights, names = np.nan_to_num(seen["attention"]), seen["key_token"].values.astype(str)
+    weights, names = (
+        np.nan_to_num(seen["attention"]),
+        seen["key_token"].values.astype(str),
+    )
     assert len(rows) == len(weights) * (len(weights) + 1) // 2
     for row in rows[5:9]:
         place = int(row["y"]), int(row["x"])
@@ -278,7 +307,10 @@ def test_no_key_leaves_a_sliding_window():
 @pytest.mark.thorough
 def test_planes_that_do_not_rotate_do_not_count(browser, tmp_path):
     edits = [rl.stop(rl.Fastest(0.25), heads="2.*"), rl.stop_slowest(1, heads="0.*")]
-    model, text = tiny("llama_gqa", num_hidden_layers=3, head_dim=32), random_tokens(length=12)
+    model, text = (
+        tiny("llama_gqa", num_hidden_layers=3, head_dim=32),
+        random_tokens(length=12),
+    )
     with rl.edit_rope(model, *edits):
         profile = rl.profile(model, text, excerpts=[text[0]], surrogates=0)
     with Opened(browser, rl.write_report(profile, tmp_path / "page.html")) as opened:
@@ -289,7 +321,9 @@ def test_planes_that_do_not_rotate_do_not_count(browser, tmp_path):
         assert page.url.endswith("&stop=15-15")
         assert page.inner_text("#live-words").startswith("p = 0.92: the plane of 35,")
         page = opened.at("#L0H0")
-        assert page.inner_text("#live-words").startswith(("This layer does not", "No plane of"))
+        assert page.inner_text("#live-words").startswith(
+            ("This layer does not", "No plane of")
+        )
         assert page.is_disabled("#live-p")
 
 

@@ -24,7 +24,9 @@ def large(browser, tmp_path_factory):
 
 
 # Work that took 0.15 CPU seconds on the idle machine on which the bounds below were set.
-YARDSTICK = "Array.from({length: 4e5}, (_, i) => String(i * 7919 % 400009)).sort().length"
+YARDSTICK = (
+    "Array.from({length: 4e5}, (_, i) => String(i * 7919 % 400009)).sort().length"
+)
 
 
 def clock(page):
@@ -33,7 +35,9 @@ def clock(page):
 
     def spent() -> float:
         metrics = session.send("Performance.getMetrics")["metrics"]
-        return next(metric["value"] for metric in metrics if metric["name"] == "ThreadTime")
+        return next(
+            metric["value"] for metric in metrics if metric["name"] == "ThreadTime"
+        )
 
     return spent
 
@@ -61,7 +65,9 @@ def test_a_thousand_heads_are_quick(large):
 def test_weights_in_whole_percents_agree_with_the_head(large):
     page = large.at("#L20H30&tab=attention")
     seen = np.nan_to_num(values(page, "plot-attention", "z"))
-    np.testing.assert_allclose(seen, np.tril(large.weights[0, 20, 30]).round(2), atol=1e-6)
+    np.testing.assert_allclose(
+        seen, np.tril(large.weights[0, 20, 30]).round(2), atol=1e-6
+    )
 
 
 def test_the_table_has_only_the_visible_rows(large):
@@ -69,7 +75,9 @@ def test_the_table_has_only_the_visible_rows(large):
     rows = page.locator("#table tbody tr:not(.gap)")
 
     def inside() -> list[tuple[str, str]]:
-        names = "(all) => all.map((row) => [row.cells[0].textContent, row.ariaRowIndex])"
+        names = (
+            "(all) => all.map((row) => [row.cells[0].textContent, row.ariaRowIndex])"
+        )
         return list(map(tuple, rows.evaluate_all(names)))
 
     box = page.get_by_role("region", name="Table of heads")
@@ -86,4 +94,6 @@ def test_the_table_has_only_the_visible_rows(large):
     for_each = "for (let i = 0; i < 60; i++) document.activeElement.dispatchEvent"
     page.evaluate(f"{for_each}({down})")  # beyond the first visible rows
     shown(page, 17, 28)
-    assert page.get_attribute("tr[aria-current]", "aria-rowindex") == str(17 * 32 + 28 + 2)
+    assert page.get_attribute("tr[aria-current]", "aria-rowindex") == str(
+        17 * 32 + 28 + 2
+    )

@@ -39,14 +39,18 @@ class Read(HTMLParser):
 
 @pytest.mark.parametrize(("layers", "heads"), [(5, 8), (40, 10), (50, 32), (126, 128)])
 def test_a_map_is_small_and_shows_each_head_under_its_label(layers: int, heads: int):
-    profile, table = synthetic_profile(layers=layers, heads=heads, frequencies=4, excerpt=4)
+    profile, table = synthetic_profile(
+        layers=layers, heads=heads, frequencies=4, excerpt=4
+    )
     profile.attrs["model"] = HOSTILE
     html = display([HOSTILE], table, profile).html
     assert len(html.encode()) < 300_000
     read, drawn = Read(html), Counter[str]()
     for tag, attrs in read.tags:
         assert tag not in ("script", "link", "img", "iframe", "style")
-        assert not [name for name in attrs if name.startswith("on") or name in ("src", "href")]
+        assert not [
+            name for name in attrs if name.startswith("on") or name in ("src", "href")
+        ]
         if tag == "path":
             drawn[attrs["stroke"]] += attrs["d"].count("M")
     assert drawn == {COLORS[k]: n for k, n in table["label"].value_counts().items()}
@@ -65,12 +69,18 @@ def test_a_profile_its_heads_and_its_claims_are_shown():
     claims.loc[0, "statement"] = claims.loc[1, "what"] = HOSTILE
     read = Read(rl.show(claims).html)
     assert HOSTILE in read.text
-    rows = [attrs["title"] for tag, attrs in read.tags if tag == "tr" and "title" in attrs]
+    rows = [
+        attrs["title"] for tag, attrs in read.tags if tag == "tr" and "title" in attrs
+    ]
     assert len(rows) == len(claims)
     assert any(row.startswith(HOSTILE) for row in rows)
-    counts = Counter(re.findall("holds|contradicted|unresolved|not testable", read.text))
+    counts = Counter(
+        re.findall("holds|contradicted|unresolved|not testable", read.text)
+    )
     assert all(counts[k] >= n for k, n in claims["verdict"].value_counts().items())
-    with pytest.raises(BadArgument, match=r"(?s)cannot be shown.*try: +a profile, or a table"):
+    with pytest.raises(
+        BadArgument, match=r"(?s)cannot be shown.*try: +a profile, or a table"
+    ):
         rl.show(heads[["layer", "head"]])
 
 
@@ -84,7 +94,11 @@ def test_an_analysis_shows_the_path_of_its_last_page(tmp_path, monkeypatch):
     assert "a" not in dict(read.tags)
     analysis.save("new: 1 & 2")
     for opened in (analysis, rl.open("new: 1 & 2")):
-        links = [attrs["href"] for tag, attrs in Read(opened._repr_html_()).tags if tag == "a"]
+        links = [
+            attrs["href"]
+            for tag, attrs in Read(opened._repr_html_()).tags
+            if tag == "a"
+        ]
         assert links == ["new%3A%201%20%26%202/index.html"]
 
 
@@ -107,7 +121,9 @@ def test_the_tour_runs_and_its_committed_outputs_are_small(tmp_path):
         command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    written, run = (nbformat.read(f, as_version=4) for f in (file, tmp_path / "run.ipynb"))
+    written, run = (
+        nbformat.read(f, as_version=4) for f in (file, tmp_path / "run.ipynb")
+    )
     assert file.stat().st_size < 500_000
     assert not re.search(r"/(work|home|root|tmp|Users)/", file.read_text())
     assert (tmp_path / "tour-out/index.html").exists()

@@ -23,7 +23,11 @@ BOLD = "<b>bold</b><a href='https://example.com'>x</a>&lt;"
 def small():
     profile, heads = synthetic_profile()
     on = np.random.default_rng(0).uniform(0, 1, profile["total_bits"].shape)
-    words = {"units": "1", "long_name": f"mean attention on tokens {BOLD}", "column": "score"}
+    words = {
+        "units": "1",
+        "long_name": f"mean attention on tokens {BOLD}",
+        "column": "score",
+    }
     profile[SEARCHED] = (("layer", "head"), on, words)
     tokens = [HOSTILE, BOLD, "{{ 7 * 7 }}", "%{x}", "\u202e</title>", "$x$", "`${1}`"]
     profile["excerpt_token"].values[0, : len(tokens)] = tokens
@@ -48,7 +52,9 @@ def place(page: playwright.Page, name: str, x: float, y: float) -> list[float]:
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory, small) -> Path:
-    return write_report(small[0], tmp_path_factory.mktemp("page") / "page.html", heads=small[1])
+    return write_report(
+        small[0], tmp_path_factory.mktemp("page") / "page.html", heads=small[1]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +63,9 @@ def opened(browser, report, small):
         page = opened.load()
         layer, head = first_head(small[1])
         assert page.url == opened.url
-        assert page.inner_text("#head-title").startswith(f"Layer {layer}, head {head}: ")
+        assert page.inner_text("#head-title").startswith(
+            f"Layer {layer}, head {head}: "
+        )
         yield opened
 
 
@@ -78,7 +86,9 @@ def test_a_click_on_the_map_shows_the_head_everywhere(opened, small):
     assert ("uncertain" in title) == bool(row.uncertain)
     look = "(bars) => bars.map(({ style }) => [style.flexGrow, style.background])"
     bars = page.locator("#budget span").evaluate_all(look)
-    assert float(bars[2][0]) == pytest.approx(row.shared_bits / row.total_bits, abs=0.01)
+    assert float(bars[2][0]) == pytest.approx(
+        row.shared_bits / row.total_bits, abs=0.01
+    )
     assert "gradient" in bars[2][1]
     assert page.url.endswith("#L1H3&view=map")
     assert page.input_value("#pick-layer") == "1"
@@ -92,11 +102,15 @@ def test_a_click_on_the_map_shows_the_head_everywhere(opened, small):
         ("selectivity", 5, profile.k_coherence[1, 1]),
     ):
         view(page, tab)
-        np.testing.assert_allclose(values(page, f"plot-{tab}", "y", trace), expected, rtol=1e-6)
+        np.testing.assert_allclose(
+            values(page, f"plot-{tab}", "y", trace), expected, rtol=1e-6
+        )
     weights = profile.excerpt_attention.values[0, 1, 3]
     view(page, "attention")
     seen = values(page, "plot-attention", "z", 0)
-    np.testing.assert_allclose(np.tril(np.nan_to_num(seen)), np.tril(weights), atol=0.001)
+    np.testing.assert_allclose(
+        np.tril(np.nan_to_num(seen)), np.tril(weights), atol=0.001
+    )
     assert np.isnan(seen[0, 1])
     left, top = page.evaluate(POINT, ["plot-map", 2.5, 0.5])
     box = page.locator("#plot-map .shapelayer path[data-index='0']").bounding_box()
@@ -105,7 +119,9 @@ def test_a_click_on_the_map_shows_the_head_everywhere(opened, small):
     fraction = float(profile.surrogate_offset_fraction[0, 1, 3])
     ring = "document.getElementById('plot-claim').data.findIndex((trace) => trace.meta?.role)"
     view(page, "claim")
-    assert values(page, "plot-claim", "y", page.evaluate(ring))[0] == pytest.approx(fraction)
+    assert values(page, "plot-claim", "y", page.evaluate(ring))[0] == pytest.approx(
+        fraction
+    )
 
 
 @pytest.mark.thorough
@@ -119,7 +135,9 @@ def test_the_other_ways_to_choose_a_head(opened, small):
     ):
         opened.at("#L0H5")
         view(page, tab)
-        page.mouse.click(*place(page, f"plot-{tab}", *(float(row[name]) for name in names)))
+        page.mouse.click(
+            *place(page, f"plot-{tab}", *(float(row[name]) for name in names))
+        )
         shown(page, row.layer, row["head"])
     page.select_option("#pick-layer", "2")
     shown(page, 2, row["head"])
@@ -227,7 +245,10 @@ def test_the_table_sorts_and_filters(opened, small):
     rows = listed()
     assert len(rows) > 20
     assert rows == names[::-1][: len(rows)]
-    assert page.get_attribute("th:has([data-sort=position_bits])", "aria-sort") == "descending"
+    assert (
+        page.get_attribute("th:has([data-sort=position_bits])", "aria-sort")
+        == "descending"
+    )
     searched = page.locator("#table [data-row] td:last-child").all_inner_texts()
     assert searched == [f"{value:.2f}" for value in rising[::-1][SEARCHED]][: len(rows)]
     assert "bits that only the offset explains" in page.inner_text("#column-words")
@@ -235,7 +256,9 @@ def test_the_table_sorts_and_filters(opened, small):
     page.click("button[data-sort=position_bits]")
     assert listed() == names[: len(rows)]
     page.uncheck("input[value=semantic]")
-    assert page.inner_text("#count") == f"{(heads.label != 'semantic').sum()} of 40 heads"
+    assert (
+        page.inner_text("#count") == f"{(heads.label != 'semantic').sum()} of 40 heads"
+    )
     page.fill("#find", "L2")
     shown_heads = heads[(heads.label != "semantic") & (heads.layer == 2)]
     assert sorted(listed()) == [f"L2 H{row.head}" for row in shown_heads.itertuples()]
@@ -248,7 +271,11 @@ def test_the_table_sorts_and_filters(opened, small):
 def test_offers_no_upload(opened):
     buttons = opened.page.locator("[id^=plot-] .modebar-btn")
     titles = buttons.evaluate_all("(all) => all.map((b) => b.dataset.title)")
-    known = {"Save the picture (SVG)", "Save the picture (PNG)", "Save the numbers (CSV)"}
+    known = {
+        "Save the picture (SVG)",
+        "Save the picture (PNG)",
+        "Save the numbers (CSV)",
+    }
     known |= {"Zoom", "Pan", "Reset axes"}
     assert {title.partition(":")[0] for title in titles} <= known
     named = [title for title in titles if title.startswith("Save")]
@@ -271,7 +298,9 @@ def test_pictures_are_on_white_paper(opened):
     assert "rgb(29, 33, 38)" in svg, "the ink of a light page"
     assert "rgb(232, 230, 225)" not in svg, "the ink of a dark page"
     assert png.startswith(b"\x89PNG")
-    assert struct.unpack(">II", png[16:24]) == tuple(int(3 * float(side)) for side in size)
+    assert struct.unpack(">II", png[16:24]) == tuple(
+        int(3 * float(side)) for side in size
+    )
 
 
 def test_hostile_names_are_text(opened):
@@ -283,7 +312,10 @@ def test_hostile_names_are_text(opened):
     view(page, "attention")
     ticks = page.locator("#plot-attention .ytick text").all_text_contents()
     assert ticks[:2] == ["<script>ale…", "<b>bold</b>…"]
-    assert page.locator("#plot-attention a, #plot-attention tspan[style*=bold]").count() == 0
+    assert (
+        page.locator("#plot-attention a, #plot-attention tspan[style*=bold]").count()
+        == 0
+    )
     page.evaluate("Plotly.Fx.hover('plot-attention', { xval: 0, yval: 1 })")
     page.wait_for_selector("#plot-attention .hoverlayer text")
     assert "<b>bold</b>" in page.text_content("#plot-attention .hoverlayer")
@@ -328,10 +360,14 @@ def test_missing_heads_are_skipped(browser, tmp_path):
     for name, variable in profile.variables.items():
         if "layer" in variable.dims and variable.dtype.kind == "f":
             profile[name] = profile[name].where(attends)
-    profile = profile.assign_coords(layer_type=("layer", ["full_attention"] * 3 + ["conv"]))
+    profile = profile.assign_coords(
+        layer_type=("layer", ["full_attention"] * 3 + ["conv"])
+    )
     rows = heads[(heads.layer % 2 == 0) | (heads.layer == 1) & (heads["head"] < 2)]
     rows = rows.assign(label=np.where(rows.index == 1, "untested", rows.label))
-    path = write_report(profile, tmp_path / "page.html", heads=rows.reset_index(drop=True))
+    path = write_report(
+        profile, tmp_path / "page.html", heads=rows.reset_index(drop=True)
+    )
     with Opened(browser, path) as opened:
         page = opened.load("#L1H1&view=map&tab=kernel")
         assert "1 of 4 layers has no attention (layer 3)" in page.inner_text(".legend")
@@ -340,7 +376,9 @@ def test_missing_heads_are_skipped(browser, tmp_path):
         page.select_option("#map-by", "total_bits")
         page.mouse.click(*place(page, "plot-map", 2, 3))
         page.wait_for_selector("#plot-map .hoverlayer text")
-        assert "layer 3: conv, no attention" in page.text_content("#plot-map .hoverlayer")
+        assert "layer 3: conv, no attention" in page.text_content(
+            "#plot-map .hoverlayer"
+        )
         page.click("#next")
         shown(page, 2, 0)
         assert page.get_attribute("#plot-kernel", "data-empty") == ""
@@ -348,7 +386,9 @@ def test_missing_heads_are_skipped(browser, tmp_path):
         assert page.inner_text("#head-title").startswith("Layer 2, head 0")
         page.click("#next")
         shown(page, 2, 1)
-        assert page.get_attribute("#plot-kernel", "data-empty").startswith("no data: no kernel")
+        assert page.get_attribute("#plot-kernel", "data-empty").startswith(
+            "no data: no kernel"
+        )
         page.evaluate("dispatchEvent(new Event('beforeprint'))")
         idle(page)
         z = np.array(page.evaluate(NORMS), float)[:3, :15]
@@ -368,9 +408,13 @@ def test_keys_open_the_first_and_the_last_tab(opened):
 
 def test_a_printed_page_is_complete_and_light(opened):
     page = opened.at("#L0H0&view=list")
-    page.set_viewport_size({"width": 718, "height": 1000})  # A4 between margins of a centimetre
+    page.set_viewport_size(
+        {"width": 718, "height": 1000}
+    )  # A4 between margins of a centimetre
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    page.wait_for_function("() => document.querySelectorAll('#list [data-row]').length === 40")
+    page.wait_for_function(
+        "() => document.querySelectorAll('#list [data-row]').length === 40"
+    )
     page.wait_for_function("() => document.querySelector('#plot-norms [viewBox]')")
     page.emulate_media(media="print", color_scheme="dark", reduced_motion="reduce")
     for fault in (
@@ -385,5 +429,7 @@ def test_a_printed_page_is_complete_and_light(opened):
         assert faulty == [], fault
     assert page.evaluate("getComputedStyle(document.body).color") == "rgb(29, 33, 38)"
     page.evaluate("dispatchEvent(new Event('afterprint'))")
-    page.emulate_media(media="screen", color_scheme="light", reduced_motion="no-preference")
+    page.emulate_media(
+        media="screen", color_scheme="light", reduced_motion="no-preference"
+    )
     page.set_viewport_size({"width": 1280, "height": 800})

@@ -21,7 +21,9 @@ def results():
     return rl.explain_prompt(model, HOSTILE, other, tokenizer=tokenizer)
 
 
-def test_all_heads_of_the_page_can_stop_their_planes(browser, results, tmp_path, monkeypatch):
+def test_all_heads_of_the_page_can_stop_their_planes(
+    browser, results, tmp_path, monkeypatch
+):
     monkeypatch.setattr("ropelens.report.payload.FINE_NUMBERS", 0)
     path = results.save(tmp_path / "out")
     names = {"attribution.nc", "planes.csv", "patched_head.nc", "patched_position.nc"}
@@ -38,7 +40,9 @@ def test_all_heads_of_the_page_can_stop_their_planes(browser, results, tmp_path,
         assert "removed in this head" in page.inner_text("#live-words")
         page = opened.at("#L1H2&view=top")
         shown = page.evaluate("[...document.getElementById('plot-top')._fullData[0].x]")
-        np.testing.assert_allclose(shown, rl.top_planes(results.attribution)["attribution"])
+        np.testing.assert_allclose(
+            shown, rl.top_planes(results.attribution)["attribution"]
+        )
         assert page.locator("#all-top tbody tr").count() == 12
 
 
@@ -71,11 +75,18 @@ def test_figures_of_a_head_accept_a_capture_and_its_name():
     weights = np.nan_to_num(rl.plot_attention(seen, head="1.2").data[0].z)
     np.testing.assert_allclose(weights, seen["attention"].sel(head="1.2"))
     several = rl.capture(model, [ids[0], ids[0, :8]], heads="1.*")
-    assert rl.plot_attention(several, layer=1, head=2, excerpt=1).data[0].z.shape == (8, 8)
+    assert rl.plot_attention(several, layer=1, head=2, excerpt=1).data[0].z.shape == (
+        8,
+        8,
+    )
     planes = rl.plot_selectivity(seen, head="1.2").data
-    np.testing.assert_allclose(planes[2].y, seen["q_norm"].sel(head="1.2").mean("query"))
+    np.testing.assert_allclose(
+        planes[2].y, seen["q_norm"].sel(head="1.2").mean("query")
+    )
     profile = rl.profile(model, ids, budget=False)
-    np.testing.assert_allclose(planes[0].y, profile["selectivity"][1, 2], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        planes[0].y, profile["selectivity"][1, 2], rtol=1e-4, atol=1e-5
+    )
     for call in (
         lambda: rl.plot_kernel(seen, head="1.2"),
         lambda: rl.plot_attention(seen, head=2),
@@ -112,6 +123,8 @@ def test_an_induction_head_first_shows_a_key_after_a_copy(browser, tmp_path):
     layer, head = np.unravel_index(heads.argmax(), heads.shape)
     with Opened(browser, rl.write_report(profile, tmp_path / "page.html")) as opened:
         page = opened.at(f"#L{layer}H{head}&tab=pair")
-        query, key = (int(page.input_value(f"#pair-{side}")) for side in ("query", "key"))
+        query, key = (
+            int(page.input_value(f"#pair-{side}")) for side in ("query", "key")
+        )
         assert ids[key - 1] == ids[query]
         assert key <= query

@@ -19,7 +19,9 @@ from ropelens.report.payload import build_payload, excerpt_payload
 from ropelens.report.render import packed
 from ropelens.report.tables import model_name, run_facts
 
-BACK = str.maketrans("/,.", "<>&")  # undoes the replacement of characters that HTML escapes
+BACK = str.maketrans(
+    "/,.", "<>&"
+)  # undoes the replacement of characters that HTML escapes
 
 
 def test_one_file_with_everything_and_nothing_to_load(tmp_path):
@@ -32,7 +34,9 @@ def test_one_file_with_everything_and_nothing_to_load(tmp_path):
     assert path.stat().st_size < 1.5e6
     assert [p.name for p in path.parent.iterdir()] == ["page.html"]
     version = f"plotly.js (cartesian - minified) v{get_plotlyjs_version()}"
-    assert version in render.asset(render.PLOTLY)[:200], "Python checks figures of this version"
+    assert version in render.asset(render.PLOTLY)[:200], (
+        "Python checks figures of this version"
+    )
     page = path.read_text(encoding="utf-8")
     assert page.count(render.packed_plotly()) == 1
     page = page.replace(render.packed_plotly(), "")
@@ -52,28 +56,38 @@ def test_arrays_travel_as_bytes(small):
     sent = packed(np.array([[1.5, np.nan]]), dims=("layer",))
     assert (sent["shape"], len(sent["data"])) == ([1, 2], 8)
     figures = draw_profile(profile, heads, (0, 0))
-    sent = render.packed_payload(build_payload(profile, heads, figures, selected=(0, 0)))
+    sent = render.packed_payload(
+        build_payload(profile, heads, figures, selected=(0, 0))
+    )
     assert sent == html.escape(sent), "no character can end the script"
-    text, arrays = gzip.decompress(base64.b85decode(sent.translate(BACK))).split(b"\0", 1)
+    text, arrays = gzip.decompress(base64.b85decode(sent.translate(BACK))).split(
+        b"\0", 1
+    )
     read = json.loads(text)
     side = read["excerpts"][0]["query"]["steps"]
     data = arrays[side["data"] :][: 2 * int(np.prod(side["shape"]))]
     low, high = np.frombuffer(data, "u1").reshape(2, -1)
-    steps = np.stack([low, high], axis=-1).view("<i2").reshape(side["shape"]).astype(int)
+    steps = (
+        np.stack([low, high], axis=-1).view("<i2").reshape(side["shape"]).astype(int)
+    )
     assert np.abs(steps).max((1, 2)).tolist() == [2**13 - 1] * len(steps)
     assert np.all(read["live"])
     blind = profile.assign(excerpt_query_still=np.nan * profile["excerpt_query_still"])
     given = excerpt_payload(blind)["excerpts"][0]["attention"]
     cells = np.frombuffer(given["data"], "u1").reshape(given["shape"])
     weights = profile["excerpt_attention"].values[0][..., *np.triu_indices(48)[::-1]]
-    np.testing.assert_allclose((cells / 255) ** 2, weights.reshape(cells.shape), atol=0.004)
+    np.testing.assert_allclose(
+        (cells / 255) ** 2, weights.reshape(cells.shape), atol=0.004
+    )
 
 
 def test_words_count_labels_and_state_the_verdict(small):
     _, heads = small
     assert sum(words.label_counts(heads).values()) == len(heads) == 40
     sentences = words.head_words(heads)
-    counts = "Of 40 heads, 17 are semantic, 10 positional, 5 mixed, 4 sink and 4 diffuse."
+    counts = (
+        "Of 40 heads, 17 are semantic, 10 positional, 5 mixed, 4 sink and 4 diffuse."
+    )
     assert sentences["headline"] == counts
     where = "Positional heads are in layers 0–2 and 4. Their"
     assert sentences["where_positional"].startswith(where)
@@ -84,11 +98,16 @@ def test_words_count_labels_and_state_the_verdict(small):
 
 def test_the_scope_names_few_documents_and_short_text():
     only = "the numbers and intervals describe only this text, and not similar text."
-    assert words.scope({"documents": 0}) == f"The text was not split into documents: {only}"
+    assert (
+        words.scope({"documents": 0})
+        == f"The text was not split into documents: {only}"
+    )
     assert words.scope({"documents": 7}) == f"All text is from 7 documents: {only}"
     assert words.scope({"documents": 8, "context": 64, "trained_context": 64}) == ""
     short = words.scope({"context": 256, "trained_context": 8192})
-    assert short.startswith("Sequences have up to 256 tokens, but the model was trained for 8,")
+    assert short.startswith(
+        "Sequences have up to 256 tokens, but the model was trained for 8,"
+    )
 
 
 def test_cautions_list_warnings_and_weak_labels(small):
@@ -101,7 +120,9 @@ def test_cautions_list_warnings_and_weak_labels(small):
     heads = heads.assign(confidence=1.0)
     heads.loc[named[:2], "total_bits"] = 0.49
     (_, faint) = words.cautions(profile, heads)
-    assert faint.startswith(f"2 of {len(named)} heads labelled positional, semantic or mixed")
+    assert faint.startswith(
+        f"2 of {len(named)} heads labelled positional, semantic or mixed"
+    )
 
 
 def test_a_text_of_one_repeated_token_has_a_page(tmp_path, small):
@@ -119,7 +140,11 @@ def test_facts_of_the_run(small):
     assert (facts["revision"], blank["revision"]) == ("0123abcd", "not recorded")
     assert facts["key-value heads"] == "4 per layer"
     assert "named 0.667" in facts["label thresholds"]
-    for name, shown in (("org/model", "org/model"), ("../a/b/", "b"), ("", "unnamed model")):
+    for name, shown in (
+        ("org/model", "org/model"),
+        ("../a/b/", "b"),
+        ("", "unnamed model"),
+    ):
         assert model_name(profile.assign_attrs(model=name)) == shown
 
 
@@ -136,7 +161,12 @@ def test_the_gallery_has_a_sentence_for_each_page(tmp_path):
     (tmp_path / "norms/three/run.json").write_text("[broken")
     text = write_index(tmp_path).read_text()
     for shown in (
-        *('href="norms/a-one/index.html"', "Slow planes win.<", ">a/b</a>", ">three</a>"),
+        *(
+            'href="norms/a-one/index.html"',
+            "Slow planes win.<",
+            ">a/b</a>",
+            ">three</a>",
+        ),
         *('href="other/%3Cb%3E/index.html"', ">a-one</a>"),
     ):
         assert shown in text

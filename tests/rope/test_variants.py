@@ -22,7 +22,11 @@ from ropelens.rotation.variant_config import frequencies
 
 SPELLED = [
     *("rope", "rope:5000", "abf:500000", "nope"),
-    *(f"{name}:{p}" for name in ("p-rope", "p-rope-reversed", "partial") for p in (0, 0.3, 1)),
+    *(
+        f"{name}:{p}"
+        for name in ("p-rope", "p-rope-reversed", "partial")
+        for p in (0, 0.3, 1)
+    ),
     *("linear:4", "ntk:4", "dynamic:4", "yarn:4", "yarn:1", "llama3:8"),
 ]
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
@@ -58,7 +62,8 @@ def test_frequencies_equal_transformers(spelled: str, length: int):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "name", ["llama_gqa", "qwen3", "gemma2", "cohere", "mistral_sliding", "nanochat", "llama4"]
+    "name",
+    ["llama_gqa", "qwen3", "gemma2", "cohere", "mistral_sliding", "nanochat", "llama4"],
 )
 def test_an_edit_by_name_equals_a_model_with_this_config(name: str):
     """The last two families have a norm after RoPE, which cancels YaRN's attention factor."""
@@ -79,7 +84,9 @@ def test_a_variant_replaces_what_the_model_has():
     """It replaces also YaRN's attention factor; p-RoPE keeps the remaining frequencies."""
     yarn = built("llama_gqa", "yarn:4")
     with rl.edit_rope(yarn, "rope"):
-        torch.testing.assert_close(logits(yarn), logits(plain("llama_gqa")), rtol=0, atol=1e-4)
+        torch.testing.assert_close(
+            logits(yarn), logits(plain("llama_gqa")), rtol=0, atol=1e-4
+        )
     own = yarn.model.rotary_emb.inv_freq.clone()
     with rl.edit_rope(yarn, "p-rope:0.5"):
         (planes,) = RotationProbe(as_live_model(yarn)).planes()[:1]
@@ -90,7 +97,11 @@ def test_a_variant_replaces_what_the_model_has():
 def test_a_variant_replaces_the_scale_that_a_model_was_built_with():
     """DeepSeek's mscale sharpens all coordinates of a head, also those without rotation."""
     scaled = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 40.0}
-    scaled |= {"mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 64}
+    scaled |= {
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 64,
+    }
     sharpened = tiny("deepseek_v3", rope_parameters=scaled)
     other = tiny("deepseek_v3", rope_parameters=dict(ROPE))
     assert (logits(sharpened) - logits(other)).abs().max() > 0.1
@@ -112,9 +123,13 @@ def test_layers_without_rotation():
 @pytest.mark.parametrize("p", [0.25, 0.5, 0.75, 1.0])
 def test_partial_equals_gpt_neox(p: float):
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": p}
-    config = hf.GPTNeoXConfig(hidden_size=128, num_attention_heads=2, rope_parameters=rope)
+    config = hf.GPTNeoXConfig(
+        hidden_size=128, num_attention_heads=2, rope_parameters=rope
+    )
     expected = GPTNeoXRotaryEmbedding(config).inv_freq
-    inv_freq, _ = frequencies(parse_variant(f"partial:{p}"), Shape(64, 10_000.0, CONTEXT))
+    inv_freq, _ = frequencies(
+        parse_variant(f"partial:{p}"), Shape(64, 10_000.0, CONTEXT)
+    )
     torch.testing.assert_close(inv_freq[: len(expected)], expected, rtol=1e-6, atol=0)
     assert not inv_freq[len(expected) :].any()
 
@@ -125,13 +140,17 @@ def test_a_model_that_scales_its_types_of_layers_differently():
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     layers = own | {"full_attention": own["full_attention"] | yarn}
     model = tiny("gemma3", rope_parameters=layers)
-    with pytest.raises(UnsupportedModel, match="scales its queries in more than one way"):
+    with pytest.raises(
+        UnsupportedModel, match="scales its queries in more than one way"
+    ):
         rl.edit_rope(model, "linear:2").__enter__()
     with rl.edit_rope(model, "p-rope:0.5"):
         logits(model)
 
 
-@pytest.mark.parametrize("spelled", ["p-rope:0.5", "partial:0.5", "p-rope-reversed:0.5"])
+@pytest.mark.parametrize(
+    "spelled", ["p-rope:0.5", "partial:0.5", "p-rope-reversed:0.5"]
+)
 def test_a_saved_checkpoint_rotates_as_it_did(tmp_path, spelled: str):
     folder = save_family(tmp_path / "model", "llama_gqa")
     model = built("llama_gqa", spelled)
@@ -141,7 +160,9 @@ def test_a_saved_checkpoint_rotates_as_it_did(tmp_path, spelled: str):
 
 
 def test_nothing_is_logged_about_types_of_our_own(caplog: pytest.LogCaptureFixture):
-    again = LlamaConfig(**rl.variant_config(plain("llama_gqa").config, "partial:0.5").to_dict())
+    again = LlamaConfig(
+        **rl.variant_config(plain("llama_gqa").config, "partial:0.5").to_dict()
+    )
     assert again.rope_parameters["rope_type"] == "ropelens-partial"
     assert hf.LlamaForCausalLM(again).model.rotary_emb.rope_type == "ropelens-partial"
     assert not caplog.records
@@ -154,7 +175,9 @@ def test_a_config_is_copied_and_each_type_of_layer_keeps_its_base():
     assert config.to_dict() == before
     bases = {key: own["rope_theta"] for key, own in changed.rope_parameters.items()}
     assert bases == {"sliding_attention": 1e4, "full_attention": 1e6}
-    assert {own["rope_type"] for own in changed.rope_parameters.values()} == {"proportional"}
+    assert {own["rope_type"] for own in changed.rope_parameters.values()} == {
+        "proportional"
+    }
 
 
 def test_the_attention_factor_of_few_planes():
@@ -167,7 +190,9 @@ def test_the_attention_factor_of_few_planes():
 
 def test_a_base_of_every_layer():
     """Compare with models that have such a config; 0 is a layer without RoPE."""
-    model = of_kind("granite_swa", layer_rope_theta=[500.0, 0, 1e5], num_hidden_layers=3)
+    model = of_kind(
+        "granite_swa", layer_rope_theta=[500.0, 0, 1e5], num_hidden_layers=3
+    )
     for spelled in ("rope", "rope:300", "ntk:4", "yarn:4", "p-rope:0.3"):
         other = type(model)(rl.variant_config(model.config, spelled)).eval()
         other.load_state_dict(model.state_dict())
@@ -183,18 +208,27 @@ def test_names_that_only_a_family_has():
     yarn = rl.variant_config(dbrx, "yarn:4").rope_parameters
     assert yarn["original_max_position_embeddings"] == 2048
     axes = {"mrope_section": [2, 3, 3]}
-    config = rl.variant_config(hf.Qwen2VLTextConfig(rope_parameters=ROPE | axes), "linear:4")
-    assert config.rope_parameters == ROPE | axes | {"rope_type": "linear", "factor": 4.0}
+    config = rl.variant_config(
+        hf.Qwen2VLTextConfig(rope_parameters=ROPE | axes), "linear:4"
+    )
+    assert config.rope_parameters == ROPE | axes | {
+        "rope_type": "linear",
+        "factor": 4.0,
+    }
 
 
 def test_a_variant_that_a_family_cannot_express():
     for name in ("gpt_neox", "gpt2"):  # which is partial already, and which has no RoPE
-        with pytest.raises(UnsupportedModel, match=r"cannot express p-rope:0\.5") as refused:
+        with pytest.raises(
+            UnsupportedModel, match=r"cannot express p-rope:0\.5"
+        ) as refused:
             rl.variant_config(tiny(name).config, "p-rope:0.5")
         assert "edit_rope" in refused.value.parts["try"]
 
 
-@pytest.mark.parametrize("name", ["gpt_neox", "glm", "phi", "nanochat", "gemma3", "llama4"])
+@pytest.mark.parametrize(
+    "name", ["gpt_neox", "glm", "phi", "nanochat", "gemma3", "llama4"]
+)
 def test_any_family_can_be_edited(name: str):
     model = tiny(name)
     before = logits(model)
@@ -208,7 +242,10 @@ def test_any_family_can_be_edited(name: str):
     ("spelled", "line"),
     [
         ("prope:0.5", "There is no RoPE variant 'prope:0.5'"),
-        ("p-rope:1.2", "no RoPE variant 'p-rope:1.2'; seen: it must be between 0 and 1"),
+        (
+            "p-rope:1.2",
+            "no RoPE variant 'p-rope:1.2'; seen: it must be between 0 and 1",
+        ),
         ("p-rope:nan", "seen: it must be between 0 and 1"),
         ("p-rope:half", "seen: could not convert string to float: 'half'"),
         ("nope:1", "There is no RoPE variant 'nope:1'"),
@@ -237,7 +274,10 @@ def test_the_rotation_under_a_variant_is_printed(ropelens, tmp_path):
         ("1.2", {(1, 2)}),
         ("1.*", {(1, 0), (1, 1), (1, 2)}),
         ("1-2.0", {(1, 0), (2, 0)}),
-        ("*.1-2, 0.0", {(0, 0), *((layer, head) for layer in range(4) for head in (1, 2))}),
+        (
+            "*.1-2, 0.0",
+            {(0, 0), *((layer, head) for layer in range(4) for head in (1, 2))},
+        ),
         ("3-9.2", {(3, 2)}),
     ],
 )
@@ -250,7 +290,9 @@ def test_a_list_names_heads(heads: str, named: set[tuple[int, int]]):
     "heads", ["", "1", "4.0", "2-1.0", "-1.0", "1-.0", "1.x", "1.0,,", "²-3.0"]
 )
 def test_an_item_that_names_no_head_is_refused(heads: str):
-    with pytest.raises(BadArgument, match=r"has no head(.|\n)*layers 0 to 3, heads 0 to 2\n"):
+    with pytest.raises(
+        BadArgument, match=r"has no head(.|\n)*layers 0 to 3, heads 0 to 2\n"
+    ):
         heads_by_layer(heads, torch.ones(4, 3, dtype=torch.bool), doing="attend")
 
 
@@ -263,14 +305,19 @@ def test_the_number_of_planes_equals_transformers(head_dim: int, p: float):
     inv_freq = 1e4 ** (-torch.arange(0, head_dim, 2) / head_dim)
     planes = Planes(inv_freq, head_dim, "half")
     back = kept.flip(0)
-    ends = (("slow", Slowest, "p-rope", kept), ("fast", Fastest, "p-rope-reversed", back))
+    ends = (
+        ("slow", Slowest, "p-rope", kept),
+        ("fast", Fastest, "p-rope-reversed", back),
+    )
     for end, select, name, turns in ends:
         assert torch.equal(select(1 - p)(planes), ~turns)
         still = tuple((~turns).nonzero().flatten().tolist())
         sweep = PlaneSweep(keep=[p], ends=[end], controls=0)
         cuts = sweep.plan([rotating_planes(planes)], seed=0)[1:]
         assert [cut.stopped for cut in cuts] == ([(still,)] if still else [])
-        found, _ = frequencies(parse_variant(f"{name}:{p}"), Shape(head_dim, 10_000.0, 2048))
+        found, _ = frequencies(
+            parse_variant(f"{name}:{p}"), Shape(head_dim, 10_000.0, 2048)
+        )
         torch.testing.assert_close(found, inv_freq * turns, rtol=1e-6, atol=0)
 
 
@@ -284,4 +331,6 @@ def test_planes_begin_at_the_first_coordinate_by_default():
 def test_each_plane_rotates_with_the_position_on_its_axis():
     positions = torch.tensor([[[5, 6, 7], [8, 9, 10]]])  # [batch, position, axis]
     planes = Planes(torch.ones(4), 8, "half", axis=torch.tensor([0, 0, 2, 1]))
-    assert positions_by_plane(positions, planes).tolist() == [[[5, 5, 7, 6], [8, 8, 10, 9]]]
+    assert positions_by_plane(positions, planes).tolist() == [
+        [[5, 5, 7, 6], [8, 8, 10, 9]]
+    ]

@@ -17,8 +17,15 @@ from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.model.bridge import bridge
 
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
-YARN = {**ROPE, "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096}
-TL = "transformer_lens.model_bridge.generalized_components.position_embeddings_attention"
+YARN = {
+    **ROPE,
+    "rope_type": "yarn",
+    "factor": 2.0,
+    "original_max_position_embeddings": 4096,
+}
+TL = (
+    "transformer_lens.model_bridge.generalized_components.position_embeddings_attention"
+)
 
 
 def llama(**rope: object) -> nn.Module:
@@ -27,7 +34,9 @@ def llama(**rope: object) -> nn.Module:
 
 def neighbours(q, k, cos, sin) -> tuple[torch.Tensor, torch.Tensor]:
     """The pairing of GPT-J, with weights for the pairing of Llama."""
-    cos, sin = (x[:, None, :, : x.shape[-1] // 2].repeat_interleave(2, -1) for x in (cos, sin))
+    cos, sin = (
+        x[:, None, :, : x.shape[-1] // 2].repeat_interleave(2, -1) for x in (cos, sin)
+    )
     swap = lambda x: torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)  # noqa: E731
     return q * cos + swap(q) * sin, k * cos + swap(k) * sin
 
@@ -60,7 +69,10 @@ def test_the_plane_that_differs_is_named():
     change = difference.sel(frequency=5)
     np.testing.assert_allclose(change, 0.01 * w * found["position"], atol=1e-5)
     assert float(difference.drop_isel(frequency=5).max()) < 1e-5
-    assert f"is {0.01 * w * 63:.2g} rad (layer 0, plane 5, position 63)" in found.attrs["why"]
+    assert (
+        f"is {0.01 * w * 63:.2g} rad (layer 0, plane 5, position 63)"
+        in found.attrs["why"]
+    )
 
 
 rotate = modeling_mistral.apply_rotary_pos_emb
@@ -113,9 +125,13 @@ def test_a_scale_inside_the_queries():
 
 
 def test_models_that_cannot_be_compared():
-    with pytest.raises(BadArgument, match="not two implementations of one model") as refused:
+    with pytest.raises(
+        BadArgument, match="not two implementations of one model"
+    ) as refused:
         rl.compare_rope(llama(), tiny("smollm3"))
-    assert refused.value.parts["seen"] == "2 layers, heads of 16 and 4 layers, heads of 16"
+    assert (
+        refused.value.parts["seen"] == "2 layers, heads of 16 and 4 layers, heads of 16"
+    )
     with pytest.raises(UnsupportedModel, match="hides its attention"):
         rl.compare_rope(tiny("falcon"), tiny("falcon"))
 
@@ -125,9 +141,13 @@ def test_a_bridge_of_the_same_model(tmp_path, monkeypatch: pytest.MonkeyPatch):
     other = bridge(*rl.load(tmp_path))  # a bridge changes its model
     found = rl.compare_rope(model, other)
     assert found.attrs["verdict"] == "same"
-    assert found.attrs["why"].startswith("All planes of 2 layers rotate alike: the largest")
+    assert found.attrs["why"].startswith(
+        "All planes of 2 layers rotate alike: the largest"
+    )
 
-    def linear(self: object, embeddings: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    def linear(
+        self: object, embeddings: tuple[torch.Tensor, ...]
+    ) -> list[torch.Tensor]:
         angle = torch.atan2(embeddings[1], embeddings[0]) / 2
         return [angle.cos(), angle.sin()]
 
@@ -135,10 +155,17 @@ def test_a_bridge_of_the_same_model(tmp_path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(name, linear)
     found = rl.compare_rope(model, other)
     assert found.attrs["verdict"] == "different"
-    assert found.attrs["why"].startswith("Layer 0: planes rotate differently: the largest")
+    assert found.attrs["why"].startswith(
+        "Layer 0: planes rotate differently: the largest"
+    )
 
 
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+}
 LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 UNREAD = "has a key that the model does not read:"
 

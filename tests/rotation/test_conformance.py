@@ -25,16 +25,29 @@ STEPS = torch.tensor([0, *(2**n for n in range(13))])
 TEXT = torch.arange(300)
 BASE = {"rope_type": "default", "rope_theta": 10_000.0}
 ORIGINAL = {"factor": 16.0, "original_max_position_embeddings": 256}
-LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **ORIGINAL}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    **ORIGINAL,
+}
 YARN = {"rope_type": "yarn", **ORIGINAL}
 SHORT, LONG = torch.linspace(1, 2, 8), torch.linspace(1, 32, 8)
 LONGROPE = {"rope_type": "longrope", "original_max_position_embeddings": 8192}
-LONGROPE |= {"short_factor": SHORT.tolist(), "long_factor": LONG.tolist(), "factor": 2.0}
+LONGROPE |= {
+    "short_factor": SHORT.tolist(),
+    "long_factor": LONG.tolist(),
+    "factor": 2.0,
+}
 
 
 def config(name: str, **rope: Any) -> transformers.PreTrainedConfig:
     family = FAMILIES[name]
-    keys = COMMON | dict(family.config) | ({"rope_parameters": BASE | rope} if rope else {})
+    keys = (
+        COMMON
+        | dict(family.config)
+        | ({"rope_parameters": BASE | rope} if rope else {})
+    )
     kept = {key: value for key, value in keys.items() if value is not DROP}
     return getattr(transformers, family.architecture).config_class(**kept)
 
@@ -49,8 +62,16 @@ W = freq()
 def turn(x: Tensor, p: Tensor, w: Tensor = W, *, half=True, factor=1.0) -> Tensor:
     """RoPE by hand of x [position, head, coordinate] at p [position (, head)]."""
     n, angle = w.shape[-1], p.reshape(len(p), -1, 1) * w
-    parts = (slice(n), slice(n, 2 * n)) if half else (slice(0, 2 * n, 2), slice(1, 2 * n, 2))
-    z = torch.complex(x[..., parts[0]], x[..., parts[1]]) * torch.exp(1j * angle) * factor
+    parts = (
+        (slice(n), slice(n, 2 * n))
+        if half
+        else (slice(0, 2 * n, 2), slice(1, 2 * n, 2))
+    )
+    z = (
+        torch.complex(x[..., parts[0]], x[..., parts[1]])
+        * torch.exp(1j * angle)
+        * factor
+    )
     turned = x.clone()
     turned[..., parts[0]], turned[..., parts[1]] = z.real, z.imag
     return turned
@@ -84,7 +105,9 @@ def both(change: Callable[[Tensor, Tensor], Tensor], layer: int = 0) -> Bug:
     return lambda q, k, p: {f"q.{layer}": change(q, p), f"k.{layer}": change(k, p)}
 
 
-def turned(layer: int = 0, move: Callable[[Tensor], Tensor] = lambda p: p, **how: Any) -> Bug:
+def turned(
+    layer: int = 0, move: Callable[[Tensor], Tensor] = lambda p: p, **how: Any
+) -> Bug:
     return both(lambda x, p: turn(x, move(p), **how), layer)
 
 
@@ -234,13 +257,24 @@ def of_model(model: transformers.PreTrainedModel) -> dict[str, Tensor]:
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_no_supported_family_is_accused(name: str):
     model = tiny(name)
-    assert rl.measure_rope(model).attrs == {"verdict": "same", "why": "rotates as configured"}
+    assert rl.measure_rope(model).attrs == {
+        "verdict": "same",
+        "why": "rotates as configured",
+    }
     arrays = of_model(model)
     rope = rl.measure_rope(arrays, config=model.config)
-    assert (rope.attrs["verdict"], rope.attrs["why"]) == ("same", "rotates as configured")
+    assert (rope.attrs["verdict"], rope.attrs["why"]) == (
+        "same",
+        "rotates as configured",
+    )
     assert rl.measure_rope(arrays).attrs["verdict"] == "unknown"
-    for change in (Tensor.bfloat16, lambda x: x * (1 + 4e-3 * normal(*x.shape, seed=0))):
-        noisy = {key: x if key == "positions" else change(x) for key, x in arrays.items()}
+    for change in (
+        Tensor.bfloat16,
+        lambda x: x * (1 + 4e-3 * normal(*x.shape, seed=0)),
+    ):
+        noisy = {
+            key: x if key == "positions" else change(x) for key, x in arrays.items()
+        }
         assert rl.measure_rope(noisy, config=model.config).attrs["verdict"] == "same"
 
 
@@ -255,8 +289,18 @@ def test_a_negated_buffer_has_negative_frequencies(name: str):
     assert "its planes rotate backward" in rope.attrs["why"]
 
 
-HY_V4 = {"num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32, "v_head_dim": 16}
-HY_V4 |= {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "index_head_dim": 16, "index_topk": 64}
+HY_V4 = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "v_head_dim": 16,
+}
+HY_V4 |= {
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "index_head_dim": 16,
+    "index_topk": 64,
+}
 HY_V4 |= {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 LATENT = {"q_b_proj": (16, 8, 0), "kv_a_proj_with_mqa": (40, 32, 0)}
 # Rows of a head, the first row that rotates, and rows at the end that are not q or k.
@@ -277,15 +321,21 @@ def test_losses_in_another_order_are_losses_of_permuted_weights(name: str):
     for losses, shape in zip(found, (None, (-1, 2), (2, -1)), strict=True):
         model = make().requires_grad_(False)
         for part, module in model.named_modules() if shape else ():
-            head, first, rest = PROJECTIONS[name].get(part.rpartition(".")[2], (0, 0, 0))
+            head, first, rest = PROJECTIONS[name].get(
+                part.rpartition(".")[2], (0, 0, 0)
+            )
             for x in [module.weight, getattr(module, "bias", None)] if head else []:
                 if x is not None:
-                    rows = x.data[: 96 if name == "phi3" else None].unflatten(0, (-1, head))
+                    rows = x.data[: 96 if name == "phi3" else None].unflatten(
+                        0, (-1, head)
+                    )
                     part_of = slice(first, head - rest)
                     order = torch.arange(head)[part_of].view(shape).mT.flatten()
                     rows[:, part_of] = rows[:, order]
         logits = model(tokens[None], use_cache=False).logits[0, :-1]
-        expected = torch.nn.functional.cross_entropy(logits, tokens[1:], reduction="none")
+        expected = torch.nn.functional.cross_entropy(
+            logits, tokens[1:], reduction="none"
+        )
         np.testing.assert_allclose(losses, expected, atol=1e-4)
 
 
@@ -312,7 +362,10 @@ def test_keys_that_were_permuted_with_the_heads_of_queries():
             {"k": torch.ones(14, 2, 16), "q_before": torch.ones(14, 2, 16)},
             "q_before [14, 2, 16]",
         ),
-        ({"q": torch.ones(4, 14, 16), "positions": STEPS[:4]}, "4 positions of 14 heads"),
+        (
+            {"q": torch.ones(4, 14, 16), "positions": STEPS[:4]},
+            "4 positions of 14 heads",
+        ),
     ],
 )
 def test_arrays_that_cannot_be_read(change: dict, words: str):
@@ -356,8 +409,12 @@ def test_a_checkpoint_whose_rows_are_in_the_wrong_order(ropelens, tmp_path):
             x.data = x.data.unflatten(0, (-1, 2, 16)).transpose(1, 2).reshape(x.shape)
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match="in the wrong order: they were permuted twice"):
+    with pytest.warns(
+        UserWarning, match="in the wrong order: they were permuted twice"
+    ):
         rl.load(tmp_path)
     ended = ropelens("rope", tmp_path)
     assert ended.code == 1
-    assert ended.out.splitlines()[-1].startswith("The rows of q and k are in the wrong order")
+    assert ended.out.splitlines()[-1].startswith(
+        "The rows of q and k are in the wrong order"
+    )

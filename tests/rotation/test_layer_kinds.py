@@ -17,14 +17,20 @@ from ropelens.profiles.kinds import layers_by_kind
 WINDOW = 12
 SIZES = COMMON | {"head_dim": 16, "num_hidden_layers": 6}
 EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
-STATES = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16}
+STATES = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+}
 GEMMA3 = Path("models/gemma3-270m")
 TOKENS = torch.randint(3, 90, (2, 40), generator=torch.Generator().manual_seed(0))
 
 
 def gemma3() -> hf.PreTrainedModel:
     torch.manual_seed(0)
-    return hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**SIZES, sliding_window=WINDOW)).eval()
+    return hf.Gemma3ForCausalLM(
+        hf.Gemma3TextConfig(**SIZES, sliding_window=WINDOW)
+    ).eval()
 
 
 def three_rotations() -> hf.PreTrainedModel:
@@ -44,7 +50,11 @@ def three_rotations() -> hf.PreTrainedModel:
 
 
 CONFIGS = {
-    "gemma3": (hf.Gemma3TextConfig, {"sliding_window": WINDOW}, ["sliding"] * 5 + ["full"]),
+    "gemma3": (
+        hf.Gemma3TextConfig,
+        {"sliding_window": WINDOW},
+        ["sliding"] * 5 + ["full"],
+    ),
     "mistral": (hf.MistralConfig, {"sliding_window": WINDOW}, ["sliding"] * 6),
     "qwen2": (
         hf.Qwen2Config,
@@ -53,7 +63,11 @@ CONFIGS = {
     ),
     "llama4": (
         hf.Llama4TextConfig,
-        {"attention_chunk_size": WINDOW, "intermediate_size_mlp": 96, "num_local_experts": 2},
+        {
+            "attention_chunk_size": WINDOW,
+            "intermediate_size_mlp": 96,
+            "num_local_experts": 2,
+        },
         (["chunked"] * 3 + ["none"]) * 2,
     ),
     "smollm3": (hf.SmolLM3Config, {}, (["full"] * 3 + ["none"]) * 2),
@@ -85,7 +99,11 @@ def test_layers_with_other_rotations_are_other_kinds_without_names_in_the_config
     assert getattr(model.config, "layer_types", None) is None
     with pytest.warns(UserWarning, match="frequencies differ from its configuration"):
         profile = rl.profile(model, TOKENS, budget=False)
-    assert layers_by_kind(profile) == {"full": [0, 3], "full-2": [1, 4], "full-3": [2, 5]}
+    assert layers_by_kind(profile) == {
+        "full": [0, 3],
+        "full-2": [1, 4],
+        "full-3": [2, 5],
+    }
     np.testing.assert_allclose(profile["base"], [1e4, 1e5, 1e6] * 2, rtol=1e-4)
 
 
@@ -118,24 +136,33 @@ def test_a_sweep_stops_the_planes_of_one_kind_after_the_other():
     model, options = gemma3(), {"keep": [1, 0.5], "controls": 1, "measures": ["loss"]}
     sweep = rl.truncate(model, TOKENS, bands=2, **options)
     assert list(dict.fromkeys(sweep["layers"].values)) == ["all", "sliding", "full"]
-    longest = {"sliding": 2 * np.pi * 1e4 ** (7 / 8), "full": 2 * np.pi * 1e6 ** (7 / 8)}
+    longest = {
+        "sliding": 2 * np.pi * 1e4 ** (7 / 8),
+        "full": 2 * np.pi * 1e6 ** (7 / 8),
+    }
     for kind, wavelength in longest.items():
         of_kind = sweep.isel(edit=(sweep["layers"] == kind).values)
         slow = of_kind.isel(edit=(of_kind["kind"] == "slow").values)
-        np.testing.assert_allclose(slow["wavelength_high"].values, [wavelength], rtol=1e-5)
+        np.testing.assert_allclose(
+            slow["wavelength_high"].values, [wavelength], rtol=1e-5
+        )
         assert (of_kind["planes_stopped"] > 0).all()
         alone = rl.truncate(model, TOKENS, bands=2, layers=kind, **options)
         names = [f"{kind} {name}" for name in alone["edit"].values[1:]]
         np.testing.assert_array_equal(alone["loss"][1:], sweep["loss"].sel(edit=names))
     together = rl.truncate(model, TOKENS, layers="*", **options)
     assert set(together["layers"].values) == {"all"}
-    assert (together["mean_loss"][1] - sweep["mean_loss"].sel(edit="full slow 0.5")) != 0
+    assert (
+        together["mean_loss"][1] - sweep["mean_loss"].sel(edit="full slow 0.5")
+    ) != 0
 
 
 def test_bands_of_some_heads_stop_planes_of_their_own_layers():
     sweep = rl.truncate(gemma3(), TOKENS, heads="5.*", keep=(), bands=3, controls=0)
     assert (sweep["planes_stopped"][1:] > 0).all()
-    np.testing.assert_allclose(sweep["wavelength_high"].max(), 2 * np.pi * 1e6 ** (7 / 8))
+    np.testing.assert_allclose(
+        sweep["wavelength_high"].max(), 2 * np.pi * 1e6 ** (7 / 8)
+    )
 
 
 @pytest.mark.skipif(not GEMMA3.exists(), reason="Gemma 3 is missing; run make gemma3")
@@ -149,16 +176,22 @@ def test_gemma_3_270m_agrees_with_plain_transformers():
     assert rope["inv_freq"].isnull().any()  # planes whose norm weights are 0
 
     model.set_attn_implementation("eager")
-    tokens = torch.randint(3, 9000, (1, 600), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(
+        3, 9000, (1, 600), generator=torch.Generator().manual_seed(0)
+    )
     short = tokens[:, :150]  # the window of 512 matters only to the attention
     profile = rl.profile(model, short, budget=False)
     attention = rl.capture(model, tokens[0], heads="5.1,6.1")["attention"]
     for layer, call in enumerate(attention_calls(model, tokens[0])[0]):
         for name, x in (("q_norm", call.query), ("k_norm", call.key)):
             norms = x[:, :150].unflatten(-1, (2, -1)).norm(dim=-2).mean(1)
-            np.testing.assert_allclose(profile[name][layer], norms, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(
+                profile[name][layer], norms, rtol=1e-5, atol=1e-5
+            )
         if layer in (5, 6):
-            np.testing.assert_allclose(attention[layer - 5], call.attention[1], atol=1e-5)
+            np.testing.assert_allclose(
+                attention[layer - 5], call.attention[1], atol=1e-5
+            )
 
     slow = {"full": rl.stop_slowest(0.75, layers="full")}
     found = rl.evaluate(model, short, edits=slow, measures=["loss"])["mean_loss"].values

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 import torch
 from measured import observed_calls
-from oracles.tiny import FAMILIES, SUPPORTED, not_as_configured, of_kind, rotations, tiny
+from oracles.tiny import (
+    FAMILIES,
+    SUPPORTED,
+    not_as_configured,
+    of_kind,
+    rotations,
+    tiny,
+)
 from torch import nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
@@ -21,7 +28,15 @@ from ropelens.rotation.conformance import LayerRotation
 from ropelens.rotation.probe import RotationProbe
 
 # Families with different bases, pairing, unrotated coordinates, direction and NoPE layers.
-ANY_DTYPE = ("gemma3", "gemma4", "glm", "gpt_neox", "deepseek_v3", "nanochat", "smollm3")
+ANY_DTYPE = (
+    "gemma3",
+    "gemma4",
+    "glm",
+    "gpt_neox",
+    "deepseek_v3",
+    "nanochat",
+    "smollm3",
+)
 
 
 def layers_of(model: nn.Module, *, context: int | None = None) -> list[LayerRotation]:
@@ -69,7 +84,9 @@ def test_the_dataset_contains_the_measured_rotation(name: str):
     model = tiny(name)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     rope = rl.measure_rope(model)
-    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert all(
+        torch.equal(value, before[key]) for key, value in model.state_dict().items()
+    )
     for number, true in enumerate(rotations(model, name=name)):
         row = rope.isel(layer=number)
         names = ("inv_freq", "wavelength", "inv_freq_stated")
@@ -79,7 +96,9 @@ def test_the_dataset_contains_the_measured_rotation(name: str):
         np.testing.assert_allclose(wavelength[rotates], 2 * math.pi / inv_freq[rotates])
         assert np.isinf(wavelength[still]).all()
         np.testing.assert_array_equal(stated[rotates], np.abs(true.inv_freq))
-        assert row["pairing"].item() == (FAMILIES[name].pairing if len(true.pairs) else "none")
+        assert row["pairing"].item() == (
+            FAMILIES[name].pairing if len(true.pairs) else "none"
+        )
         stopped = 2 * int(still[: int(row["rotary_dim"]) // 2].sum())
         assert int(row["rotary_dim"]) == true.pairs.size + stopped
     assert float(rope["residual"].max()) < 1e-5
@@ -114,7 +133,9 @@ def test_beyond_the_trained_context(name: str, context: int):
         torch.testing.assert_close(layer.planes.inv_freq, expected, rtol=1e-6, atol=0)
         measured = layer.measured.planes.inv_freq
         torch.testing.assert_close(measured, expected.double(), rtol=1e-6, atol=0)
-    torch.testing.assert_close(layers_of(model)[0].planes.inv_freq, within, rtol=0, atol=0)
+    torch.testing.assert_close(
+        layers_of(model)[0].planes.inv_freq, within, rtol=0, atol=0
+    )
 
 
 @pytest.mark.parametrize("kind", ["half", "interleaved"])
@@ -140,14 +161,19 @@ def test_reading_vectors_that_were_rotated_by_hand(kind: str, direction: int):
 
 
 @pytest.mark.parametrize(("length", "seen"), [(31, True), (29, False)])
-def test_the_rotation_of_a_plane_with_almost_no_length_is_unknown(length: float, seen: bool):
+def test_the_rotation_of_a_plane_with_almost_no_length_is_unknown(
+    length: float, seen: bool
+):
     """The limit is 30 times the rounding noise of the plane."""
     positions, noise = probe_positions(2**6), torch.full((4,), 1e-3)
     angle = positions[:, None] * torch.tensor([1.0, 0.1])
     x = torch.polar(torch.tensor([1.0, length * 1e-3 * 2**0.5]).expand_as(angle), angle)
     found = read_rotation(torch.cat([x.real, x.imag], -1)[None], positions, noise=noise)
     assert found.planes.inv_freq.isfinite().tolist() == [True, seen]
-    assert read_rotation(0 * x.real[None], positions, noise=noise[:2]).planes.pairing == "none"
+    assert (
+        read_rotation(0 * x.real[None], positions, noise=noise[:2]).planes.pairing
+        == "none"
+    )
 
 
 @not_as_configured
@@ -161,7 +187,9 @@ def test_planes_with_more_than_half_a_turn_per_token_and_backward_planes():
     np.testing.assert_allclose(rope["inv_freq"][0], stated, rtol=1e-4)
     np.testing.assert_allclose(rope["wavelength"][:, 6], 1e7, rtol=1e-6)
     np.testing.assert_array_equal(rope["inv_freq_stated"][0], stated.double())
-    np.testing.assert_allclose(rope["wavelength"][0], 2 * math.pi / stated.abs(), rtol=1e-4)
+    np.testing.assert_allclose(
+        rope["wavelength"][0], 2 * math.pi / stated.abs(), rtol=1e-4
+    )
     for layer in layers_of(model):
         assert torch.equal(layer.planes.inv_freq, stated)
 
@@ -175,13 +203,17 @@ ministral = partial(of_kind, "ministral3", num_hidden_layers=1, head_dim=16)
 def test_queries_that_grow_with_position(context: int):
     model = ministral(rope_parameters=SCALED | {"llama_4_scaling_beta": 0.1})
     rope = rl.measure_rope(model, context=context)
-    expected = get_llama_4_attn_scale(torch.tensor(rope["position"].values)[None], 0.1, 256)
+    expected = get_llama_4_attn_scale(
+        torch.tensor(rope["position"].values)[None], 0.1, 256
+    )
     np.testing.assert_allclose(rope["query_scale"][0], expected.flatten(), rtol=1e-6)
     np.testing.assert_allclose(rope["inv_freq"], rope["inv_freq_stated"], rtol=1e-6)
     assert rl.compare_rope(model, model, context=4096).attrs["verdict"] == "same"
     other = ministral(rope_parameters=SCALED | {"llama_4_scaling_beta": 0.0})
     assert rl.compare_rope(model, other, context=4096).attrs["verdict"] == "different"
-    assert rl.profile(model, torch.arange(600).view(2, 300) % 96, surrogates=0).sizes["layer"]
+    assert rl.profile(model, torch.arange(600).view(2, 300) % 96, surrogates=0).sizes[
+        "layer"
+    ]
 
 
 def test_queries_that_grow_with_their_row():
@@ -235,10 +267,14 @@ def test_a_model_that_states_something_else_is_refused(kind: str):
     with pytest.raises(UnsupportedModel) as refused:
         rl.measure_rope(model)
     assert refused.value.what == f"{type(model).__name__} does not rotate as it states."
-    assert f"layer 0: {planes} planes, the fastest at 1 rad" in refused.value.parts["seen"]
+    assert (
+        f"layer 0: {planes} planes, the fastest at 1 rad" in refused.value.parts["seen"]
+    )
 
 
-SILENT = r"0 of 2 layers showed their queries and keys; the first that did not is layer 0"
+SILENT = (
+    r"0 of 2 layers showed their queries and keys; the first that did not is layer 0"
+)
 CHANGES = r"layer 0: the lengths of its planes change with position \(residual 0\.\d+; "
 NO_ROTATION = "changes its queries with position, but not by a rotation."
 REFUSED = {
@@ -269,13 +305,17 @@ def test_a_plane_without_length_keeps_its_stated_frequency(family: str, plane: i
     model = tiny(family)
     known = layers_of(model)[0].planes
     plane = min(plane, len(known.inv_freq) - 1)
-    places = [range(known.head_dim)[part][plane] for part in (known.first, known.second)]
+    places = [
+        range(known.head_dim)[part][plane] for part in (known.first, known.second)
+    ]
     attention = model.model.layers[0].self_attn
     for projection in (attention.q_proj, attention.k_proj):
         for x in projection.parameters():
             x.data.unflatten(0, (-1, known.head_dim))[:, places] = 0
     layer = layers_of(model)[0]
-    assert layer.measured.planes.inv_freq.isnan().nonzero().flatten().tolist() == [plane]
+    assert layer.measured.planes.inv_freq.isnan().nonzero().flatten().tolist() == [
+        plane
+    ]
     assert torch.equal(layer.planes.inv_freq, known.inv_freq)
 
 
@@ -283,11 +323,17 @@ def test_sequences_that_rotate_differently_by_themselves_are_counted():
     """dynamic: every shorter sequence. longrope: sequences within the trained length."""
     tokens, lengths = torch.arange(120).view(3, 40) % 90, [40, 30, 10]
     for name, count in (("llama_dynamic", 2), ("llama_longrope", 1), ("llama_gqa", 0)):
-        rope = tiny(name).config.rope_parameters | {"original_max_position_embeddings": 16}
+        rope = tiny(name).config.rope_parameters | {
+            "original_max_position_embeddings": 16
+        }
         model = tiny(name, max_position_embeddings=16, rope_parameters=rope)
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            rl.evaluate(model, rl.Text(tokens, lengths=lengths), edits={}, measures=["loss"])
-        words = [str(x.message) for x in warned if "the longest one (40" in str(x.message)]
+            rl.evaluate(
+                model, rl.Text(tokens, lengths=lengths), edits={}, measures=["loss"]
+            )
+        words = [
+            str(x.message) for x in warned if "the longest one (40" in str(x.message)
+        ]
         assert len(words) == (count > 0)
         assert all(word.startswith(f"{count} of 3 sequences") for word in words)

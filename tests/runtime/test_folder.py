@@ -56,12 +56,16 @@ def test_a_new_folder_appears_with_everything_in_it(tmp_path: Path):
     assert folder.stat().st_mode == made.stat().st_mode
 
 
-def test_an_earlier_run_is_replaced_and_other_files_stay(earlier: tuple[Path, dict[str, str]]):
+def test_an_earlier_run_is_replaced_and_other_files_stay(
+    earlier: tuple[Path, dict[str, str]],
+):
     folder, before = earlier
     with output_folder(str(folder)) as results:
         write_run(results, "new")
         assert {name: holds(folder)[name] for name in before} == before
-    assert holds(folder) == {name: f"new {name}" for name in NAMES} | {"notes.txt": "mine"}
+    assert holds(folder) == {name: f"new {name}" for name in NAMES} | {
+        "notes.txt": "mine"
+    }
 
 
 def test_simultaneous_runs_write_one_after_the_other(tmp_path: Path):
@@ -120,10 +124,14 @@ def test_links_in_a_result_folder_are_replaced_and_not_followed(tmp_path: Path):
         write_run(results, "new")
     write_whole(folder / "page.html", "a page")
     assert (tmp_path / "mine.txt").read_text() == "mine"
-    assert holds(folder) == {name: f"new {name}" for name in NAMES} | {"page.html": "a page"}
+    assert holds(folder) == {name: f"new {name}" for name in NAMES} | {
+        "page.html": "a page"
+    }
 
 
-@pytest.mark.parametrize("call", [check_writable, lambda path: output_folder(path).__enter__()])
+@pytest.mark.parametrize(
+    "call", [check_writable, lambda path: output_folder(path).__enter__()]
+)
 @pytest.mark.parametrize(
     ("place", "words"),
     [
@@ -135,19 +143,28 @@ def test_links_in_a_result_folder_are_replaced_and_not_followed(tmp_path: Path):
 def test_an_impossible_folder_is_refused_before_any_work(tmp_path, place, words, call):
     (tmp_path / "file").write_text("a file")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(BadArgument, match=rf"{place} cannot be written to[\s\S]*{words}"):
+    with pytest.raises(
+        BadArgument, match=rf"{place} cannot be written to[\s\S]*{words}"
+    ):
         call(tmp_path / place)
     assert {path.name for path in tmp_path.iterdir()} == {"file", "link"}
 
 
-ANY_NAME = st.sampled_from(["run.json", "index.html", "heads.csv", ".a.html.part", "notes.txt"])
-PLACES = st.sampled_from(["..", "../user", "../user/notes.txt", "/", "", "new", "\0", 5, None])
+ANY_NAME = st.sampled_from(
+    ["run.json", "index.html", "heads.csv", ".a.html.part", "notes.txt"]
+)
+PLACES = st.sampled_from(
+    ["..", "../user", "../user/notes.txt", "/", "", "new", "\0", 5, None]
+)
 VALUES = st.recursive(
     PLACES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ANY_NAME, inner)
 )
 PRINT = {"fingerprint": "0" * 64}
 RECORDS = st.fixed_dictionaries(
-    {"kind": st.sampled_from(["analysis", "answer", "truncation", "comparison"]) | VALUES},
+    {
+        "kind": st.sampled_from(["analysis", "answer", "truncation", "comparison"])
+        | VALUES
+    },
     optional=dict.fromkeys(
         ("findings", "model", "text", "arguments", "entries", "versions", "seed"),
         VALUES | st.lists(st.text()) | st.just(PRINT),
@@ -207,7 +224,9 @@ def test_nothing_outside_a_received_folder_changes(tmp_path, profile, contents):
     before = outside(received)
     with (
         mock.patch.object(Analysis, "page", return_value="a page"),  # drawn elsewhere
-        mock.patch("ropelens.analysis.analysis.classify_heads", return_value=pd.DataFrame()),
+        mock.patch(
+            "ropelens.analysis.analysis.classify_heads", return_value=pd.DataFrame()
+        ),
     ):
         for read in (
             lambda: rewrite_page(received),  # as `ropelens report` does
@@ -223,7 +242,10 @@ def test_nothing_outside_a_received_folder_changes(tmp_path, profile, contents):
             (results / name).write_text("new")
     with contextlib.suppress(OSError):
         write_whole(received / "page.html", "new")
-    with contextlib.suppress(RopelensError), output_folder(tmp_path / "beside") as results:
+    with (
+        contextlib.suppress(RopelensError),
+        output_folder(tmp_path / "beside") as results,
+    ):
         (results / "run.json").write_text("new")
     shutil.rmtree(tmp_path / "beside", ignore_errors=True)
     assert outside(received) == before

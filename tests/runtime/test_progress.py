@@ -37,7 +37,9 @@ def test_plain_lines_without_a_terminal(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_bar_with_the_time_left_on_a_terminal(monkeypatch: pytest.MonkeyPatch, fails: bool):
+def test_a_bar_with_the_time_left_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, fails: bool
+):
     terminal, end = pty.openpty()
     monkeypatch.setenv("TERM", "xterm")
     termios.tcsetwinsize(end, (24, 80))
@@ -62,13 +64,17 @@ def test_a_notebook_keeps_one_line(capsys, monkeypatch):
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     with progress.opening(show_progress, "loading") as advance:
         advance(1)
-    with show_progress(Stage("measuring", 1_000), Stage("fitting", 2, "layers")) as advance:
+    with show_progress(
+        Stage("measuring", 1_000), Stage("fitting", 2, "layers")
+    ) as advance:
         for _ in range(4):
             advance(250, note="loss 2")
         advance(1, stage=1)
         advance(1, stage=1)
     out, err = capsys.readouterr()
-    *_, last, end = re.split("[\r\n]", out)  # the bar draws over itself until the line ends
+    *_, last, end = re.split(
+        "[\r\n]", out
+    )  # the bar draws over itself until the line ends
     assert (out.count("\n"), end, err) == (1, "", "")
     assert re.fullmatch("fitting: 100% [█#]+ [0-9:]+", last)
     assert "-:--:-- left loss 2" in out
@@ -83,7 +89,11 @@ def test_no_estimate_before_each_stage_has_a_pace(capsys, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
     layers = [(9.0, 0, 2), *[(3.0, 1, 1), (2.0, 1_000, 2)] * 4]
     with show_progress(probe, fits, text) as advance:
-        for seconds, amount, stage in [(20.0, 1_000, 0), *layers, *[(4.0, 2_000, 2)] * 2]:
+        for seconds, amount, stage in [
+            (20.0, 1_000, 0),
+            *layers,
+            *[(4.0, 2_000, 2)] * 2,
+        ]:
             clock[0] += seconds
             advance(amount, stage)
     probing, start, first, _, *rest = capsys.readouterr().err.splitlines()
@@ -93,7 +103,10 @@ def test_no_estimate_before_each_stage_has_a_pace(capsys, monkeypatch):
         "fitting: 1 of 4 layers, 0.33 layers/s",
     )
     left = ["0:00:20", "0:00:18", "0:00:15", "0:00:13", "0:00:10", "0:00:08", "0:00:04"]
-    assert [re.findall(r"[\d:]+(?= left)", line) for line in rest] == [*([x] for x in left), []]
+    assert [re.findall(r"[\d:]+(?= left)", line) for line in rest] == [
+        *([x] for x in left),
+        [],
+    ]
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -12,16 +12,26 @@ from synthetic_profile import synthetic_profile
 
 import ropelens as rl
 from ropelens.errors import BadArgument
-from ropelens.runtime.results import check_out, open_results, read_record, save, write_folder
+from ropelens.runtime.results import (
+    check_out,
+    open_results,
+    read_record,
+    save,
+    write_folder,
+)
 
 
 @pytest.fixture
 def profile() -> xr.Dataset:
-    made, _ = synthetic_profile(layers=2, heads=4, frequencies=4, context=64, excerpt=16)
+    made, _ = synthetic_profile(
+        layers=2, heads=4, frequencies=4, context=64, excerpt=16
+    )
     return made.assign_attrs(kind="profile")
 
 
-def test_characters_that_netcdf_cannot_store_are_replaced(profile: xr.Dataset, tmp_path: Path):
+def test_characters_that_netcdf_cannot_store_are_replaced(
+    profile: xr.Dataset, tmp_path: Path
+):
     names = ["a\0b", "\0", "😀", "", "<b>", *"cdefghijklm"]
     names_at = (("excerpt", "excerpt_key"), np.array([names, names], dtype=object))
     profile = profile.drop_vars("excerpt_token").assign_coords(excerpt_token=names_at)
@@ -62,7 +72,10 @@ def test_a_file_of_another_kind_is_refused(profile: xr.Dataset, tmp_path: Path):
     with pytest.raises(BadArgument, match="is not a profile"):
         open_results(tmp_path, "profile")
     (tmp_path / "text").write_text("no numbers")
-    for name, words in (("nothere", "does not exist"), ("text", "is not a netCDF file")):
+    for name, words in (
+        ("nothere", "does not exist"),
+        ("text", "is not a netCDF file"),
+    ):
         with pytest.raises(BadArgument, match=f"{name} {words}") as refused:
             rl.open(tmp_path / name)
         assert "HDF5" not in str(refused.value)
@@ -83,7 +96,10 @@ def test_a_file_of_another_kind_is_refused(profile: xr.Dataset, tmp_path: Path):
 
 def test_committed_files_of_earlier_versions_still_open():
     reports = Path(__file__).parents[2] / "reports"
-    files = [*reports.glob("*/bundled-rope/*.nc"), reports / "variants/copying/comparison.nc"]
+    files = [
+        *reports.glob("*/bundled-rope/*.nc"),
+        reports / "variants/copying/comparison.nc",
+    ]
     kinds = {file.stem: open_results(file).attrs["kind"] for file in files}
     names = ("profile", "reach", "needles", "truncation", "comparison")
     assert kinds == {name: name for name in names}
@@ -115,7 +131,9 @@ ELSEWHERE = {
 
 @pytest.mark.parametrize(("damage", "name"), ELSEWHERE.items())
 def test_a_file_that_points_elsewhere_is_not_read(tmp_path, monkeypatch, damage, name):
-    small = xr.Dataset({"selectivity": ("x", [1.0])}, attrs={"kind": "profile", "seed": 0})
+    small = xr.Dataset(
+        {"selectivity": ("x", [1.0])}, attrs={"kind": "profile", "seed": 0}
+    )
     path = save(small, tmp_path / "profile.nc")
     (tmp_path / "secret").write_text("abcd")
     with h5py.File(path, "r+") as file:
@@ -136,7 +154,13 @@ OWN = "<!doctype html>\n<title>model · ropelens</title>"
         ({"run.json": "[" * 100_000, "history": ""}, "history, run.json"),
         ({"run.json": '{"kind": "comparison"}'}, "a comparison"),
         ({"index.html": OWN}, None),
-        ({"run.json": '{"kind": "truncation"}', "index.html": "of an earlier version"}, None),
+        (
+            {
+                "run.json": '{"kind": "truncation"}',
+                "index.html": "of an earlier version",
+            },
+            None,
+        ),
     ],
 )
 def test_files_of_others_are_not_overwritten(tmp_path, files, lost):

@@ -80,7 +80,9 @@ def test_a_profile_goes_on(folder, ran, monkeypatch, capfd):
     assert capfd.readouterr().err == ""
     ran.clear()
     amounts: list[int] = []
-    monkeypatch.setattr("ropelens.profiles.profile.fit_layers", None)  # it is not called
+    monkeypatch.setattr(
+        "ropelens.profiles.profile.fit_layers", None
+    )  # it is not called
     with savepoint(folder, {"a": 1}):
         resumed = measure(progress=token_progress(amounts.append))
     assert ran == [2]
@@ -127,7 +129,11 @@ def test_useless_progress_is_removed_with_a_message(folder, capfd, how):
     with savepoint(folder, {"seed": 0}):
         begin_stage().save([torch.ones(100)])
     (file,) = folder.iterdir()
-    other = {"cut": file.read_bytes()[:-100], "another file": b"never mind", "empty": b""}
+    other = {
+        "cut": file.read_bytes()[:-100],
+        "another file": b"never mind",
+        "empty": b"",
+    }
     if how in other:
         file.write_bytes(other[how])
     shutil.copy(file, folder / f"1{file.name[1:]}")
@@ -147,7 +153,9 @@ def test_a_failed_save_does_not_end_the_measurement(folder: Path):
         stage.save([2])  # without a second warning
 
 
-def test_a_state_is_saved_once_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_state_is_saved_once_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     now = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     with savepoint(tmp_path, {}):
@@ -156,11 +164,17 @@ def test_a_state_is_saved_once_a_minute(tmp_path: Path, monkeypatch: pytest.Monk
         now[0] = float(second)
         stage.save([number])
         with savepoint(tmp_path, {}):
-            assert begin_stage().state == {59: None, 61: [2], 100: [2], 122: [4]}[second]
+            assert (
+                begin_stage().state == {59: None, 61: [2], 100: [2], 122: [4]}[second]
+            )
 
 
 def test_a_state_comes_back_bit_for_bit(folder: Path):
-    tensors = [torch.arange(3)[::2], torch.tensor(0.1, dtype=torch.float64), torch.ones(0, 2)]
+    tensors = [
+        torch.arange(3)[::2],
+        torch.tensor(0.1, dtype=torch.float64),
+        torch.ones(0, 2),
+    ]
     state = {3: [1.5, None, "é", True, float("nan")], "x": tensors}
     with savepoint(folder, {}):
         begin_stage().save(state)

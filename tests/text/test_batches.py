@@ -24,13 +24,30 @@ from ropelens.text.batches import number_sequences, split_batch
 
 LENGTHS = [40, 23, 31]
 FAMILIES = (
-    *("llama_gqa", "llama_yarn", "mistral_sliding", "mixtral", "qwen3", "gemma2", "gemma4"),
+    *(
+        "llama_gqa",
+        "llama_yarn",
+        "mistral_sliding",
+        "mixtral",
+        "qwen3",
+        "gemma2",
+        "gemma4",
+    ),
     *("gpt_oss", "phi3", "glm", "deepseek_v3", "gpt_neox"),
 )
 BUDGETED = ("llama_gqa", "mistral_sliding", "gemma2", "gpt_oss")
-SAME = ("q_norm", "k_norm", "selectivity", "offset_mass", "total_bits", "follows_content")
+SAME = (
+    "q_norm",
+    "k_norm",
+    "selectivity",
+    "offset_mass",
+    "total_bits",
+    "follows_content",
+)
 SAME += ("follows_position", "group_loss")
-SEQUENCES = [torch.randint(3, 96, (n,), generator=torch.manual_seed(n)) for n in LENGTHS]
+SEQUENCES = [
+    torch.randint(3, 96, (n,), generator=torch.manual_seed(n)) for n in LENGTHS
+]
 
 
 def right_padded() -> dict[str, Any]:
@@ -71,7 +88,11 @@ def with_gaps() -> dict[str, Any]:
     """On the left and inside; the positions that `generate` gives: without what is masked."""
     ids, mask = torch.zeros(2, 3, 43, dtype=torch.long)
     for row, tokens in enumerate(SEQUENCES):
-        at = torch.cat([torch.arange(7), torch.arange(10, len(tokens) + 3)]) + 40 - len(tokens)
+        at = (
+            torch.cat([torch.arange(7), torch.arange(10, len(tokens) + 3)])
+            + 40
+            - len(tokens)
+        )
         ids[row, at], mask[row, at] = tokens, 1
     place = (mask.cumsum(1) - 1).where(mask == 1, 1)
     held = {"input_ids": ids, "attention_mask": mask, "position_ids": place}
@@ -111,8 +132,12 @@ def test_a_mask_with_a_hole_is_measured_as_the_model_does_it(name: str):
     model.set_attn_implementation("eager")
     result = model(**held, output_attentions=True, use_cache=False)
     real = held["attention_mask"].bool()
-    weights = torch.stack(result.attentions, dim=2).transpose(0, 1)  # [head, sequence, layer]
-    weights = weights / weights.sum(-1, keepdim=True)  # less what gpt-oss puts on its sink
+    weights = torch.stack(result.attentions, dim=2).transpose(
+        0, 1
+    )  # [head, sequence, layer]
+    weights = weights / weights.sum(
+        -1, keepdim=True
+    )  # less what gpt-oss puts on its sink
     number = real.cumsum(1) * real
     for variable, back in (("self_mass", 0), ("previous_token", 1)):
         of_rows = weights.diagonal(-back, -2, -1).transpose(1, 2).transpose(0, 1)
@@ -120,7 +145,9 @@ def test_a_mask_with_a_hole_is_measured_as_the_model_does_it(name: str):
         expected = of_rows[:, :, rows].mean(-1)
         np.testing.assert_allclose(profile[variable], expected, 1e-5, 1e-6)
     predicted = real[:, 1:] & real[:, :-1]
-    every = cross_entropy(result.logits[:, :-1].mT, held["input_ids"][:, 1:], reduction="none")
+    every = cross_entropy(
+        result.logits[:, :-1].mT, held["input_ids"][:, 1:], reduction="none"
+    )
     expected = (every * predicted).sum(1) / predicted.sum(1)
     np.testing.assert_allclose(losses[0], expected, 1e-5)
     assert profile.attrs["tokens"] == int(real.sum())
@@ -147,14 +174,18 @@ def test_a_step_on_a_cache_is_seen_as_the_model_does_it(name: str):
 @torch.no_grad()
 def test_attention_across_documents_is_measured_where_the_model_has_some():
     model, packed = tiny("llama_gqa"), packed_by_document()
-    with pytest.warns(UserWarning, match="this model gives 4.% of its attention to other"):
+    with pytest.warns(
+        UserWarning, match="this model gives 4.% of its attention to other"
+    ):
         attrs = rl.profile(model, text_of(packed), budget=False).attrs
     weights = torch.stack(model(packed["tokens"], output_attentions=True).attentions)
     number = packed["documents"][0]
     others = (weights * (number[:, None] != number)).sum(-1)[..., 1:].mean()
     assert attrs["attention_across_documents"] == pytest.approx(float(others), rel=1e-5)
     apart = rl.profile(model, text_of(packed_by_position()), budget=False)
-    assert "attention_across_documents" not in apart.attrs, "transformers keeps them apart"
+    assert "attention_across_documents" not in apart.attrs, (
+        "transformers keeps them apart"
+    )
 
 
 def test_an_analysis_takes_what_a_profile_takes():
@@ -163,7 +194,9 @@ def test_an_analysis_takes_what_a_profile_takes():
         analysis = rl.analyze(model, held["tokens"], rl.Options(surrogates=0))
         expected = rl.profile(model, text_of(held), surrogates=0)
         for variable in SAME:
-            np.testing.assert_array_equal(analysis.profile[variable], expected[variable])
+            np.testing.assert_array_equal(
+                analysis.profile[variable], expected[variable]
+            )
 
 
 def test_a_capture_is_of_the_tokens_that_the_mask_shows():
@@ -202,7 +235,10 @@ def test_what_was_packed_and_padded_is_cut_again(lengths, before, after, packed,
     place[0, before : before + total] = torch.cat([torch.arange(n) for n in lengths])
     numbers[0, before : before + total] = torch.repeat_interleave(torch.tensor(lengths))
     encoding = {"input_ids": ids, "attention_mask": mask}
-    batch = encoding | ({"position_ids": place} if packed else {}), None if packed else numbers
+    batch = (
+        encoding | ({"position_ids": place} if packed else {}),
+        None if packed else numbers,
+    )
     split, (number, *_) = split_batch(*batch), number_sequences(*batch, None)
     tokens, hidden, documents = split["ids"], split["hidden"], split["documents"]
     assert split["lengths"].tolist() == lengths
@@ -217,18 +253,26 @@ def test_what_was_packed_and_padded_is_cut_again(lengths, before, after, packed,
 
 def test_a_text_does_not_change_with_the_arrays_that_it_was_built_from():
     arrays = {"ids": torch.randint(3, 96, (2, 30)), "documents": np.array([3, 4])}
-    arrays |= {"lengths": torch.tensor([30, 20]), "hidden": torch.arange(60).view(2, 30) < 5}
+    arrays |= {
+        "lengths": torch.tensor([30, 20]),
+        "hidden": torch.arange(60).view(2, 30) < 5,
+    }
     text = rl.Text(**arrays)
     fields = {name: getattr(text, name).clone() for name in arrays}
     for array in arrays.values():
         array[:] = 0
-    assert all(torch.equal(getattr(text, name), field) for name, field in fields.items())
+    assert all(
+        torch.equal(getattr(text, name), field) for name, field in fields.items()
+    )
 
 
 IDS = torch.randint(3, 96, (2, 30))
 REFUSED = [  # inputs next to input_ids, and words of the error
     ({"attention_mask": torch.zeros_like(IDS)}, "hides every token"),
-    ({"position_ids": torch.arange(29)[None]}, "position_ids must have a number for each"),
+    (
+        {"position_ids": torch.arange(29)[None]},
+        "position_ids must have a number for each",
+    ),
     *(
         ({"position_ids": x.expand(2, -1)}, "must increase by 1 or begin anew")
         for x in (torch.arange(30) * 2, torch.arange(30) // 2, torch.arange(30) / 2)
@@ -260,7 +304,9 @@ def test_an_argument_that_a_batch_does_not_take_is_refused():
 def test_positions_must_begin_at_0_if_the_rotation_changes_with_them():
     late = {"input_ids": IDS, "position_ids": torch.arange(5, 35).expand_as(IDS)}
     rl.evaluate(tiny("llama_gqa"), late, measures="loss")
-    changing = [families.tiny(f"{name}ForCausalLM") for name in ("Ministral3", "Llama4")]
+    changing = [
+        families.tiny(f"{name}ForCausalLM") for name in ("Ministral3", "Llama4")
+    ]
     for model in (*changing, tiny("llama_longrope"), tiny("llama_dynamic")):
         with pytest.raises(BadArgument, match="Positions must begin at 0 in a model"):
             rl.evaluate(model, late, measures="loss")
@@ -277,7 +323,9 @@ def test_lengths_of_ids_that_begin_with_padding_are_refused(name: str):
     for measure in (rl.profile, rl.truncate):
         with pytest.raises(BadArgument, match="sequence 1 begins with padding"):
             measure(model, rl.Text(ids, lengths=LENGTHS))
-    begun = torch.cat([torch.zeros_like(ids[:, :1]), ids.flip(1)], 1)  # with an end of a text
+    begun = torch.cat(
+        [torch.zeros_like(ids[:, :1]), ids.flip(1)], 1
+    )  # with an end of a text
     if name != "pad_token_id":
         rl.profile(model, rl.Text(begun, lengths=[20, 20, 20]), budget=False)
 

@@ -25,7 +25,9 @@ from ropelens.text.tokenize import encode, pieces, tokenize
 
 def letters(*, bos: bool = True) -> PreTrainedTokenizerFast:
     """A token a character, ids from its code; BOS is 1, EOS 2 and added where asked for."""
-    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2} | {chr(code): code for code in range(3, 128)}
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2} | {
+        chr(code): code for code in range(3, 128)
+    }
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.add_special_tokens([AddedToken("<s>"), AddedToken("</s>")])
@@ -33,7 +35,9 @@ def letters(*, bos: bool = True) -> PreTrainedTokenizerFast:
     added = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
     tokenizer.post_processor = added
     names = {"unk_token": "<unk>"} | ({"bos_token": "<s>"} if bos else {})
-    names["model_max_length"] = 8  # as real tokenizers state it, below the documents' lengths
+    names["model_max_length"] = (
+        8  # as real tokenizers state it, below the documents' lengths
+    )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
 
 
@@ -62,8 +66,13 @@ def test_line_ends_and_marks_are_read_as_python_does(tmp_path: Path):
     path = tmp_path / "windows.txt"
     path.write_bytes("\ufeffé\r\ntwo\rthree\u2028\r\n".encode())
     lines = tmp_path / "a.jsonl"
-    lines.write_text(json.dumps({"text": "a\u2028b\u0085c\r\nd"}, ensure_ascii=False) + "\n")
-    assert read_documents([path, lines]) == ["é\ntwo\nthree\u2028", "a\u2028b\u0085c\r\nd"]
+    lines.write_text(
+        json.dumps({"text": "a\u2028b\u0085c\r\nd"}, ensure_ascii=False) + "\n"
+    )
+    assert read_documents([path, lines]) == [
+        "é\ntwo\nthree\u2028",
+        "a\u2028b\u0085c\r\nd",
+    ]
 
 
 def write(name: str, data: bytes):
@@ -108,7 +117,9 @@ def test_a_pipe_is_read(tmp_path: Path):
 
 def test_bos_as_the_tokenizer_itself_adds_it():
     plain = letters()
-    added = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    added = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 2)]
+    )
     plain.backend_tokenizer.post_processor = added
     assert plain.bos_token_id == 1
     texts = [tokenize("ab", of, context=2, bos="tokenizer") for of in (WITH_BOS, plain)]
@@ -121,11 +132,15 @@ def test_bos_as_the_tokenizer_itself_adds_it():
     bos=st.booleans(),
 )
 @settings(deadline=None)
-def test_sequences_joined_are_the_documents(documents: list[str], context: int, bos: bool):
+def test_sequences_joined_are_the_documents(
+    documents: list[str], context: int, bos: bool
+):
     step, expected = context - bos, []
     for text in documents:
         parts = [text[start : start + step] for start in range(0, len(text), step)]
-        expected += [[1] * bos + list(map(ord, part)) for part in parts if len(part) + bos > 1]
+        expected += [
+            [1] * bos + list(map(ord, part)) for part in parts if len(part) + bos > 1
+        ]
     tokenizer = WITH_BOS if bos else WITHOUT_BOS
     if sum(map(len, expected)) < context:
         with pytest.raises(BadText):
@@ -134,9 +149,14 @@ def test_sequences_joined_are_the_documents(documents: list[str], context: int, 
     cut = tokenize(documents, tokenizer, context=context)
     assert rows(cut) == expected
     assert not cut.ids[~cut.real].any()
-    assert cut.documents_sha256 == hashlib.sha256("\0".join(documents).encode()).hexdigest()
+    assert (
+        cut.documents_sha256
+        == hashlib.sha256("\0".join(documents).encode()).hexdigest()
+    )
     characters = sum(map(len, documents))
-    assert cut.source.endswith(f"(documents: {len(documents)}, characters: {characters})")
+    assert cut.source.endswith(
+        f"(documents: {len(documents)}, characters: {characters})"
+    )
 
 
 def test_a_sample_is_seeded_ordered_and_without_replacement():
@@ -154,7 +174,12 @@ def test_a_sample_is_seeded_ordered_and_without_replacement():
 
 
 def test_short_tails_are_drawn_only_where_there_are_too_few_others():
-    text = ["a" * 33, "bcd", "e" * 33, "f" * 40]  # tails of 2, 2 and 9 tokens; 4 are a document
+    text = [
+        "a" * 33,
+        "bcd",
+        "e" * 33,
+        "f" * 40,
+    ]  # tails of 2, 2 and 9 tokens; 4 are a document
 
     def drawn(sequences: int | None, seed: int) -> list[int]:
         cut = tokenize(text, WITH_BOS, context=17, sequences=sequences, seed=seed)
@@ -178,7 +203,9 @@ def test_documents_are_drawn_from_evenly(sequences: int, seed: int):
 
 
 def test_more_sequences_than_there_are_gives_all_with_a_warning():
-    with pytest.warns(UserWarning, match="all 2 sequences of the text are used: 9 were asked"):
+    with pytest.warns(
+        UserWarning, match="all 2 sequences of the text are used: 9 were asked"
+    ):
         assert len(tokenize(["abcd"], WITH_BOS, context=3, sequences=9)) == 2
     assert len(tokenize(["abcd"], WITH_BOS, context=3, sequences=2)) == 2
 
@@ -186,10 +213,25 @@ def test_more_sequences_than_there_are_gives_all_with_a_warning():
 @pytest.mark.parametrize(
     ("documents", "context", "kind", "words"),
     [
-        (["abc", "de"], 8, BadText, r"one context of 8 tokens[\s\S]*7 tokens \(documents: 2\)"),
+        (
+            ["abc", "de"],
+            8,
+            BadText,
+            r"one context of 8 tokens[\s\S]*7 tokens \(documents: 2\)",
+        ),
         ([], 2, BadText, "0 tokens"),
-        (["abc"], 1, BadArgument, "tokenize: context must be a whole number, 2 or more"),
-        (["abc"], "64", BadArgument, "tokenize: context must be a whole number, 2 or more"),
+        (
+            ["abc"],
+            1,
+            BadArgument,
+            "tokenize: context must be a whole number, 2 or more",
+        ),
+        (
+            ["abc"],
+            "64",
+            BadArgument,
+            "tokenize: context must be a whole number, 2 or more",
+        ),
     ],
 )
 def test_a_bad_cut_is_refused(documents, context, kind, words):
@@ -230,7 +272,13 @@ BAD_FIELDS = [
     ({"ids": "Once upon"}, r"rl\.tokenize for strings"),
     *(
         ({"ids": ids}, "ids must be whole numbers, in rows of equal length")
-        for ids in ([[1.5, 2.0]], [[1, 2, 3], [4, 5]], [["a", "b"]], [[True, False]], None)
+        for ids in (
+            [[1.5, 2.0]],
+            [[1, 2, 3], [4, 5]],
+            [["a", "b"]],
+            [[True, False]],
+            None,
+        )
     ),
     *(({"lengths": lengths}, "must be whole numbers") for lengths in ([3.0], ["a"])),
     ({"lengths": [4]}, "lengths must be from 2 to 3"),
@@ -250,14 +298,19 @@ def test_a_text_of_parts_that_do_not_fit_is_refused(fields: dict, words: str):
 
 
 def test_a_text_is_built_from_lists_and_split_like_an_array():
-    text = Text([[1, 2, 3, 4], [5, 6, 7, 0]], lengths=[4, 3], hidden=[[0, 1, 0, 0], [0] * 4])
+    text = Text(
+        [[1, 2, 3, 4], [5, 6, 7, 0]], lengths=[4, 3], hidden=[[0, 1, 0, 0], [0] * 4]
+    )
     assert text.real.tolist() == [[True, False, True, True], [True, True, True, False]]
     parts = (text[1:].context, text[1:].hidden, text[[0]].ids.tolist())
     assert parts == (3, None, [[1, 2, 3, 4]])
     with pytest.raises(BadArgument, match=r"must be \[sequence, position\]"):
         text[:0]
     packed = Text([[1, 2, 3, 4, 5, 6]], documents=[[0, 0, 0, 1, 1, 1]])
-    assert (packed.ids.tolist(), packed.documents.tolist()) == ([[1, 2, 3], [4, 5, 6]], [0, 1])
+    assert (packed.ids.tolist(), packed.documents.tolist()) == (
+        [[1, 2, 3], [4, 5, 6]],
+        [0, 1],
+    )
 
 
 CHAT = "<s>the dog</s> ran"  # as a chat template writes it

@@ -28,9 +28,14 @@ def test_write_bundle(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     card = (out / "README.md").read_text()
     assert "# nano: a checkpoint bundled with ropelens" in card
     assert "    ropelens train --text story.txt\n" in card
-    assert "rotation: rope (rope_theta 10000.0, rope_type default), 8 of 8 planes turn" in card
+    assert (
+        "rotation: rope (rope_theta 10000.0, rope_type default), 8 of 8 planes turn"
+        in card
+    )
     assert f"| float16, as stored | {measured.half_loss:.5f} |" in card
-    assert f"tokens seen: {60 * 4 * 32:,} (60 steps of 128), in sequences of 32\n" in card
+    assert (
+        f"tokens seen: {60 * 4 * 32:,} (60 steps of 128), in sequences of 32\n" in card
+    )
     assert card.count("| 60 | 7,680 |") == 1
     assert measured.half_loss == pytest.approx(measured.full_loss, abs=1e-3)
     held_out = np.array(held_out_sequences(run / "data"))
@@ -42,7 +47,9 @@ def test_write_bundle(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert measured.full_loss == pytest.approx(loss, rel=1e-5)
     ElementTree.fromstring((out / "loss.svg").read_text())
     assert 1 <= len((out / "sample.jsonl").read_text().splitlines()) <= 4
-    stored = AutoModelForCausalLM.from_pretrained(out, dtype="auto", local_files_only=True)
+    stored = AutoModelForCausalLM.from_pretrained(
+        out, dtype="auto", local_files_only=True
+    )
     assert stored.dtype == torch.float16
 
 
@@ -58,7 +65,11 @@ def test_an_early_model_is_bundled_without_a_sample(run: Path, tmp_path: Path):
     early = load_file(run / "history" / "step-000008" / "model.safetensors")
     assert all(torch.equal(stored[name], early[name].half()) for name in stored)
     facts = json.loads((out / "bundle.json").read_text())
-    assert facts == {"tokens": 8 * 4 * 32, "step": 8, "validation_loss": measured.full_loss}
+    assert facts == {
+        "tokens": 8 * 4 * 32,
+        "step": 8,
+        "validation_loss": measured.full_loss,
+    }
     with pytest.raises(BadArgument, match="did not keep step 9"):
         bundle.write_bundle(run, out=tmp_path / "none", recipe="", text="", step=9)
     assert not (tmp_path / "none").exists()
@@ -71,7 +82,9 @@ def test_all_checkpoints_are_made_from_a_study(tmp_path, monkeypatch, capsys):
             (tmp_path / "study" / "tiny" / name / f"seed-{seed}").mkdir(parents=True)
 
     def note(run: Path, *, out: Path, step: int | None, **_: str) -> bundle.Measured:
-        made.append((out.name, run.relative_to(tmp_path / "study/tiny").as_posix(), step))
+        made.append(
+            (out.name, run.relative_to(tmp_path / "study/tiny").as_posix(), step)
+        )
         return bundle.Measured(1, 0, 1.0, 3.0, 3.0, 1)
 
     monkeypatch.setattr(bundle, "write_bundle", note)
@@ -121,13 +134,17 @@ def test_needles_occur_two_or_three_times_in_prose():
 
 def test_lists_repeat_the_same_values():
     for row in made("lists", count=30):
-        lines = [tuple(line) for line in np.split(row, np.flatnonzero(row == LINE_END) + 1)]
+        lines = [
+            tuple(line) for line in np.split(row, np.flatnonzero(row == LINE_END) + 1)
+        ]
         (*complete, _) = lines  # the last may be cut
         value = {line[:-2]: line[-2] for line in complete}
         assert all(value[line[:-2]] == line[-2] for line in complete)
         assert {len(line) for line in complete} in ({3}, {4})
         first = complete[: len(value)]
-        assert len(set(first)) == len(value)  # every key comes once before a key repeats
+        assert len(set(first)) == len(
+            value
+        )  # every key comes once before a key repeats
         assert len(complete) >= 2 * len(value) - 1
 
 

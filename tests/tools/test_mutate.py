@@ -39,10 +39,14 @@ def write_package(folder: Path, code: str) -> Path:
     return folder / "tiny_package"
 
 
-def test_operators_numbers_and_defaults_are_changed_but_no_messages_or_axes(tmp_path: Path):
+def test_operators_numbers_and_defaults_are_changed_but_no_messages_or_axes(
+    tmp_path: Path,
+):
     package = write_package(tmp_path, CODE)
     mutants = choose("room", package, 100)
-    assert {mutant.name for mutant in mutants} == {f"room/code.py: clip: {x}" for x in CHANGES}
+    assert {mutant.name for mutant in mutants} == {
+        f"room/code.py: clip: {x}" for x in CHANGES
+    }
     assert len({mutant.source(package) for mutant in mutants}) == len(CHANGES)
 
 

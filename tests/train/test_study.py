@@ -51,7 +51,9 @@ def test_one_seed_starts_from_the_same_weights(study: Path):
     assert not torch.equal(rope[name], other[name])
 
 
-@pytest.mark.parametrize(("name", "turning"), [("rope", 8), ("p-rope-0.5", 4), ("nope", 0)])
+@pytest.mark.parametrize(
+    ("name", "turning"), [("rope", 8), ("p-rope-0.5", 4), ("nope", 0)]
+)
 def test_a_trained_model_rotates_as_its_variant(study: Path, name: str, turning: int):
     model = AutoModelForCausalLM.from_pretrained(study / "nano" / name / "seed-0")
     inv_freq = model.model.rotary_emb.inv_freq
@@ -76,20 +78,27 @@ def test_a_run_of_another_process_is_skipped(story, tmp_path, capfd):
     busy.mkdir(parents=True)
     with FileLock(busy / ".lock"):
         run_study(file, out=tmp_path / "out", text=[story])
-    assert capfd.readouterr().err.endswith("another process works on nano/rope/seed-0\n")
+    assert capfd.readouterr().err.endswith(
+        "another process works on nano/rope/seed-0\n"
+    )
     assert not (busy / "model.safetensors").exists()
     assert (tmp_path / "out/nano/nope/seed-0/model.safetensors").exists()
 
 
 def test_a_run_that_diverges_does_not_stop_the_others(story, tmp_path, capfd):
     file = tmp_path / "study.toml"
-    file.write_text(f'variants = ["rope", "nope"]\nsteps = 9\nlearning_rate = 1e30\n{SMALL}')
+    file.write_text(
+        f'variants = ["rope", "nope"]\nsteps = 9\nlearning_rate = 1e30\n{SMALL}'
+    )
     with pytest.raises(TrainingFailed) as caught:
         run_study(file, out=tmp_path / "out", text=[story])
     assert caught.value.what == "2 of 2 runs of the study diverged."
     assert caught.value.parts["seen"] == "nano/rope/seed-0, nano/nope/seed-0"
     err = capfd.readouterr().err
-    assert len(re.findall(r"stopped at step \d+: the loss is not a finite number", err)) == 2
+    assert (
+        len(re.findall(r"stopped at step \d+: the loss is not a finite number", err))
+        == 2
+    )
     weights = list(tmp_path.rglob("*.safetensors"))
     assert {path.parents[1].name for path in weights} == {"history"}
     assert all(x.isfinite().all() for path in weights for x in load_file(path).values())
@@ -110,13 +119,22 @@ def test_a_changed_study_is_refused(study: Path, tmp_path: Path, story: Path):
         (None, r"none\.toml is not a study"),
         ("variants = [", "is not a study"),
         ('variants = ["rope"]', "Text to train on is missing"),
-        ('variants = ["rope"]\nlearning_rate = nan', r"rate must be .*\s+seen:  float nan"),
+        (
+            'variants = ["rope"]\nlearning_rate = nan',
+            r"rate must be .*\s+seen:  float nan",
+        ),
         ("seeds = [1]", "KeyError: 'variants'"),
         ('variants = ["rope"]\nlayers = 3', "unexpected keyword argument 'layers'"),
-        ('variants = ["rope"]\ncontext = 2', r"context must be int, at least 3\.\s+seen: "),
+        (
+            'variants = ["rope"]\ncontext = 2',
+            r"context must be int, at least 3\.\s+seen: ",
+        ),
         ('variants = ["warp"]', "There is no RoPE variant 'warp'"),
         ('variants = ["rope"]\nsizes = ["huge"]', "No model has the size 'huge'"),
-        ('variants = ["rope"]\nlearning_rate = "low"', r"_rate must be .*\s+seen:  str 'low'"),
+        (
+            'variants = ["rope"]\nlearning_rate = "low"',
+            r"_rate must be .*\s+seen:  str 'low'",
+        ),
     ],
 )
 def test_files_that_are_not_a_study(text: str | None, message: str, tmp_path: Path):

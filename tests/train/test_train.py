@@ -58,7 +58,9 @@ def test_auto_is_bf16_on_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("file", ["config.json", "study.json", "history", "run.json"])
 def test_another_model_is_not_overwritten(prose: Path, tmp_path: Path, file: str):
     (tmp_path / file).write_text("{}")
-    with pytest.raises(BadArgument, match="holds a model, a run, a study or other results"):
+    with pytest.raises(
+        BadArgument, match="holds a model, a run, a study or other results"
+    ):
         train([prose], out=tmp_path, **OPTIONS)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {file: "{}"}
 
@@ -83,8 +85,15 @@ def test_validation_text_that_is_also_training_text(prose: Path, tmp_path: Path)
     assert not (tmp_path / "run").exists()
     other = tmp_path / "other.txt"
     other.write_text(story(80)[7:])
-    with pytest.warns(UserWarning, match="1 validation documents are also used to train"):
-        train([prose], valid=[prose, other], out=tmp_path / "run", **OPTIONS | {"steps": 2})
+    with pytest.warns(
+        UserWarning, match="1 validation documents are also used to train"
+    ):
+        train(
+            [prose],
+            valid=[prose, other],
+            out=tmp_path / "run",
+            **OPTIONS | {"steps": 2},
+        )
 
 
 def test_prepared_tokens(prose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -102,11 +111,17 @@ def test_prepared_tokens(prose: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     options = OPTIONS | {"steps": 6, "history_every": 3}
     run = train(data=made, out=tmp_path / "run", **options)
     record = json.loads((run / "run.json").read_text())
-    assert (record["data"], record["settings"]["stages"]) == ("../made", ["one.npy", "two.npy"])
+    assert (record["data"], record["settings"]["stages"]) == (
+        "../made",
+        ["one.npy", "two.npy"],
+    )
     assert record["settings"]["seed"] == 0, "99 is the seed of the tokens"
     assert train(data=made, out=tmp_path / "run", **options) == run, "finished already"
     assert not (run / "data").exists()
-    assert [row["step"] for row in metrics(run) if float(row["valid_loss"])] == ["4", "6"]
+    assert [row["step"] for row in metrics(run) if float(row["valid_loss"])] == [
+        "4",
+        "6",
+    ]
     history = sorted(path.name for path in (run / "history").iterdir())
     assert history == [f"step-{step:06}" for step in (1, 2, 3, 4, 6)]
     with pytest.raises(BadArgument, match="context: 32, now 16"):
@@ -116,10 +131,14 @@ def test_prepared_tokens(prose: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     (made / "tokenizer.json").write_bytes(b"{")
     with pytest.raises(BadArgument, match=r"tokenizer_sha256: .*, now"):
         train(data=made, out=tmp_path / "fourth", **options)
-    prepare_data(tmp_path / "whole", read_texts([prose], [], data=made), Settings(**OPTIONS))
+    prepare_data(
+        tmp_path / "whole", read_texts([prose], [], data=made), Settings(**OPTIONS)
+    )
     made = tmp_path / "whole"
     np.save(made / "train.npy", rows[:4, :24])
-    with pytest.raises(BadArgument, match="has a stage that does not fit steps of 4 x 32"):
+    with pytest.raises(
+        BadArgument, match="has a stage that does not fit steps of 4 x 32"
+    ):
         train(data=made, out=tmp_path / "third", **options)
 
 
@@ -194,7 +213,9 @@ def test_files_of_a_failed_start_are_not_used(prose: Path, tmp_path: Path):
     (tmp_path / "short.txt").write_text("Too short.")
     with pytest.raises(BadText, match=r"0 sequences for train\.npy, which needs 4"):
         train([tmp_path / "short.txt"], out=out, **OPTIONS)
-    with pytest.raises(BadText, match=r"too short at a context of 32[\s\S]*for valid\.npy"):
+    with pytest.raises(
+        BadText, match=r"too short at a context of 32[\s\S]*for valid\.npy"
+    ):
         train([prose], valid=[tmp_path / "short.txt"], out=out, **OPTIONS)
     assert (out / "data" / "train.npy").exists()
     train([prose], out=out, **OPTIONS | {"steps": 2})
@@ -244,12 +265,17 @@ def trained_by_hand(batches: list[Tensor]) -> tuple[list[float], LlamaForCausalL
     model = LlamaForCausalLM(model_config(settings))
     norms = [p for name, p in model.named_parameters() if "norm" in name]
     rest = [p for name, p in model.named_parameters() if "norm" not in name]
-    groups = [{"params": rest, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}]
+    groups = [
+        {"params": rest, "weight_decay": 0.1},
+        {"params": norms, "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
     losses, clipped = [], 0
     for step, tokens in enumerate(batches):
         logits = model(tokens).logits[:, :-1]
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), tokens[:, 1:].flatten()
+        )
         optimizer.zero_grad()
         loss.backward()
         clipped += int(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) > 1)
@@ -271,17 +297,25 @@ def test_a_run_is_its_recipe_in_plain_torch(recipe_run: tuple[Path, list[Tensor]
     np.testing.assert_allclose(train_losses(run), means, rtol=2e-4)
     weights = load_file(run / "model.safetensors")
     by_hand = model.state_dict()
-    assert all(torch.allclose(weights[name], by_hand[name], atol=2e-3) for name in weights)
+    assert all(
+        torch.allclose(weights[name], by_hand[name], atol=2e-3) for name in weights
+    )
     first = load_file(run / "history" / "step-000001" / "model.safetensors")
     set_seed(0)
-    begun = LlamaForCausalLM(model.config).state_dict()  # the rate of the first step is 0
+    begun = LlamaForCausalLM(
+        model.config
+    ).state_dict()  # the rate of the first step is 0
     assert all(torch.equal(first[name], begun[name]) for name in first)
     assert not all(torch.equal(weights[name], begun[name]) for name in weights)
 
 
-def test_validation_text_is_measured_and_not_trained_on(recipe_run: tuple[Path, list[Tensor]]):
+def test_validation_text_is_measured_and_not_trained_on(
+    recipe_run: tuple[Path, list[Tensor]],
+):
     run, inputs = recipe_run
-    (rows,) = training_stages(run / "data", batch=NANO.batch, context=OPTIONS["context"])
+    (rows,) = training_stages(
+        run / "data", batch=NANO.batch, context=OPTIONS["context"]
+    )
     held_out = held_out_sequences(run / "data")
     tokens = {tuple(row) for of_pass in inputs for row in of_pass.tolist()}
     assert tokens == {tuple(row) for row in rows.tolist()}
@@ -301,7 +335,9 @@ def test_each_epoch_has_another_order(after: int, monkeypatch: pytest.MonkeyPatc
     rows = np.arange(9)[:, None].repeat(settings.context, 1)
     sampler = SeedableRandomSampler(range(9), data_seed=4)
     order = torch.tensor([list(sampler) for _ in range(7)]).view(-1, 3)[after:20]
-    assert torch.equal(torch.stack(list(batches([rows], settings, after=after)))[..., 0], order)
+    assert torch.equal(
+        torch.stack(list(batches([rows], settings, after=after)))[..., 0], order
+    )
 
 
 @pytest.mark.parametrize("after", [0, 1, 4, 7])
@@ -313,7 +349,9 @@ def test_stages_follow_each_other_and_the_last_is_repeated(after: int):
     steps = list(batches([short, whole], settings, after=after))
     shapes = [(2 * batch, context // 2)] * 3 + [(batch, context)] * 5
     assert [tuple(tokens.shape) for tokens in steps] == shapes[after:]
-    inputs = [tokens[:, 0].tolist() for tokens in batches([short, whole], settings, after=0)]
+    inputs = [
+        tokens[:, 0].tolist() for tokens in batches([short, whole], settings, after=0)
+    ]
     assert [tokens[:, 0].tolist() for tokens in steps] == inputs[after:]
     assert sorted(inputs[0] + inputs[1] + inputs[2]) == list(range(6 * batch))
     first, second = inputs[3] + inputs[4], inputs[5] + inputs[6]
@@ -322,7 +360,9 @@ def test_stages_follow_each_other_and_the_last_is_repeated(after: int):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from imports of torch.compile
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"
+)  # from imports of torch.compile
 def test_a_compiled_run_has_the_same_losses(recipe_run, prose, tmp_path):
     run = train([prose], out=tmp_path, **RECIPE, compile=True)
     AutoModelForCausalLM.from_pretrained(run, local_files_only=True)

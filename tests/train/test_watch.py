@@ -48,10 +48,17 @@ def trainer_of(mode: str, out: Path) -> Trainer:
         model = peft.get_peft_model(model, peft.LoraConfig(lora_dropout=0.1))
     rows = [{"input_ids": ids, "labels": ids} for ids in random_tokens(1, sequences=8)]
     fixed = {"max_steps": 4, "logging_steps": 1, "per_device_train_batch_size": 2}
-    fixed |= {"use_cpu": True, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    fixed |= {
+        "use_cpu": True,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
     args = TrainingArguments(str(out), **fixed | MODES[mode])
     logged: Any = Logged()
-    return Trainer(model, args, train_dataset=rows, eval_dataset=rows[:2], callbacks=[logged])
+    return Trainer(
+        model, args, train_dataset=rows, eval_dataset=rows[:2], callbacks=[logged]
+    )
 
 
 def outcome(trainer: Trainer) -> dict[str, Any]:
@@ -59,7 +66,10 @@ def outcome(trainer: Trainer) -> dict[str, Any]:
     trainer.train()
     known = ("loss", "grad_norm", "eval_loss")
     rows = [{k: row[k] for k in known if k in row} for row in trainer.state.log_history]
-    states: Any = {"weights": trainer.model.state_dict(), "rows": [r for r in rows if r]}
+    states: Any = {
+        "weights": trainer.model.state_dict(),
+        "rows": [r for r in rows if r],
+    }
     states |= {"optimizer": trainer.optimizer.state_dict(), "python": random.getstate()}
     states |= {"numpy": np.random.get_state()[1:3], "torch": torch.get_rng_state()}
     return states | {"flags": [m.training for m in trainer.model.modules()]}
@@ -83,7 +93,9 @@ def test_training_is_bit_identical(mode: str, tmp_path: Path, monkeypatch: Any):
     measured = outcome(trainer)
     assert len(plain["rows"]) == 4 + 2 * (mode == "plain")
     torch.testing.assert_close(measured, plain, rtol=0, atol=0)
-    logs = next(c for c in trainer.callback_handler.callbacks if isinstance(c, Logged)).rows
+    logs = next(
+        c for c in trainer.callback_handler.callbacks if isinstance(c, Logged)
+    ).rows
     sent = [row for row in logs if "rope/induction" in row]
     assert len(sent) == 3
     assert len(sent[0]) - ("epoch" in sent[0]) == 12
@@ -91,8 +103,12 @@ def test_training_is_bit_identical(mode: str, tmp_path: Path, monkeypatch: Any):
     assert steps["step"].values.tolist() == [0, 2, 4]
     last = rl.profile(trainer.model, TEXT, budget=False, statistics=["reversal"])
     rtol = 1e-2 if mode == "bf16" else 1e-6
-    np.testing.assert_allclose(sent[-1]["rope/max_score"], last["max_score"].max(), rtol=rtol)
-    assert sent[-1]["rope/reversal"] == pytest.approx(float(last["reversal"].mean()), rel=0.2)
+    np.testing.assert_allclose(
+        sent[-1]["rope/max_score"], last["max_score"].max(), rtol=rtol
+    )
+    assert sent[-1]["rope/reversal"] == pytest.approx(
+        float(last["reversal"].mean()), rel=0.2
+    )
 
 
 def test_numbers_of_a_profile():
@@ -100,7 +116,9 @@ def test_numbers_of_a_profile():
     numbers = watch.watched_numbers(seen)
     lengths = seen["q_norm"].values.mean(1) * seen["k_norm"].values.mean(1)
     half = lengths.shape[1] // 2
-    assert numbers["slow_share"] == pytest.approx(lengths[:, half:].sum() / lengths.sum())
+    assert numbers["slow_share"] == pytest.approx(
+        lengths[:, half:].sum() / lengths.sum()
+    )
     assert numbers["band_plane"] == np.median(lengths.argmax(1))
     counts = rl.classify_heads(seen)["label"].value_counts()
     assert {k: n for k in counts.index if (n := numbers[f"{k}_heads"])} == dict(counts)
@@ -139,7 +157,10 @@ def test_refusals(tmp_path: Path):
     wrapped._fsdp_wrapped_module = tiny("llama_gqa")
     model.lm_head.weight.ds_id = 1
     for whole, name in ((wrapped, "FSDP"), (model, "DeepSpeed ZeRO-3")):
-        with pytest.raises(UnsupportedModel, match=name), rl.watch(whole, TEXT, out=tmp_path):
+        with (
+            pytest.raises(UnsupportedModel, match=name),
+            rl.watch(whole, TEXT, out=tmp_path),
+        ):
             pass
 
 
@@ -155,7 +176,9 @@ def test_without_attach(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     trainer = trainer_of("bf16", tmp_path)
     trainer.add_callback(rl.RopeCallback(TEXT, every=4))
     trainer.train()
-    steps = [row["step"] for row in trainer.state.log_history if "rope/induction" in row]
+    steps = [
+        row["step"] for row in trainer.state.log_history if "rope/induction" in row
+    ]
     assert steps == [0, 4]
     assert capsys.readouterr().err.count("RopeCallback(...).attach(trainer)") == 1
 
