@@ -231,7 +231,9 @@ def check_causal(model: PreTrainedModel) -> None:
     once = lambda part: logits if part is ids else run(part)  # noqa: E731
     eps, of_runs = torch.finfo(model.dtype).eps, noise.run_noise(once, ids)
     if change > noise.allowed_residual(of_runs, eps):
-        seen = f"other last tokens change earlier logits by {float(change):.2g} of their "
+        seen = (
+            f"other last tokens change earlier logits by {float(change):.2g} of their "
+        )
         seen += f"spread over the vocabulary; equal runs differ by {of_runs:.2g}"
         hint = "a decoder-only model, such as a Llama"
         raise UnsupportedModel(
