@@ -76,7 +76,7 @@ test-slow: .venv/.work
 
 test-processors: .venv/.work
 	@for kind in default avx2; do echo "ATEN_CPU_CAPABILITY=$$kind"; \
-	ATEN_CPU_CAPABILITY=$$kind OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SPREAD) tests/rotation tests/attention tests/model || exit 1; done
+	ATEN_CPU_CAPABILITY=$$kind OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SPREAD) tests/measured_rotation tests/attention tests/model || exit 1; done
 
 mutants: .venv/.work
 	@$(BIN)/python tools/mutate.py --out build/mutants.json

@@ -41,12 +41,12 @@ import ropelens as rl
 from ropelens.attention.exchange import follow_sums
 from ropelens.budget import held_out
 from ropelens.budget.held_out import LayerFit
+from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.model.as_live_model import as_live_model
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.passes import collect, fit_layers
 from ropelens.profiles.tasks import repeats
-from ropelens.rotation.probe import RotationProbe
 
 RUNS = 5
 SAMPLE = Path(rl.__file__).parent / "bundled/rope/sample.jsonl"

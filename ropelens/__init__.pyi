@@ -2,7 +2,7 @@
 # is first used. The reference has a chapter for each group.
 
 # load
-from .rotation.load import load as load
+from .measured_rotation.load import load as load
 from .text.documents import read_documents as read_documents
 from .text.text import Text as Text
 from .text.tokenize import tokenize as tokenize
@@ -11,17 +11,17 @@ from .text.tokenize import tokenize as tokenize
 from .analysis.analyze import analyze as analyze
 from .analysis.analysis import Analysis as Analysis
 from .analysis.options import Options as Options
-from .rotation.measure import measure_rope as measure_rope
-from .rotation.compare import compare_rope as compare_rope
+from .measured_rotation.measure import measure_rope as measure_rope
+from .measured_rotation.compare import compare_rope as compare_rope
 from .profiles.capture import capture as capture
 from .interventions.attribute import attribute_planes as attribute_planes
 from .interventions.truncation_table import top_planes as top_planes
 from .interventions.patch_each import patch_each as patch_each
-from .rotation.measure import observe as observe
+from .measured_rotation.measure import observe as observe
 from .rope.planes import Planes as Planes
 from .profiles.profile import profile as profile
 from .analysis.prompt import explain_prompt as explain_prompt
-from .attention.variables import Statistic as Statistic
+from .schema import Statistic as Statistic
 from .profiles.token_sets import attention_on as attention_on
 from .claims.tables import classify_heads as classify_heads
 from .claims.claim_runs import test_claims as test_claims
@@ -45,23 +45,23 @@ from .interventions.export import export as export
 from .rope.select import Slowest as Slowest
 from .rope.select import Fastest as Fastest
 from .rope.select import PlaneNumbers as PlaneNumbers
-from .rotation.variant_config import variant_config as variant_config
+from .rope.variant_config import variant_config as variant_config
 
 # compare
 from .comparison.compare import compare as compare
 from .comparison.table import paired_changes as paired_changes
 
 # plot
-from .figures.head import plot_attention as plot_attention
-from .figures.heads import plot_claim as plot_claim
-from .figures.heads import plot_follow as plot_follow
-from .figures.heads import plot_head_map as plot_head_map
-from .figures.head import plot_kernel as plot_kernel
+from .figures.single_head import plot_attention as plot_attention
+from .figures.all_heads import plot_claim as plot_claim
+from .figures.all_heads import plot_follow as plot_follow
+from .figures.all_heads import plot_head_map as plot_head_map
+from .figures.single_head import plot_kernel as plot_kernel
 from .figures.effects import plot_effects as plot_effects
 from .figures.planes import plot_norms as plot_norms
 from .figures.effects import plot_position_losses as plot_position_losses
 from .figures.effects import plot_top_planes as plot_top_planes
-from .figures.head import plot_selectivity as plot_selectivity
+from .figures.single_head import plot_selectivity as plot_selectivity
 from .figures.edits import plot_truncation as plot_truncation
 
 # write and read

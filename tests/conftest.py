@@ -18,7 +18,7 @@ ROOMS = [
         "text",
         "checkpoints",
         "model",
-        "rotation",
+        "measured_rotation",
         "profiles",
     ),
     *("interventions", "claims", "comparison", "analysis"),

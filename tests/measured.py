@@ -19,9 +19,9 @@ import ropelens as rl
 from ropelens.attention.call import AttentionCall
 from ropelens.attention.formulas import GAINS, attention_budget
 from ropelens.budget.labels import label_heads
+from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.model.as_live_model import as_live_model
 from ropelens.rope.planes import Planes
-from ropelens.rotation.probe import RotationProbe
 
 few = settings(deadline=None, max_examples=25, derandomize=True)
 seeds = st.integers(0, 2**20)

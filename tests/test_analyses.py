@@ -41,7 +41,7 @@ def test_uses_the_public_api_only(script: Path):
         "commands.terminal import run_analysis",
         "commands.terminal import run_script",
         "figures.edits import plot_silenced",
-        "figures.head import plot_reach",
+        "figures.single_head import plot_reach",
         "figures.planes import plot_head_wavelengths",
         "intervals import paired_interval",
         "profiles.kinds import window_of",

@@ -21,7 +21,8 @@ from ropelens.checkpoints.bundled import BUNDLED
 from ropelens.commands.terminal import run_script
 from ropelens.errors import BadArgument
 from ropelens.runtime.folder import write_whole
-from ropelens.train.data import held_out_sequences, spread, write_json
+from ropelens.runtime.records import write_json
+from ropelens.train.data import held_out_sequences, spread
 from ropelens.train.loop import VALID_SEQUENCES, write_model
 
 LARGEST = 6_000_000  # bytes of a bundled folder, with sampled text and card

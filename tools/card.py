@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from ropelens.rope.variant_config import frequencies
 from ropelens.rope.variants import OWN, Shape, parse_variant
-from ropelens.rotation.variant_config import frequencies
 
 if TYPE_CHECKING:
     from bundle import Measured

@@ -35,13 +35,8 @@ import numpy as np
 import typer
 from transformers import PreTrainedTokenizerFast
 
-from ropelens.train.data import (
-    DATA,
-    copy_tokenizer,
-    prepare_data,
-    read_texts,
-    write_json,
-)
+from ropelens.runtime.records import write_json
+from ropelens.train.data import DATA, copy_tokenizer, prepare_data, read_texts
 from ropelens.train.settings import Settings
 
 VOCABULARY = 1024

@@ -55,8 +55,8 @@ FITS = [
 TESTS: dict[str, tuple[str, ...]] = {
     "rope": ("rope/test_select.py", "rope/test_variants.py", "interventions/test_edit_rope.py"),
     "rope/planes.py": (
-        "rope/test_select.py", "attention/test_row_sums.py", "rotation/test_rotation.py",
-        *PARITY),
+        "rope/test_select.py", "attention/test_row_sums.py",
+        "measured_rotation/test_rotation.py", *PARITY),
     "rope/select.py": ("rope/test_select.py", "interventions/test_truncate.py"),
     "attention": (
         "attention/test_row_sums.py", "attention/test_sinks.py", "budget/test_labels.py",

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from ropelens.attention.exchange import follow_sums
 from ropelens.attention.formulas import attention_budget, describe_kernel
-from ropelens.attention.variables import Derived, Statistic, Variable
 from ropelens.budget.held_out import find_sinks
 from ropelens.budget.labels import follow_numbers
 from ropelens.budget.logit import gains, score_models
 from ropelens.budget.surrogates import draw_surrogates
 from ropelens.profiles.measures import MEASURES, REQUESTED
 from ropelens.profiles.tasks import repeats
+from ropelens.schema import Derived, Statistic, Variable
 
 PAGE = Path("docs/measures.md")
 BEGIN, END = "<!-- reference: begin -->", "<!-- reference: end -->"

@@ -17,10 +17,11 @@ from torch import nn
 
 from ropelens.analysis import hub
 from ropelens.analysis.plan import Plan, this_command
+from ropelens.arguments import public
 from ropelens.claims.tables import classify_heads
 from ropelens.comparison.compare import compare
 from ropelens.comparison.table import summarize_comparison
-from ropelens.errors import BadArgument, explained, public
+from ropelens.errors import BadArgument, explained
 from ropelens.interventions.truncation_table import summarize_truncation
 from ropelens.profiles.measurement import versions
 from ropelens.profiles.measures import complete_profile, open_profile

@@ -25,17 +25,18 @@ from ropelens.analysis.plan import (
     plan_analysis,
     this_command,
 )
+from ropelens.arguments import public
 from ropelens.checkpoints.load import Opened
 from ropelens.claims.tables import classify_heads
-from ropelens.errors import BadArgument, public
+from ropelens.errors import BadArgument
 from ropelens.interventions.truncate import truncate
+from ropelens.measured_rotation.probe import RotationProbe
+from ropelens.measured_rotation.row_order import warn_of_row_order
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.bridge import bridge
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles.measurement import Measurement, versions
 from ropelens.profiles.profile import profile as measure
-from ropelens.rotation.probe import RotationProbe
-from ropelens.rotation.row_order import warn_of_row_order
 from ropelens.runtime.devices import explain_full_memory
 from ropelens.runtime.processes import gather
 from ropelens.runtime.progress import ProgressOption, ShowProgress, display_of, opening

@@ -21,15 +21,14 @@ from transformers import PreTrainedConfig
 
 from ropelens import config_facts
 from ropelens.analysis.options import Options
+from ropelens.arguments import public
 from ropelens.attention.exchange import DRAWS
-from ropelens.attention.variables import Statistic
 from ropelens.budget.held_out import FOLD_ROWS, fitted_sequences, scored_rows
 from ropelens.budget.surrogates import DRAWS as SURROGATES
 from ropelens.checkpoints.bundled import check_text, sample_path, writer_of
 from ropelens.checkpoints.identity import identity
 from ropelens.checkpoints.load import Opened, open_checkpoint
 from ropelens.checkpoints.names import short_name
-from ropelens.errors import public
 from ropelens.interventions.cuts import PlaneSweep
 from ropelens.interventions.truncation_table import wanted_measures
 from ropelens.model.as_live_model import Model, as_live_model
@@ -41,6 +40,7 @@ from ropelens.profiles.passes import OBSERVED, exchange_cost, fit_cost
 from ropelens.profiles.token_sets import attention_on
 from ropelens.rope.select import ALL_HEADS, heads_by_layer
 from ropelens.runtime.devices import LIBRARIES, free_bytes, pass_bytes
+from ropelens.schema import Statistic
 from ropelens.text.documents import check_document, read_documents
 from ropelens.text.rows import rows_for
 from ropelens.text.text import Text

@@ -8,17 +8,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ropelens.analysis.plan import this_command
-from ropelens.errors import BadArgument, public
+from ropelens.arguments import public
+from ropelens.errors import BadArgument
 from ropelens.figures.formats import visible_token
 from ropelens.interventions.attribute import attribute_planes
 from ropelens.interventions.patch_each import patch_each
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
-from ropelens.profiles.capture import one_sequence, token_names
+from ropelens.profiles.capture import one_sequence
 from ropelens.profiles.excerpts import check_excerpts
 from ropelens.profiles.profile import profile as measure
 from ropelens.report.prompt import PromptResults
 from ropelens.runtime.progress import ProgressOption, display_of, opening
+from ropelens.text.prompts import token_names
 from ropelens.text.text import Text
 from ropelens.text.tokenize import encode
 

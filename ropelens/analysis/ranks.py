@@ -9,7 +9,8 @@ import numpy as np
 import torch
 import xarray as xr
 
-from ropelens.errors import BadArgument, public
+from ropelens.arguments import public
+from ropelens.errors import BadArgument
 from ropelens.runtime.folder import write_whole
 
 Project = Literal["mha2mla", "triattention", "duoattention"]

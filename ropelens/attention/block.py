@@ -16,7 +16,7 @@ from torch import Tensor
 from ropelens.attention import fast_products
 from ropelens.attention.sampled_call import SampledCall, sink_positions
 from ropelens.attention.visibility import Visibility, bin_of, offset_edges
-from ropelens.rope.planes import kept, on_device
+from ropelens.caches import kept, on_device
 from ropelens.text.text import SINKS
 
 ByKey = Float[Tensor, "batch kv_head group row key"]

@@ -25,7 +25,8 @@ from ropelens.attention.block import Block, blocks_of
 from ropelens.attention.formulas import FOLLOW, learned_sink_mass
 from ropelens.attention.sampled_call import SampledCall, by_kv_head
 from ropelens.attention.visibility import Visibility
-from ropelens.rope.planes import kept, on_device, unrotate
+from ropelens.caches import kept, on_device
+from ropelens.rope.planes import unrotate
 from ropelens.text.rows import Rows, generator_of
 
 DRAWS = 4  # permutations of each sequence, which the rows use in turn

@@ -5,7 +5,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ropelens.rope.planes import on_device
+from ropelens.caches import on_device
 
 BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 """Number of scores of a block. On a CPU, a block should fit into the caches."""

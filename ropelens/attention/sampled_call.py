@@ -12,7 +12,8 @@ from torch import Tensor
 from ropelens.attention import fast_products
 from ropelens.attention.call import AttentionCall
 from ropelens.attention.visibility import Visibility
-from ropelens.rope.planes import Planes, kept, on_device, unrotate
+from ropelens.caches import kept, on_device
+from ropelens.rope.planes import Planes, unrotate
 from ropelens.text.rows import Rows
 
 _unrotate_once = kept(most=1)(unrotate)  # keys keep their copy without rotation

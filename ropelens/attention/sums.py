@@ -11,11 +11,11 @@ from torch.nn.functional import pad
 
 from ropelens.attention.block import Block, blocks_of
 from ropelens.attention.sampled_call import SampledCall
-from ropelens.attention.variables import Statistic, stack
 from ropelens.attention.visibility import offset_edges, sum_bins
 from ropelens.errors import BadArgument
 from ropelens.intervals import mean_and_error
 from ropelens.rope.planes import Planes
+from ropelens.schema import Statistic, stack
 from ropelens.text.text import GROUPS
 
 ZERO = torch.zeros(GROUPS, dtype=torch.float64)  # of each group; never changed in place

@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ropelens.attention import fast_products
+from ropelens.caches import kept, on_device
 from ropelens.errors import UnsupportedModel
-from ropelens.rope.planes import kept, on_device
 
 EXACT_OFFSETS = 64
 BINS_PER_OCTAVE = 8

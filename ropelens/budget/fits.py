@@ -32,7 +32,7 @@ from ropelens.budget.logit import (
 )
 from ropelens.budget.offsets import OffsetRows, fit_offsets
 from ropelens.budget.solver import ByVariable, Minimum, Moments, fit_log_linear
-from ropelens.rope.planes import kept, on_device
+from ropelens.caches import kept, on_device
 from ropelens.text.rows import Rows
 from ropelens.text.text import SINKS
 

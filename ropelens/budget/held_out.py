@@ -24,7 +24,8 @@ from ropelens.budget.fits import fit_models
 from ropelens.budget.logit import MODELS, SCORES, score_models
 from ropelens.budget.offsets import split_weights
 from ropelens.budget.surrogates import draw_surrogates
-from ropelens.rope.planes import Planes, kept, on_device
+from ropelens.caches import kept, on_device
+from ropelens.rope.planes import Planes
 from ropelens.text.rows import Rows, generator_of, sample_rows
 from ropelens.text.text import SINKS, Text
 

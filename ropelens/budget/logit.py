@@ -35,7 +35,7 @@ from ropelens.attention.formulas import GAINS
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.visibility import offset_edges
 from ropelens.budget.offsets import split_weights
-from ropelens.rope.planes import kept, on_device
+from ropelens.caches import kept, on_device
 from ropelens.text.rows import Rows
 from ropelens.text.text import SINKS
 

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.visibility import bin_of, offset_edges
 from ropelens.budget.solver import ByVariable, Minimum, Moments, fit_log_linear
-from ropelens.rope.planes import on_device
+from ropelens.caches import on_device
 from ropelens.text.text import SINKS
 
 TOGETHER = {

@@ -25,7 +25,8 @@ from ropelens.attention.visibility import Visibility
 from ropelens.budget.labels import Thresholds
 from ropelens.budget.logit import RIDGE, fit_tolerance, normalize_weights
 from ropelens.budget.offsets import OffsetRows, Samples, fit_offsets, sampled_offsets
-from ropelens.rope.planes import Planes, on_device
+from ropelens.caches import on_device
+from ropelens.rope.planes import Planes
 from ropelens.text.rows import generator_of
 
 DRAWS = 40  # surrogates by default

@@ -5,7 +5,8 @@ from typing import Any, Literal, get_type_hints
 
 import typer
 
-from ropelens.errors import BadArgument, check_value
+from ropelens.arguments import check_value
+from ropelens.errors import BadArgument
 
 Dtype = Literal["float32", "float16", "bfloat16", "float64", "auto"]
 Quantization = Literal["int8", "bnb-int8", "bnb-nf4"]

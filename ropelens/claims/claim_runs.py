@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from ropelens.arguments import Positive, Whole, public
 from ropelens.attention.block import Block
 from ropelens.attention.distances import (
     distances_of,
@@ -28,15 +29,13 @@ from ropelens.attention.distances import (
     waves,
 )
 from ropelens.attention.sums import LayerMeans
-from ropelens.attention.variables import Statistic
 from ropelens.claims.arrays import parts_by_kind, rotating_in
 from ropelens.claims.tables import ledger
 from ropelens.config_facts import layer_types, stated_context
-from ropelens.errors import BadArgument, Positive, Whole, public
+from ropelens.errors import BadArgument
 from ropelens.interventions.edit import Edit, drop, stack_edits, stop
 from ropelens.interventions.evaluate import evaluate
 from ropelens.interventions.reach import COPIED, reach
-from ropelens.profiles.capture import TokenNames, token_names
 from ropelens.profiles.heads import require_budget
 from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.passes import collect
@@ -44,6 +43,8 @@ from ropelens.profiles.tasks import REPEATED_TOKENS, REPEATS
 from ropelens.profiles.token_sets import shares_of
 from ropelens.rope.select import ALL_HEADS, PlaneNumbers
 from ropelens.runtime.progress import ProgressOption, ShowProgress, Stage, display_of
+from ropelens.schema import Statistic
+from ropelens.text.prompts import TokenNames, token_names
 from ropelens.text.rows import rows_for
 from ropelens.text.text import Text
 from ropelens.text.tokenize import TextInput

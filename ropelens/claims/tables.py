@@ -9,12 +9,12 @@ import pandas as pd
 import scipy
 import xarray as xr
 
+from ropelens.arguments import Count, Whole, public
 from ropelens.budget.labels import DOUBTS, Thresholds
 from ropelens.claims.arrays import claim_arrays, parts_by_kind, wavelength_arrays
 from ropelens.claims.claims import CLAIMS
 from ropelens.claims.numbers import known_heads
 from ropelens.claims.verdict import Claim, judge
-from ropelens.errors import Count, Whole, public
 from ropelens.profiles.heads import (
     FRACTIONS,
     fractions,

@@ -71,8 +71,8 @@ def rope_command(
       ropelens rope dumped.npz --config ./my-llama/config.json
     """
     from ropelens.checkpoints.load import open_checkpoint
+    from ropelens.measured_rotation.row_order import check_row_order
     from ropelens.model.as_live_model import as_live_model
-    from ropelens.rotation.row_order import check_row_order
 
     wrong, sentence = False, ""  # about the order of rows
     measure = partial(rl.measure_rope, config=config, context=context)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from ropelens.arguments import Count, Positive, public
 from ropelens.checkpoints.files import sha256_of
 from ropelens.checkpoints.identity import identity
 from ropelens.checkpoints.load import open_checkpoint
@@ -22,7 +23,7 @@ from ropelens.comparison.entries import (
     measure,
 )
 from ropelens.comparison.table import NO_PARTNER
-from ropelens.errors import BadArgument, Count, Positive, explained, public
+from ropelens.errors import BadArgument, explained
 from ropelens.profiles.measurement import versions
 from ropelens.profiles.measures import open_profile
 from ropelens.runtime.devices import device_named

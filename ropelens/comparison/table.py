@@ -7,8 +7,9 @@ import pandas as pd
 import xarray as xr
 from jaxtyping import Float
 
+from ropelens.arguments import public
 from ropelens.budget.labels import LABELS
-from ropelens.errors import BadArgument, public
+from ropelens.errors import BadArgument
 from ropelens.intervals import paired_interval
 from ropelens.interventions.truncation_table import best_head, changes_of_edits
 

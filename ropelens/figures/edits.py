@@ -8,7 +8,8 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens.errors import BadArgument, public
+from ropelens.arguments import public
+from ropelens.errors import BadArgument
 from ropelens.figures import style
 from ropelens.figures.formats import NO_NUMBER, number, short_count
 from ropelens.figures.planes import (

@@ -6,7 +6,8 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens.errors import BadArgument, Positive, public
+from ropelens.arguments import Positive, public
+from ropelens.errors import BadArgument
 from ropelens.figures import style
 from ropelens.figures.formats import plotly_text, short_count, visible_token
 from ropelens.figures.inputs import Selected, frame_of

@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from ropelens.arguments import Count
 from ropelens.budget.labels import DOUBTS
-from ropelens.errors import BadArgument, Count
+from ropelens.errors import BadArgument
 from ropelens.figures.formats import number, short_count
 from ropelens.figures.style import LABEL_ORDER
 

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 import xarray as xr
 from jaxtyping import Float, Int
 
-from ropelens.errors import Count, public
+from ropelens.arguments import Count, public
 from ropelens.figures import style
 from ropelens.figures.formats import short_count
 from ropelens.figures.inputs import Selected, head_table, numbers, row_of

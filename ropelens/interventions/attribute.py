@@ -16,31 +16,21 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ropelens.attention.variables import labelled, stack, table
-from ropelens.errors import Count, Positive, public
+from ropelens.arguments import Count, Positive, public
 from ropelens.interventions.edit import drop, stack_edits
 from ropelens.interventions.patch import Source, plan_patch
 from ropelens.interventions.patch_each import answer_to, patched_answers
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.profiles import gradients
-from ropelens.profiles.capture import Prompt, one_sequence
+from ropelens.profiles.capture import one_sequence
 from ropelens.profiles.measurement import Measurement
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, HeadMask, PlaneNumbers, heads_by_layer
+from ropelens.schema import ATTRIBUTION, labelled, stack
+from ropelens.text.prompts import Prompt
 
 Attributions = Float[np.ndarray, "layer head frequency"]
 Indices = Int[np.ndarray, " _"]
-
-ATTRIBUTION = table("""
-attribution (layer, head, frequency) 1: gradient of the answer times the plane's contributions
-pair_attribution (pair_head, frequency, query, key) 1: the same, for each pair of tokens
-dropped (layer, head, frequency) 1: change of the answer when only this plane is dropped
-patched (layer, head, frequency) 1: change of the answer when only this plane takes its queries
-    and keys from another prompt
-pair_head (pair_head): layer.head
-inv_freq (layer, frequency) rad/token: angular frequency; negative: clockwise
-wavelength (layer, frequency) token: tokens per turn
-""")
 
 
 @public

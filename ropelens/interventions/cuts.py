@@ -9,7 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from ropelens.errors import BadArgument, Number, UnsupportedModel, check_count
+from ropelens.arguments import Number, check_count
+from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.interventions.truncation_table import ALL_MEASURES
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, Slowest, kept_planes

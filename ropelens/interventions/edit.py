@@ -13,7 +13,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ropelens.errors import BadArgument, Number, check_value, explained, public
+from ropelens.arguments import Number, check_value, public
+from ropelens.errors import BadArgument, explained
+from ropelens.measured_rotation.probe import RotationProbe
+from ropelens.measured_rotation.stated import shape_of, sharpening
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import (
@@ -26,10 +29,8 @@ from ropelens.rope.select import (
     heads_of_layers,
 )
 from ropelens.rope.turn import TargetRotation, rotate_to
+from ropelens.rope.variant_config import frequencies
 from ropelens.rope.variants import Variant, parse_variant
-from ropelens.rotation.probe import RotationProbe
-from ropelens.rotation.stated import shape_of, sharpening
-from ropelens.rotation.variant_config import frequencies
 
 
 class PlaneChange(NamedTuple):

@@ -12,17 +12,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ropelens.arguments import check_count
 from ropelens.attention.attention_change import attention_change
 from ropelens.attention.call import AttentionCall
 from ropelens.attention.sums import Sums
 from ropelens.attention.visibility import sum_bins
 from ropelens.budget.held_out import LayerFit
-from ropelens.errors import BadArgument, check_count
+from ropelens.errors import BadArgument
 from ropelens.interventions.edit import Edit, ModelEdit, stack_edits
 from ropelens.interventions.silence import Silence
 from ropelens.model.attention_hooks import HeadSilence
 from ropelens.model.live_model import LiveModel
-from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.measurement import Batch, Measurement
 from ropelens.profiles.measures import STATISTICS
 from ropelens.profiles.passes import Progress, fit_layers, sum_batch
@@ -33,6 +33,7 @@ from ropelens.rope.select import ALL_HEADS, HeadMask, heads_by_layer
 from ropelens.runtime.processes import gather, shard
 from ropelens.runtime.progress import ProgressOption, Stage, display_of
 from ropelens.runtime.savepoint import begin_stage
+from ropelens.text.prompts import TokenNames
 from ropelens.text.rows import Ids, generator_of
 from ropelens.text.text import Text
 

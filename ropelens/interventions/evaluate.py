@@ -8,13 +8,12 @@ import numpy as np
 import torch
 import xarray as xr
 
+from ropelens.arguments import Count, Positive, Whole, public
 from ropelens.attention.sums import by_group, by_layer, mean_loss
-from ropelens.attention.variables import labelled
 from ropelens.attention.visibility import sum_bins
 from ropelens.budget.held_out import LayerFit, follow_shares
 from ropelens.budget.labels import assign_shared, follow_numbers, label_heads
 from ropelens.budget.logit import SCORES
-from ropelens.errors import Count, Positive, Whole, public
 from ropelens.interventions.entries import (
     Edits,
     EntrySums,
@@ -25,13 +24,14 @@ from ropelens.interventions.entries import (
 from ropelens.interventions.truncation_table import DEFAULT_MEASURES, wanted_measures
 from ropelens.interventions.variables import EVALUATED
 from ropelens.profiles import summary
-from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.heads import head_values, resample_labels
 from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.measures import columns
 from ropelens.profiles.tasks import TRIALS, Task, copies, needles, repeats
 from ropelens.rope.planes import Planes
 from ropelens.runtime.progress import ProgressOption
+from ropelens.schema import labelled
+from ropelens.text.prompts import TokenNames
 from ropelens.text.rows import HowMany
 from ropelens.text.text import Text
 from ropelens.text.tokenize import TextInput

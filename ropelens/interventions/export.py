@@ -17,17 +17,18 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import normalize
 
+from ropelens.arguments import public
 from ropelens.attention.call import AttentionCall
 from ropelens.checkpoints.files import quiet_transformers
 from ropelens.config_facts import rope_parameters
-from ropelens.errors import BadArgument, UnsupportedModel, explained, public
+from ropelens.errors import BadArgument, UnsupportedModel, explained
 from ropelens.interventions.edit import Edit, ModelEdit, stack_edits, target_rotations
+from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
 from ropelens.noise import logit_change, noise_tokens
+from ropelens.rope.variant_config import stated_shape, variant_config
 from ropelens.rope.variants import OWN, parse_variant
-from ropelens.rotation.probe import RotationProbe
-from ropelens.rotation.variant_config import stated_shape, variant_config
 from ropelens.runtime.folder import output_folder
 
 STOPPED = 1e39  # factor on the wavelength of a stopped plane: infinite in float32

@@ -10,8 +10,10 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ropelens.errors import BadArgument, public
+from ropelens.arguments import public
+from ropelens.errors import BadArgument
 from ropelens.interventions.edit import place_edit, stop
+from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.attention_hooks import AttentionInput
 from ropelens.profiles.measurement import model_text
@@ -24,7 +26,6 @@ from ropelens.rope.select import (
     heads_by_layer,
 )
 from ropelens.rope.turn import positions_by_plane, rotate_by
-from ropelens.rotation.probe import RotationProbe
 from ropelens.text.text import Text
 from ropelens.text.tokenize import prompt_tokens
 

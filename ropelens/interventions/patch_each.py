@@ -9,12 +9,12 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from ropelens.errors import public
+from ropelens.arguments import public
 from ropelens.interventions.patch import PatchedPart, PlanePatch, Source, plan_patch
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.attention_hooks import AttentionInput
 from ropelens.model.live_model import LiveModel
-from ropelens.profiles.capture import Prompt, one_sequence, token_names
+from ropelens.profiles.capture import one_sequence
 from ropelens.profiles.gradients import (
     AnswerDefinition,
     Number,
@@ -24,6 +24,7 @@ from ropelens.profiles.gradients import (
 from ropelens.profiles.measurement import TOKENS_PER_BATCH
 from ropelens.rope.select import ALL_HEADS, Selection
 from ropelens.runtime.progress import ProgressOption, Stage, display_of
+from ropelens.text.prompts import Prompt, token_names
 from ropelens.text.text import Text
 
 MOST_LOGITS = 2**26  # logits of a batch, if an answer needs the logits of all positions

@@ -10,9 +10,9 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ropelens.arguments import Number, Positive, Whole, public
 from ropelens.attention.call import AttentionCall
-from ropelens.attention.variables import labelled, table
-from ropelens.errors import BadArgument, Number, Positive, Whole, public
+from ropelens.errors import BadArgument
 from ropelens.intervals import paired_interval
 from ropelens.interventions.edit import stack_edits
 from ropelens.interventions.variables import OWN_ROTATION
@@ -21,6 +21,7 @@ from ropelens.profiles.tasks import doublings
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, heads_by_layer
 from ropelens.runtime.progress import ProgressOption, Stage, display_of
+from ropelens.schema import REACH, labelled
 from ropelens.text.rows import generator_of
 from ropelens.text.text import Text
 from ropelens.text.tokenize import TextInput
@@ -30,20 +31,6 @@ COPIED = 48  # random tokens that are repeated, if the context is long enough
 DISTANCES = tuple(
     np.unique(np.geomspace(1, 1_000_000, 49).round()).tolist()
 )  # 8 per decade
-
-REACH = table("""
-found_share (variant, layer, head, run_distance) 1: share of rows that find the key after the
-    first occurrence of their token, at this distance
-found_by_draw (variant, layer, head, run_distance, draw) 1: the same share in each draw
-found_low (variant, layer, head, run_distance) 1: lower end of its 95 % interval over draws
-found_high (variant, layer, head, run_distance) 1: upper end of its 95 % interval over draws
-foretold_share (variant, layer, head, run_distance) 1: the same share as predicted by the run at
-    the distance before, with the key turned to this distance
-extrapolated_share (variant, layer, head, distance) 1: the same share as predicted by the
-    farthest run
-distance (distance) token: distance that the key is turned to, beyond the farthest run
-run_distance (run_distance) token: distance between the copies of a run
-""")
 
 
 @public

@@ -9,14 +9,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ropelens.arguments import Whole, public
 from ropelens.attention.call import AttentionCall
-from ropelens.errors import BadArgument, Whole, public
+from ropelens.errors import BadArgument
+from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.attention_hooks import HeadSilence
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles.measurement import model_text
 from ropelens.rope.select import HeadMask, heads_by_layer
-from ropelens.rotation.probe import RotationProbe
 from ropelens.text.rows import generator_of
 from ropelens.text.text import Text
 from ropelens.text.tokenize import TextInput

@@ -12,14 +12,11 @@ import numpy as np
 import torch
 import xarray as xr
 
-from ropelens.attention.variables import labelled
-from ropelens.errors import Count, Number, Positive, Whole, public
+from ropelens.arguments import Count, Number, Positive, Whole, public
 from ropelens.interventions.cuts import Cut, End, PlaneSweep, rotating_planes
 from ropelens.interventions.edit import Edit, stop
 from ropelens.interventions.edit import scale as scale_planes
 from ropelens.interventions.evaluate import evaluate
-from ropelens.interventions.variables import SWEEP
-from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.rope.select import (
     ALL_HEADS,
@@ -28,6 +25,8 @@ from ropelens.rope.select import (
     heads_of_layers,
 )
 from ropelens.runtime.progress import ProgressOption, display_of, opening
+from ropelens.schema import SWEEP, labelled
+from ropelens.text.prompts import TokenNames
 from ropelens.text.rows import HowMany
 from ropelens.text.tokenize import TextInput
 

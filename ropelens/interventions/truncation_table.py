@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from ropelens.errors import BadArgument, Positive, public
+from ropelens.arguments import Positive, public
+from ropelens.errors import BadArgument
 
 DEFAULT_MEASURES = (
     "loss",

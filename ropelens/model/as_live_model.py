@@ -5,7 +5,8 @@ from typing import Any, Protocol, runtime_checkable
 from torch import nn
 from transformers import PreTrainedModel
 
-from ropelens.errors import IN_WORDS, UnsupportedModel, explained
+from ropelens.arguments import IN_WORDS
+from ropelens.errors import UnsupportedModel, explained
 from ropelens.model.bridge import BridgeModel
 from ropelens.model.live_model import LiveModel
 from ropelens.runtime.devices import devices_of

@@ -2,19 +2,19 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 import xarray as xr
-from jaxtyping import Bool, Float, Integer
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ropelens.arguments import Count, public
 from ropelens.attention.call import AttentionCall, attention_map
 from ropelens.attention.formulas import contrasts
-from ropelens.attention.variables import Variable, labelled, table
-from ropelens.errors import BadArgument, Count, Whole, public
+from ropelens.errors import BadArgument
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
 from ropelens.model.output_projection import (
@@ -25,50 +25,10 @@ from ropelens.model.output_projection import (
 from ropelens.profiles.measurement import Measurement
 from ropelens.rope.planes import Planes, unrotate
 from ropelens.rope.select import ALL_HEADS, heads_by_layer
+from ropelens.schema import CAPTURE, CAPTURE_INDICES, Variable, labelled
 from ropelens.text.documents import check_document
-from ropelens.text.text import Text
-from ropelens.text.tokenize import encode, prompt_tokens, warn_beyond
-
-OneSequence = Integer[Tensor, " position"] | Integer[Tensor, "1 position"]
-Prompt = Text | str | OneSequence | Mapping[str, Any]  # a mapping is a BatchEncoding
-Token = str | Whole  # by its text, or by its id
-
-CAPTURE = table("""
-q_still (head, query, frequency, part) 1: query without its rotation
-k_still (head, key, frequency, part) 1: key without its rotation
-q_norm (head, query, frequency) 1: length of the query in the plane
-k_norm (head, key, frequency) 1: length of the key in the plane
-score (head, query, key) nat: score of the key, before a soft-cap
-contribution (head, frequency, query, key) nat: contribution of the plane to the score
-contrast (head, frequency, query, key) nat: contribution beyond that to the row's other keys
-attention (head, query, key) 1: attention of the query on the key
-value_norm (head, key) 1: length of the value
-write_norm (head, key) 1: length of v W_O, the output of the head if it reads only this key
-written_norm (head, query) 1: length of the output of the head
-logit (head, answer, query, key) 1: amount that reading the key adds to the logit of the answer
-inv_freq (head, frequency) rad/token: angular frequency; negative: clockwise
-wavelength (head, frequency) token: tokens per turn
-scale (head) 1: scale of the scores
-""")
-"""The variables of a capture; `write_head` fills them."""
-
-CAPTURE_INDICES = table("""
-head (head): layer.head
-layer (head): layer of the head
-head_of_layer (head): number of the head in its layer
-query (query) token: position of the query
-key (key) token: position of the key
-query_token (query): token of the query
-key_token (key): token of the key
-answer (answer): token whose logit is looked at
-""")
-
-
-@runtime_checkable
-class TokenNames(Protocol):
-    """The part of a tokenizer that names tokens."""
-
-    def decode(self, token_ids: Any, **options: Any) -> Any: ...
+from ropelens.text.prompts import Prompt, Token, TokenNames, token_id, token_names
+from ropelens.text.tokenize import prompt_tokens, warn_beyond
 
 
 @public
@@ -305,28 +265,3 @@ def _allocate(
         name: torch.full(shape, torch.nan, dtype=dtype)
         for name, shape in shapes.items()
     }
-
-
-def token_id(token: Token, tokenizer: TokenNames | None, vocabulary: int) -> int:
-    """Id of a token. Raise `BadArgument` if the model does not have the token."""
-    known = (
-        [int(token)] if not isinstance(token, str) and 0 <= token < vocabulary else []
-    )
-    ids = encode(token, tokenizer, prompt=True)[1] if isinstance(token, str) else known
-    if len(ids) != 1:
-        seen = f"{len(ids)} tokens, of the {vocabulary} that it has"
-        raise BadArgument(f"{token!r:.80} is not one token of the model.", seen=seen)
-    return ids[0]
-
-
-def token_names(
-    tokens: Iterable[Tensor | int], tokenizer: TokenNames | None
-) -> list[str]:
-    """Text of each token inside a text, or its number without a tokenizer."""
-    if tokenizer is None:
-        return [f"#{int(token)}" for token in tokens]
-    # Many tokenizers drop the space at the beginning of a single token.
-    pairs = [
-        (tokenizer.decode([t]), tokenizer.decode([t, t])) for t in map(int, tokens)
-    ]
-    return [str(twice)[len(once) :] or str(once) for once, twice in pairs]

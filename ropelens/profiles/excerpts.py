@@ -12,14 +12,13 @@ from transformers import PreTrainedConfig
 
 from ropelens.attention.call import AttentionCall, attention_map
 from ropelens.attention.sums import by_layer
-from ropelens.attention.variables import labelled, stack
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.model.live_model import LiveModel
-from ropelens.profiles.capture import TokenNames, token_names
 from ropelens.profiles.gradients import Number, differentiate, score_gradient
 from ropelens.profiles.measurement import Measurement, check_ids
-from ropelens.profiles.measures import AXES
 from ropelens.rope.planes import Planes, unrotate
+from ropelens.schema import AXES, labelled, stack
+from ropelens.text.prompts import TokenNames, token_names
 from ropelens.text.rows import generator_of
 from ropelens.text.text import Text
 

@@ -16,8 +16,8 @@ from ropelens.model import attention_hooks
 from ropelens.model.attention_hooks import AttentionInput
 from ropelens.model.forward_patches import gradients_enabled
 from ropelens.model.live_model import LiveModel
-from ropelens.profiles.capture import Token, TokenNames, token_id
 from ropelens.rope.select import HeadMask
+from ropelens.text.prompts import Token, TokenNames, token_id
 from ropelens.text.text import Text
 
 OfLogits = Callable[[Tensor], Tensor]

@@ -15,16 +15,17 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ropelens.arguments import IN_WORDS
 from ropelens.attention.call import AttentionCall, attention_map
 from ropelens.attention.exchange import exchange_order
 from ropelens.budget.held_out import scored_rows
 from ropelens.checkpoints.names import short_name
 from ropelens.config_facts import count_length_mismatches
-from ropelens.errors import IN_WORDS, BadArgument
+from ropelens.errors import BadArgument
+from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
 from ropelens.noise import NOISY
-from ropelens.rotation.probe import RotationProbe
 from ropelens.runtime.devices import devices_of, free_bytes, pass_bytes
 from ropelens.text.batches import PackedRow
 from ropelens.text.rows import (

@@ -24,7 +24,6 @@ from ropelens.attention.sums import (
     by_group,
     sum_attention,
 )
-from ropelens.attention.variables import Statistic
 from ropelens.budget.held_out import FOLD_ROWS, LayerFit, Sample, add_found_sinks
 from ropelens.errors import UnsupportedModel
 from ropelens.model.attention_hooks import Observer
@@ -33,6 +32,7 @@ from ropelens.profiles.measurement import Batch, Measurement
 from ropelens.profiles.measures import STATISTICS
 from ropelens.rope.planes import Planes
 from ropelens.runtime.processes import gather, shard
+from ropelens.schema import Statistic
 from ropelens.text.rows import Rows
 
 EXCHANGED = 1000.0  # operations per scored row and key

@@ -9,20 +9,21 @@ import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
 
-from ropelens.attention.variables import Statistic, labelled
+from ropelens.arguments import Count, Positive, Whole, check_count, public
 from ropelens.budget.held_out import Sample
 from ropelens.budget.surrogates import DRAWS
-from ropelens.errors import BadArgument, Count, Positive, Whole, check_count, public
-from ropelens.profiles.capture import TokenNames
+from ropelens.errors import BadArgument
 from ropelens.profiles.excerpts import EXCERPTED, excerpt_variables, read_excerpts
 from ropelens.profiles.measurement import Measured, Measurement
-from ropelens.profiles.measures import AXES, MEASURES, STATISTICS, find_statistics
+from ropelens.profiles.measures import MEASURES, STATISTICS, find_statistics
 from ropelens.profiles.passes import collect, fit_layers
 from ropelens.profiles.summary import kind_coordinates, summarize
 from ropelens.profiles.tasks import repeats
 from ropelens.runtime.processes import gather, place, shard
 from ropelens.runtime.progress import ProgressOption, Stage, display_of
 from ropelens.runtime.savepoint import begin_stage
+from ropelens.schema import AXES, Statistic, labelled
+from ropelens.text.prompts import TokenNames
 from ropelens.text.rows import HowMany
 from ropelens.text.tokenize import TextInput
 

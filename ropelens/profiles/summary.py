@@ -12,15 +12,15 @@ from torch.nn.functional import pad
 
 from ropelens.attention.formulas import attention_budget, describe_kernel
 from ropelens.attention.sums import LayerMeans, Sums
-from ropelens.attention.variables import Derived, Statistic, labelled, stack
 from ropelens.attention.visibility import offset_edges, sum_bins
 from ropelens.budget.held_out import LayerFit, follow_shares
 from ropelens.budget.labels import follow_numbers
 from ropelens.budget.logit import SCORES, gains
+from ropelens.measured_rotation.layer_kinds import LayerKind
 from ropelens.profiles.kinds import KIND_COORDINATES
-from ropelens.profiles.measures import AXES, MEASURES
+from ropelens.profiles.measures import MEASURES
 from ropelens.rope.planes import Planes
-from ropelens.rotation.layer_kinds import LayerKind
+from ropelens.schema import AXES, Derived, Statistic, labelled, stack
 
 
 def summarize(

@@ -9,10 +9,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ropelens.arguments import check_count
 from ropelens.attention.call import AttentionCall
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.sums import by_layer, sum_attention
-from ropelens.errors import BadArgument, check_count
+from ropelens.errors import BadArgument
 from ropelens.profiles.measurement import TOKENS_PER_BATCH, Measurement
 from ropelens.profiles.measures import NEEDLES, STATISTICS
 from ropelens.profiles.passes import Progress, observer_of_chunks

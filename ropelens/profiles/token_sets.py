@@ -9,12 +9,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ropelens.arguments import public
 from ropelens.attention.block import Block
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.sums import LayerMeans
-from ropelens.attention.variables import Statistic
-from ropelens.errors import BadArgument, public
-from ropelens.profiles.capture import TokenNames, token_names
+from ropelens.errors import BadArgument
+from ropelens.schema import Statistic
+from ropelens.text.prompts import TokenNames, token_names
 from ropelens.text.rows import Ids, TokenMask
 from ropelens.text.text import seen_before
 from ropelens.text.tokenize import TextInput, read_text

@@ -12,7 +12,13 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.errors import BadArgument
-from ropelens.figures import comparison, head, heads, planes, truncated_heads
+from ropelens.figures import (
+    all_heads,
+    comparison,
+    planes,
+    single_head,
+    truncated_heads,
+)
 from ropelens.figures.edits import MeasureName, plot_truncation, summary_column
 from ropelens.report.render import page_words
 
@@ -42,18 +48,18 @@ PROFILE_FIGURES = (
     PageFigure("wavelengths", planes.plot_head_wavelengths,
         section="all", layout={"margin_t": 40},
         known=lambda _, *, heads, **__: len(planes.by_position(heads)) > 0),
-    PageFigure("map", heads.plot_head_map, section="all"),
-    PageFigure("follow", heads.plot_follow, section="all", layout={"height": 520},
+    PageFigure("map", all_heads.plot_head_map, section="all"),
+    PageFigure("follow", all_heads.plot_follow, section="all", layout={"height": 520},
         known=lambda _, *, heads, **__: (
             bool(heads.filter(["follow_score"]).notna().any(axis=None)))),
-    PageFigure("claim", heads.plot_claim, section="all", layout={"height": 520}),
-    PageFigure("selectivity", head.plot_selectivity,
+    PageFigure("claim", all_heads.plot_claim, section="all", layout={"height": 520}),
+    PageFigure("selectivity", single_head.plot_selectivity,
         section="head", layout={"margin_t": 36, "margin_l": 72, "height": 415} | FIXED_MARGINS),
-    PageFigure("attention", head.plot_attention,
+    PageFigure("attention", single_head.plot_attention,
         section="head", layout={"height": 470, "margin_t": 12}),
-    PageFigure("pair", lambda profile, **_: head.pair_figure(profile),
+    PageFigure("pair", lambda profile, **_: single_head.pair_figure(profile),
         section="head", layout={"height": 330, "margin_t": 12}),
-    PageFigure("kernel", head.plot_kernel,
+    PageFigure("kernel", single_head.plot_kernel,
         section="head", layout={"height": 450, "margin_t": 36}),
     PageFigure("norms", planes.plot_norms, section="model"),
 )
@@ -66,7 +72,7 @@ HEAD_SWEEP_FIGURE = PageFigure("stopped", truncated_heads.plot_head_truncation,
         bool({*truncated_heads.HEAD_PANELS} & {*sweep})
         and bool(sweep["kind"].isin([*truncated_heads.END_LOOKS]).any())))
 
-REACH_FIGURE = PageFigure("reach", head.plot_reach,
+REACH_FIGURE = PageFigure("reach", single_head.plot_reach,
     section="head", layout={"margin_t": 12, "height": 360, "showlegend": True},
     known=lambda reach: bool(reach["found_share"].notnull().any()))
 

@@ -10,9 +10,10 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from ropelens.errors import BadArgument, explained, public
+from ropelens.arguments import public
+from ropelens.errors import BadArgument, explained
 from ropelens.figures import inputs
-from ropelens.figures.heads import FULL_COLOR, MAX_HEADS_WITH_SIGNS
+from ropelens.figures.all_heads import FULL_COLOR, MAX_HEADS_WITH_SIGNS
 from ropelens.figures.style import COLORS, SIGNS
 from ropelens.report.claims import GLYPHS, claims_sentences, ledger_rows
 from ropelens.report.render import environment

@@ -11,11 +11,12 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from ropelens.arguments import public
 from ropelens.budget.labels import Thresholds
 from ropelens.claims.tables import ledger
-from ropelens.errors import BadArgument, public
+from ropelens.errors import BadArgument
+from ropelens.figures.all_heads import claim_title
 from ropelens.figures.formats import plural
-from ropelens.figures.heads import claim_title
 from ropelens.figures.inputs import head_table, idle_layers
 from ropelens.figures.steps import plot_maps, plot_numbers
 from ropelens.figures.style import COLORS, SIGNS

@@ -11,16 +11,16 @@ from scipy.special import softmax
 
 from ropelens.budget.labels import DOUBTS
 from ropelens.figures import style
+from ropelens.figures.all_heads import FOLLOWS, bit_shares
 from ropelens.figures.formats import plotly_text, visible_token
-from ropelens.figures.head import (
+from ropelens.figures.inputs import is_true, kv_heads, numbers
+from ropelens.figures.planes import wavelength_positions
+from ropelens.figures.single_head import (
     excerpt_tokens,
     farthest_distance,
     kernel_arrays,
     reach_arrays,
 )
-from ropelens.figures.heads import FOLLOWS, bit_shares
-from ropelens.figures.inputs import is_true, kv_heads, numbers
-from ropelens.figures.planes import wavelength_positions
 from ropelens.figures.truncated_heads import head_steps, kinds_of, rotating_shares
 from ropelens.report.catalog import (
     PROFILE_FIGURES,

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from ropelens.attention.variables import labelled
 from ropelens.figures.effects import plot_effects, plot_top_planes
 from ropelens.interventions.truncation_table import top_planes
 from ropelens.profiles.measures import MEASURES
@@ -19,6 +18,7 @@ from ropelens.report.catalog import PROFILE_FIGURES, PageFigure, draw
 from ropelens.report.page import render_page
 from ropelens.report.render import write_sentence
 from ropelens.runtime.results import write_folder
+from ropelens.schema import labelled
 
 HEAD_FIGURES = ("selectivity", "attention", "pair")
 HEAD_SCORES = ("previous_token", "self_mass", "sink_mass", "entropy_bits", "induction")

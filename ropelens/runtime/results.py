@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from ropelens.errors import BadArgument, RopelensError, explained, public
+from ropelens.arguments import public
+from ropelens.errors import BadArgument, RopelensError, explained
 from ropelens.runtime.folder import (
     RECORD,
     check_writable,

@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from ropelens.errors import BadText, explained, public
+from ropelens.arguments import public
+from ropelens.errors import BadText, explained
 
 TEXT_SUFFIXES = (".txt", ".md", ".jsonl")
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ropelens.errors import Positive
+from ropelens.arguments import Positive
 
 ALL_ROWS = 2048  # longest context, in tokens, for which "auto" means all rows
 SAMPLED_ROWS = 512  # rows of each sequence that "auto" means for a longer context

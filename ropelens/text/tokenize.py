@@ -11,16 +11,8 @@ import torch
 from jaxtyping import Int, Integer
 from torch import Tensor
 
-from ropelens.errors import (
-    IN_WORDS,
-    BadArgument,
-    BadText,
-    Count,
-    Positive,
-    Several,
-    explained,
-    public,
-)
+from ropelens.arguments import IN_WORDS, Count, Positive, Several, public
+from ropelens.errors import BadArgument, BadText, explained
 from ropelens.text.batches import split_batch
 from ropelens.text.documents import check_document, documents_sha256
 from ropelens.text.rows import generator_of

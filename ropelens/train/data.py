@@ -4,7 +4,6 @@ It contains data.json, the tokenizer, valid.npy, and the arrays that data.json l
 "stages". All arrays are uint16 [sequence, position].
 """
 
-import json
 import shutil
 import sys
 import warnings
@@ -18,8 +17,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from ropelens.checkpoints.files import sha256_of
-from ropelens.errors import BadArgument, BadText, explained
-from ropelens.runtime.folder import write_whole
+from ropelens.errors import BadArgument, BadText
+from ropelens.runtime.records import log_line, read_json, write_json
 from ropelens.text.documents import documents_sha256, read_documents
 from ropelens.text.tokenize import pieces
 from ropelens.train.settings import Settings
@@ -29,20 +28,6 @@ DATA = "data.json"  # the file that describes the data; it is written last
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 BOS, EOS = "<s>", "</s>"
 Documents = tuple[list[str], list[str]]  # for training and for validation
-
-
-def log_line(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read an object that `write_json` wrote; raises BadArgument for any other file."""
-    with explained(f"{path} cannot be read.", error=BadArgument):
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-
-
-def write_json(path: Path, value: Any) -> None:
-    write_whole(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
 def differences(

@@ -23,10 +23,10 @@ from ropelens.errors import BadArgument, RopelensError, explained
 from ropelens.runtime.devices import device_named
 from ropelens.runtime.folder import write_whole
 from ropelens.runtime.progress import Stage, show_progress
+from ropelens.runtime.records import log_line
 from ropelens.train.data import (
     copy_tokenizer,
     held_out_sequences,
-    log_line,
     spread,
     training_stages,
 )

@@ -17,20 +17,14 @@ import torch
 from filelock import AcquireReturnProxy, FileLock, Timeout
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ropelens.errors import BadArgument, explained, public
+from ropelens.arguments import public
+from ropelens.errors import BadArgument, explained
 from ropelens.profiles.measurement import versions
-from ropelens.rotation.variant_config import variant_config
+from ropelens.rope.variant_config import variant_config
 from ropelens.runtime.devices import explain_full_memory
 from ropelens.runtime.folder import RECORD, file_name
-from ropelens.train.data import (
-    copy_tokenizer,
-    log_line,
-    prepare_data,
-    read_json,
-    read_texts,
-    require_same,
-    write_json,
-)
+from ropelens.runtime.records import log_line, read_json, write_json
+from ropelens.train.data import copy_tokenizer, prepare_data, read_texts, require_same
 from ropelens.train.loop import CHECKPOINT, TrainingFailed, fit_model, write_model
 from ropelens.train.settings import Settings
 

@@ -15,14 +15,9 @@ import xarray as xr
 from torch import distributed as dist
 from transformers import Trainer, TrainerCallback
 
+from ropelens.arguments import Positive, public
 from ropelens.budget.labels import LABELS
-from ropelens.errors import (
-    BadArgument,
-    Positive,
-    RopelensError,
-    UnsupportedModel,
-    public,
-)
+from ropelens.errors import BadArgument, RopelensError, UnsupportedModel
 from ropelens.model.as_live_model import Model, unwrapped
 from ropelens.profiles.heads import head_values
 from ropelens.profiles.measurement import versions
@@ -30,9 +25,9 @@ from ropelens.profiles.measures import REQUESTED, find_statistics, open_profile
 from ropelens.profiles.profile import profile
 from ropelens.runtime.devices import devices_of, explain_full_memory
 from ropelens.runtime.folder import RECORD
+from ropelens.runtime.records import log_line, write_json
 from ropelens.runtime.results import check_out, save
 from ropelens.text.tokenize import TextInput
-from ropelens.train.data import log_line, write_json
 
 MAXIMA = ("previous_token", "induction", "duplicate_token", "max_score")  # of all heads
 MEANS = ("sink_mass", "self_mass", "entropy_bits", *REQUESTED)  # over all heads

@@ -20,8 +20,9 @@ from ropelens.attention.call import AttentionCall
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.sums import sum_attention
 from ropelens.attention.visibility import Visibility
+from ropelens.caches import kept, on_device
 from ropelens.profiles.measures import STATISTICS
-from ropelens.rope.planes import Planes, kept, on_device, unrotate
+from ropelens.rope.planes import Planes, unrotate
 from ropelens.text.rows import all_rows, sample_rows
 
 counts = st.sampled_from([None, 1, 4, 16])

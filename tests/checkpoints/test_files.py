@@ -24,7 +24,7 @@ from transformers.integrations.peft import MIN_PEFT_VERSION
 from ropelens.checkpoints.files import locate
 from ropelens.checkpoints.load_options import Loading
 from ropelens.errors import BadCheckpoint, RopelensError, UnsupportedModel
-from ropelens.rotation.load import load
+from ropelens.measured_rotation.load import load
 
 
 def test_a_hub_id_is_read_from_the_cache(folder, tmp_path, monkeypatch):

@@ -25,8 +25,8 @@ from ropelens.checkpoints.load_options import Loading
 from ropelens.commands.app import app
 from ropelens.config_facts import depends_on_length
 from ropelens.errors import BadCheckpoint
+from ropelens.measured_rotation.row_order import check_row_order
 from ropelens.model.as_live_model import as_live_model
-from ropelens.rotation.row_order import check_row_order
 
 
 def as_pairs(x: torch.Tensor, heads: int) -> torch.Tensor:

@@ -33,7 +33,7 @@ from ropelens.checkpoints.load_options import Loading
 from ropelens.checkpoints.names import short_name
 from ropelens.config_facts import stated_context
 from ropelens.errors import BadArgument, BadCheckpoint
-from ropelens.rotation.load import load
+from ropelens.measured_rotation.load import load
 
 
 def test_a_folder_gives_the_saved_model_ready_to_measure(folder, capfd):

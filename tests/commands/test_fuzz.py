@@ -18,7 +18,7 @@ from ropelens.checkpoints.load import open_checkpoint
 from ropelens.checkpoints.load_options import Loading
 from ropelens.commands.app import main
 from ropelens.errors import RopelensError
-from ropelens.rotation.measure import measure_rope
+from ropelens.measured_rotation.measure import measure_rope
 
 
 def cases(count: int) -> settings:

@@ -20,12 +20,12 @@ import ropelens as rl
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument
 from ropelens.figures import comparison
+from ropelens.figures.all_heads import claim_title
 from ropelens.figures.edits import MeasureName, plot_silenced
 from ropelens.figures.formats import number
-from ropelens.figures.head import kernel_arrays, pair_figure
-from ropelens.figures.heads import claim_title
 from ropelens.figures.inputs import kv_heads
 from ropelens.figures.planes import NORM_PANELS, plot_head_wavelengths
+from ropelens.figures.single_head import kernel_arrays, pair_figure
 from ropelens.figures.style import LABEL_ORDER, SIGNS, SYMBOLS
 from ropelens.figures.truncated_heads import plot_head_truncation
 from ropelens.report import describe

@@ -28,10 +28,10 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 import ropelens as rl
 from ropelens.attention.call import attention_map
 from ropelens.errors import BadArgument
+from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.model.as_live_model import as_live_model
 from ropelens.rope.select import kept_planes
 from ropelens.rope.turn import TargetRotation, rotate_to
-from ropelens.rotation.probe import RotationProbe
 
 GROUPED = (
     "llama_gqa",

@@ -16,11 +16,11 @@ import ropelens as rl
 from ropelens.attention.call import AttentionCall
 from ropelens.errors import BadArgument
 from ropelens.interventions.reach import share_found, two_copies
+from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.model.as_live_model import as_live_model
 from ropelens.model.bridge import bridge
 from ropelens.profiles.measurement import Measurement
 from ropelens.rope.select import PlaneNumbers
-from ropelens.rotation.probe import RotationProbe
 
 COPIED, RISING = 6, torch.arange(40)[None]
 

@@ -19,8 +19,8 @@ import ropelens as rl
 from ropelens.checkpoints.load import open_checkpoint
 from ropelens.checkpoints.load_options import Loading
 from ropelens.errors import BadArgument, BadCheckpoint
+from ropelens.measured_rotation.load import load
 from ropelens.model.as_live_model import unwrapped
-from ropelens.rotation.load import load
 from ropelens.runtime.devices import device_of, devices_of, room_for_weights
 
 CPU = torch.device("cpu")

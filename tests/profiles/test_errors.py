@@ -23,10 +23,10 @@ import ropelens as rl
 from ropelens.errors import BadArgument, BadText, RopelensError, UnsupportedModel
 from ropelens.interventions.edit import ModelEdit
 from ropelens.interventions.truncation_table import DEFAULT_MEASURES
+from ropelens.measured_rotation import probe
 from ropelens.model.as_live_model import as_live_model
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles import measurement
-from ropelens.rotation import probe
 from ropelens.runtime.progress import Stage
 from ropelens.text.tokenize import read_text
 

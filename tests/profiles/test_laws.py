@@ -18,12 +18,12 @@ import ropelens as rl
 from ropelens.attention import fast_products
 from ropelens.attention.sums import Sums
 from ropelens.budget.held_out import LayerFit
+from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.model.as_live_model import as_live_model
 from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.passes import collect, fit_layers
 from ropelens.profiles.summary import summarize
 from ropelens.rope.planes import Planes
-from ropelens.rotation.probe import RotationProbe
 from ropelens.text.rows import sample_rows
 from ropelens.text.text import Text
 

@@ -16,16 +16,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import ropelens as rl
 from ropelens.attention.formulas import GAINS, attention_budget
-from ropelens.attention.variables import Derived, Statistic
 from ropelens.attention.visibility import offset_edges
 from ropelens.budget.logit import RIDGE
+from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.model.as_live_model import as_live_model
 from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.measures import MEASURES
 from ropelens.profiles.passes import collect, fit_layers
 from ropelens.profiles.summary import summarize
 from ropelens.profiles.tasks import REPEATS, repeated_tokens, repeats
-from ropelens.rotation.probe import RotationProbe
+from ropelens.schema import Derived, Statistic
 from ropelens.text.text import Text
 
 LENGTHS = (40, 23, 31)

@@ -11,13 +11,13 @@ from oracles.tiny import random_tokens, tiny
 
 import ropelens as rl
 from ropelens.attention.sums import LayerMeans
-from ropelens.attention.variables import Statistic
 from ropelens.errors import BadArgument
 from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.measures import MEASURES
 from ropelens.profiles.passes import collect
 from ropelens.profiles.token_sets import AFTER, controls, ids_of, places_of
 from ropelens.report.words import attention_sentences
+from ropelens.schema import Statistic
 
 ROOT = Path(__file__).parents[2]
 LENGTHS = (40, 23, 31)

@@ -12,13 +12,13 @@ from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbeddin
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.interventions.cuts import PlaneSweep, rotating_planes
+from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.model.as_live_model import as_live_model
 from ropelens.rope.planes import PAIRINGS, Planes
 from ropelens.rope.select import Fastest, Slowest, heads_by_layer
 from ropelens.rope.turn import positions_by_plane
+from ropelens.rope.variant_config import frequencies
 from ropelens.rope.variants import VARIANTS, Shape, parse_variant
-from ropelens.rotation.probe import RotationProbe
-from ropelens.rotation.variant_config import frequencies
 
 SPELLED = [
     *("rope", "rope:5000", "abf:500000", "nope"),

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 import ropelens as rl
 from ropelens.analysis.plan import plan_analysis
 from ropelens.errors import BadArgument, BadText
-from ropelens.rotation.load import load
+from ropelens.measured_rotation.load import load
 from ropelens.text.documents import read_documents
 from ropelens.text.text import Text
 from ropelens.text.tokenize import encode, pieces, tokenize

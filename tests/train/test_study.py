@@ -12,7 +12,7 @@ from trained import STUDY
 from transformers import AutoModelForCausalLM
 
 from ropelens.errors import BadArgument, RopelensError
-from ropelens.rotation.measure import measure_rope
+from ropelens.measured_rotation.measure import measure_rope
 from ropelens.train.loop import TrainingFailed
 from ropelens.train.run import run_study, runs_of
 

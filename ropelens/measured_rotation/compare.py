@@ -9,22 +9,15 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from ropelens.attention.variables import labelled, stack, table
-from ropelens.errors import BadArgument, Positive, public
+from ropelens.arguments import Positive, public
+from ropelens.errors import BadArgument
+from ropelens.measured_rotation.probe import SingleTokenProbe, probe_single_tokens
+from ropelens.measured_rotation.read import probe_positions, read_rotation
+from ropelens.measured_rotation.stated import stated_inv_freq
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.noise import NOISE_FACTOR, allowed_residual
-from ropelens.rope.planes import Planes, probe_positions, read_rotation
-from ropelens.rotation.probe import SingleTokenProbe, probe_single_tokens
-from ropelens.rotation.stated import stated_inv_freq
-
-COMPARED = table("""
-angle (implementation, layer, frequency, position) rad: rotation since position 0
-difference (layer, frequency, position) rad: angle between the two implementations
-residual (implementation, layer) 1: change with position that is not a rotation
-strength_ratio (layer) 1: size of scores, other relative to one
-score_difference (layer, frequency) 1: difference of the plane's parts of scores, relative to
-    the scores
-""")
+from ropelens.rope.planes import Planes
+from ropelens.schema import COMPARED_ROTATION, labelled, stack
 
 
 @public
@@ -85,7 +78,7 @@ def compare_rope(
     }
     coords = {"implementation": ["one", "other"], "position": positions.numpy()}
     coords |= {"layer": list(by_layer[0])}
-    compared = xr.Dataset(labelled(values, COMPARED), coords=coords)
+    compared = xr.Dataset(labelled(values, COMPARED_ROTATION), coords=coords)
     eps = max(live.eps for live in lives)
     reasons = (
         _describe_difference(

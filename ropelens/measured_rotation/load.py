@@ -6,11 +6,12 @@ from typing import Literal
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ropelens.arguments import public
 from ropelens.checkpoints.load import open_checkpoint
 from ropelens.checkpoints.load_options import Dtype, Loading, Quantization
-from ropelens.errors import UnsupportedModel, public
+from ropelens.errors import UnsupportedModel
+from ropelens.measured_rotation.row_order import warn_of_row_order
 from ropelens.model.as_live_model import as_live_model
-from ropelens.rotation.row_order import warn_of_row_order
 
 
 @public

@@ -22,10 +22,11 @@ from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_
 
 import ropelens as rl
 from ropelens.errors import UnsupportedModel
+from ropelens.measured_rotation.conformance import LayerRotation
+from ropelens.measured_rotation.probe import RotationProbe
+from ropelens.measured_rotation.read import probe_positions, read_rotation
 from ropelens.model.as_live_model import as_live_model
-from ropelens.rope.planes import Planes, probe_positions, read_rotation
-from ropelens.rotation.conformance import LayerRotation
-from ropelens.rotation.probe import RotationProbe
+from ropelens.rope.planes import Planes
 
 # Families with different bases, pairing, unrotated coordinates, direction and NoPE layers.
 ANY_DTYPE = (

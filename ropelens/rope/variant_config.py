@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from ropelens.errors import UnsupportedModel, public
+from ropelens.arguments import public
+from ropelens.errors import UnsupportedModel
 from ropelens.rope.variants import OWN, VARIANTS, Shape, Variant, parse_variant
 
 Config = TypeVar("Config")

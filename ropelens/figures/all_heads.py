@@ -10,9 +10,9 @@ import plotly.graph_objects as go
 import xarray as xr
 from plotly.colors import hex_to_rgb
 
+from ropelens.arguments import public
 from ropelens.claims.arrays import claim_numbers
 from ropelens.claims.numbers import correlations
-from ropelens.errors import public
 from ropelens.figures import inputs, style
 from ropelens.figures.formats import number, short_count
 from ropelens.figures.inputs import Selected

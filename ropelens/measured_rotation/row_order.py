@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ropelens.errors import RopelensError
 from ropelens.intervals import paired_interval
+from ropelens.measured_rotation.probe import measure_layers
 from ropelens.model.live_model import LiveModel
 from ropelens.rope.turn import positions_by_plane, rotate_by
-from ropelens.rotation.probe import measure_layers
 from ropelens.text.tokenize import prompt_tokens
 
 STORY = """The old man lived by the sea. Every morning he walked along the beach, and every \

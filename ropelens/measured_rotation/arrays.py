@@ -14,13 +14,14 @@ from transformers import PreTrainedConfig
 
 from ropelens.config_facts import changes_with_position
 from ropelens.errors import BadArgument, explained
-from ropelens.noise import FLOOR, allowed_residual
-from ropelens.rope.planes import PAIRINGS, MeasuredRotation, Planes, read_rotation
-from ropelens.rotation.conformance import (
+from ropelens.measured_rotation.conformance import (
     LayerRotation,
     asked_rotations,
     rotation_differences,
 )
+from ropelens.measured_rotation.read import MeasuredRotation, read_rotation
+from ropelens.noise import FLOOR, allowed_residual
+from ropelens.rope.planes import PAIRINGS, Planes
 
 ArraySource = Mapping[str, Any] | str | Path
 OfHeads = Float[Tensor, "head position coordinate"]

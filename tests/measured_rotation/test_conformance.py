@@ -18,8 +18,8 @@ import ropelens as rl
 from ropelens.attention.call import AttentionCall
 from ropelens.config_facts import attending_layers
 from ropelens.errors import BadArgument
+from ropelens.measured_rotation.row_order import order_losses
 from ropelens.model.as_live_model import as_live_model
-from ropelens.rotation.row_order import order_losses
 
 STEPS = torch.tensor([0, *(2**n for n in range(13))])
 TEXT = torch.arange(300)

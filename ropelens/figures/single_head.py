@@ -9,7 +9,8 @@ import xarray as xr
 from plotly.colors import get_colorscale
 from scipy.special import softmax
 
-from ropelens.errors import BadArgument, Count, public
+from ropelens.arguments import Count, public
+from ropelens.errors import BadArgument
 from ropelens.figures import style
 from ropelens.figures.comparison import variant_looks
 from ropelens.figures.formats import plotly_text, short_count, visible_token

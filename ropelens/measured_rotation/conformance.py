@@ -12,10 +12,11 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from ropelens.rope.planes import PAIRINGS, MeasuredRotation, Pairing, Planes
+from ropelens.measured_rotation.read import MeasuredRotation
+from ropelens.measured_rotation.stated import unused_keys
+from ropelens.rope.planes import PAIRINGS, Pairing, Planes
+from ropelens.rope.variant_config import frequencies, stated_shape
 from ropelens.rope.variants import parse_variant
-from ropelens.rotation.stated import unused_keys
-from ropelens.rotation.variant_config import frequencies, stated_shape
 
 # Model types of transformers that pair coordinates 2f and 2f + 1, that rotate only in their
 # layers of sliding attention, and whose planes rotate by a negative angle.

@@ -13,24 +13,28 @@ from torch import Tensor
 from ropelens.attention.call import AttentionCall
 from ropelens.config_facts import trained_length
 from ropelens.errors import BadArgument, UnsupportedModel
-from ropelens.model.forward_patches import skip_mlp_work
-from ropelens.model.live_model import LiveModel
-from ropelens.model.model_noise import CHANGED_WEIGHT, changed_embeddings
-from ropelens.noise import NOISE_FACTOR, allowed_residual
-from ropelens.rope.planes import (
-    MeasuredRotation,
-    Planes,
-    probe_positions,
-    read_rotation,
-)
-from ropelens.rotation.conformance import LayerRotation, configuration_faults
-from ropelens.rotation.layer_kinds import (
+from ropelens.measured_rotation.conformance import LayerRotation, configuration_faults
+from ropelens.measured_rotation.layer_kinds import (
     LayerKind,
     layer_kinds,
     mask_of,
     stated_windows,
 )
-from ropelens.rotation.stated import match_stated, stated_factor, stated_inv_freq
+from ropelens.measured_rotation.read import (
+    MeasuredRotation,
+    probe_positions,
+    read_rotation,
+)
+from ropelens.measured_rotation.stated import (
+    match_stated,
+    stated_factor,
+    stated_inv_freq,
+)
+from ropelens.model.forward_patches import skip_mlp_work
+from ropelens.model.live_model import LiveModel
+from ropelens.model.model_noise import CHANGED_WEIGHT, changed_embeddings
+from ropelens.noise import NOISE_FACTOR, allowed_residual
+from ropelens.rope.planes import Planes
 
 NOISE_REPEATS = 4  # further runs of each token at the first position, which show noise
 ROUNDED = 4  # further such runs with embeddings that are rounded otherwise

@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig
 
 from ropelens.attention.call import AttentionCall
 from ropelens.config_facts import layer_parameters
-from ropelens.rotation.conformance import LayerRotation
+from ropelens.measured_rotation.conformance import LayerRotation
 
 LONGEST_WINDOW = 2**13  # tokens; layers with longer windows count as full attention
 SAME_BASE = 1e-3  # relative difference up to which two bases count as the same

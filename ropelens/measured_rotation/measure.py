@@ -11,31 +11,16 @@ import xarray as xr
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ropelens.arguments import IN_WORDS, Positive, public
 from ropelens.attention.call import AttentionCall
-from ropelens.attention.variables import labelled, stack, table
 from ropelens.checkpoints.files import ConfigInput, read_config_of
-from ropelens.errors import IN_WORDS, Positive, public
+from ropelens.measured_rotation.arrays import ArraySource, array_layers
+from ropelens.measured_rotation.conformance import asked_rotations, configuration_faults
+from ropelens.measured_rotation.layer_kinds import LayerKind
+from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.rope.planes import Planes
-from ropelens.rotation.arrays import ArraySource, array_layers
-from ropelens.rotation.conformance import asked_rotations, configuration_faults
-from ropelens.rotation.layer_kinds import LayerKind
-from ropelens.rotation.probe import RotationProbe
-
-ROTATION = table("""
-inv_freq (layer, frequency) rad/token: angular frequency, measured
-inv_freq_stated (layer, frequency) rad/token: angular frequency that the model states
-inv_freq_configured (layer, frequency) rad/token: angular frequency of the configuration
-query_scale (layer, position) 1: length of queries, relative to position 0
-wavelength (layer, frequency) token: tokens per turn
-residual (layer) 1: change with position that is not a rotation
-rotary_dim (layer) 1: coordinates of a head that rotate
-pairing (layer): which coordinates share a plane
-layer_type (layer): kind of the layer: sliding, full, chunked, none (no rotation) or recurrent
-base (layer) 1: base of the rotation
-scaling (layer): type and factor of the scaling of the rotation
-reach (layer) token: window or chunk of the layer, or the trained context
-""")
+from ropelens.schema import ROTATION, labelled, stack
 
 Measurable = Model | ArraySource
 IN_WORDS[Measurable] = f"{IN_WORDS[Model]}; or a dict or a file of arrays"

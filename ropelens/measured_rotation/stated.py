@@ -13,10 +13,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropelens.config_facts import layer_parameters, rope_parameters
 from ropelens.errors import UnsupportedModel
+from ropelens.measured_rotation.read import MeasuredRotation
 from ropelens.model.live_model import LiveModel
-from ropelens.rope.planes import MeasuredRotation, Planes
+from ropelens.rope.planes import Planes
+from ropelens.rope.variant_config import stated_shape
 from ropelens.rope.variants import Shape
-from ropelens.rotation.variant_config import stated_shape
 
 
 def stated_inv_freq(model: PreTrainedModel, layer_type: str) -> list[Tensor]:
