@@ -1,7 +1,6 @@
 """Tables of heads and claims: labels, confidences, numbers and verdicts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -10,26 +9,11 @@ import scipy
 import xarray as xr
 
 from ropelens.arguments import Count, Whole, public
-from ropelens.budget.labels import DOUBTS, Thresholds
 from ropelens.claims.arrays import claim_arrays, parts_by_kind, wavelength_arrays
 from ropelens.claims.claims import CLAIMS
 from ropelens.claims.numbers import known_heads
 from ropelens.claims.verdict import Claim, judge
-from ropelens.profiles.heads import (
-    FRACTIONS,
-    fractions,
-    head_values,
-    resample_bits,
-    resample_labels,
-)
-from ropelens.profiles.kinds import KIND_COORDINATES
-from ropelens.profiles.measures import columns
-
-DECIDED = ("positional", "mixed", "semantic")  # labels of fractions
-INTERVAL = ("fraction_low", "fraction_high")
-SPREAD = (
-    2**0.5
-)  # two samples of a text differ more than a sample and the text, by this factor
+from ropelens.profiles.head_table import head_table
 
 
 @public
@@ -61,70 +45,9 @@ def classify_heads(
     do positional and semantic heads differ in wavelength more than in surrogates, whose
     frequencies are in a random order? docs/measures.md defines its numbers.
     """
-    table = head_values(profile)
-    table |= _resampled(profile, table, resamples=resamples, seed=int(seed))
-    label, low, high = (table[name] for name in ("label", *INTERVAL))
-    decided, score = np.isin(label, DECIDED), profile["follow_score"].values
-    crosses = decided & (low < Thresholds.named) & (high >= Thresholds.named)
-    table["uncertain"] = np.where(decided & np.isnan(low), np.nan, crosses)
-    opposed = (label == "positional") & (score < 0) | (label == "semantic") & (
-        score > 0
-    )
-    table["opposed"] = np.where(np.isnan(score), np.nan, opposed)
-    follow, end, added = columns("follow"), columns("end"), dict[str, np.ndarray]()
-    for name, array in profile.filter_by_attrs(
-        column=lambda place: place is not None
-    ).items():
-        if "distance_bin" in array.dims:  # a column for each bin
-            starts = enumerate(profile["distance_start"].values)
-            added |= {f"{name}_{start}": array.values[..., n] for n, start in starts}
-        else:
-            added[str(name)] = array.values
-    table |= {
-        name: profile[name].values for name in (*columns("score"), *follow, *end)
-    } | added
-    kinds = [name for name in KIND_COORDINATES if "reach" in profile.coords]
-    table |= {name: profile[name].values[table["layer"]] for name in kinds}
-    order = (
-        *("layer", "head", "label", "confidence", *FRACTIONS, *columns("budget")),
-        *("offset", "offset_low", "offset_high", "top_wavelength", "top_share"),
-        *(
-            "offset_weight",
-            "mean_wavelength",
-            *columns("score"),
-            "planes_to_half",
-            *follow,
-        ),
-        *(*INTERVAL, *DOUBTS, *kinds, *end, *added),
-    )
-    heads = pd.DataFrame({name: table[name].ravel() for name in order})
-    heads = heads[heads["total_bits"].notna()].reset_index(drop=True)
-    integers = ("offset", "offset_low", "offset_high", "planes_to_half")
-    heads = heads.astype(
-        dict.fromkeys(integers, "Int64") | dict.fromkeys(DOUBTS, "boolean")
-    )
-    heads.attrs["thresholds"] = asdict(Thresholds())
+    heads = head_table(profile, resamples=resamples, seed=int(seed))
     heads.attrs["claim"] = judge_wavelengths(wavelength_arrays(profile))
     return heads
-
-
-def _resampled(
-    profile: xr.Dataset, table: Mapping[str, np.ndarray], *, resamples: int, seed: int
-) -> dict[str, np.ndarray]:
-    """`confidence` and the interval of the fraction that decides the label, or NaN."""
-    label = table["label"]
-    if profile.sizes["group"] < 2 or not resamples:
-        return {
-            name: np.full(label.shape, np.nan) for name in ("confidence", *INTERVAL)
-        }
-    resampled = resample_labels(profile, resamples=resamples, seed=seed, spread=SPREAD)
-    same = np.where(label != "untested", (resampled == label).mean(0), np.nan)
-    shares = fractions(resample_bits(profile, resamples=resamples, seed=seed))
-    position, content = FRACTIONS[:2]
-    positional = table[position] >= table[content]
-    larger = np.where(positional, shares[position], shares[content])
-    low, high = np.quantile(larger, [0.025, 0.975], axis=0)
-    return dict(zip(("confidence", *INTERVAL), (same, low, high), strict=True))
 
 
 def judge_wavelengths(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
