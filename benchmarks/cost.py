@@ -44,8 +44,9 @@ from ropelens.budget.held_out import LayerFit
 from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.model.as_live_model import as_live_model
 from ropelens.model.live_model import LiveModel
+from ropelens.profiles.layer_fits import fit_layers
 from ropelens.profiles.measurement import Measurement
-from ropelens.profiles.passes import collect, fit_layers
+from ropelens.profiles.passes import collect
 from ropelens.profiles.tasks import repeats
 
 RUNS = 5
@@ -176,7 +177,7 @@ def parts_of_a_profile(device: torch.device) -> Table:
     planes = RotationProbe(live).planes(context)
 
     def fit(surrogates: int) -> list[LayerFit]:
-        return fit_layers(measurement, planes, surrogates=surrogates)[0]
+        return fit_layers(measurement, planes, surrogates=surrogates)
 
     fits = fit(0)
     repeated = repeats(measurement, planes)

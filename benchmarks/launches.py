@@ -42,12 +42,11 @@ from ropelens.attention import exchange, fast_products
 
 STAGES = (
     # The work of a function counts for a stage, unless an inner function has its own stage.
-    # "result": the function returns the function that works for the stage. "also": its argument
-    # `also` is the function that works for the stage.
-    ("ropelens.profiles.profile.fit_layers", "plain", "call"),
-    ("ropelens.profiles.profile.collect", "plain", "call"),
+    # "result": the function returns the function that works for the stage.
+    ("ropelens.profiles.profile.ProfileRun.fit_budget", "plain", "call"),
+    ("ropelens.profiles.profile.ProfileRun.sum_text", "plain", "call"),
     ("ropelens.profiles.passes.observer_of_chunks", "sums", "result"),
-    ("ropelens.profiles.passes.sum_batch", "fits", "also"),
+    ("ropelens.profiles.layer_fits.LayerFitter.fit", "fits", "call"),
     ("ropelens.budget.held_out.LayerFit.score", "scoring", "call"),
     ("ropelens.budget.held_out.Sample.fit", "fits", "call"),
     ("ropelens.budget.held_out.draw_surrogates", "surrogates", "call"),
@@ -138,13 +137,9 @@ def in_stage(
     """The function, if the work of this part of it counts for the stage (see `STAGES`)."""
     if part == "call":
         return counter.staged(function, stage)
-    if part == "result":
-        return lambda *args, **options: counter.staged(
-            function(*args, **options), stage
-        )
 
     def run(*args: Any, **options: Any) -> Any:
-        return function(*args, **options | {part: counter.staged(options[part], stage)})
+        return counter.staged(function(*args, **options), stage)
 
     return run
 

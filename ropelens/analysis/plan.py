@@ -33,10 +33,10 @@ from ropelens.interventions.cuts import PlaneSweep
 from ropelens.interventions.truncation_table import wanted_measures
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
+from ropelens.profiles.costs import OBSERVED, exchange_cost, fit_cost
 from ropelens.profiles.excerpts import check_excerpts
 from ropelens.profiles.measurement import check_ids, sequences_at_once
 from ropelens.profiles.measures import find_statistics
-from ropelens.profiles.passes import OBSERVED, exchange_cost, fit_cost
 from ropelens.profiles.token_sets import attention_on
 from ropelens.rope.select import ALL_HEADS, heads_by_layer
 from ropelens.runtime.devices import LIBRARIES, free_bytes, pass_bytes

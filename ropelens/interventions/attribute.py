@@ -129,7 +129,7 @@ def attribute_planes(
             facts["source_answer"] = answer_to(live, source_text, number)
     indices = {"layer": range(live.layers), "head": range(live.heads)}
     dataset = xr.Dataset(labelled(values, ATTRIBUTION), coords=indices)
-    dataset.attrs = {"kind": "attribution"} | measurement.facts | facts
+    dataset.attrs = {"kind": "attribution"} | measurement.attributes | facts
     return dataset.set_coords(["inv_freq", "wavelength"])
 
 

@@ -23,9 +23,10 @@ from ropelens.interventions.edit import Edit, ModelEdit, stack_edits
 from ropelens.interventions.silence import Silence
 from ropelens.model.attention_hooks import HeadSilence
 from ropelens.model.live_model import LiveModel
+from ropelens.profiles.layer_fits import fit_layers
 from ropelens.profiles.measurement import Batch, Measurement
 from ropelens.profiles.measures import STATISTICS
-from ropelens.profiles.passes import Progress, fit_layers, sum_batch
+from ropelens.profiles.passes import BatchPass, Progress
 from ropelens.profiles.tasks import Task
 from ropelens.profiles.token_sets import CLASSES, ids_of
 from ropelens.rope.planes import Planes
@@ -245,7 +246,7 @@ def run_entries(
                 "progress": partial(step, stage=1),
             }
             with live.changed(entry.edit, entry.silences):
-                fit, _ = fit_layers(measurement, entry.planes, **options)
+                fit = fit_layers(measurement, entry.planes, **options)
             fits.append(fit)
             stage.save(state)
         for batch in chain.from_iterable(map(measurement.batches, parts)):
@@ -304,9 +305,11 @@ def _sum_entry(
     options: dict[str, Any] = {"fits": fits, "statistics": STATISTICS if fits else ()}
     options |= {"progress": progress, "sets": sets, "also": compare}
     with live.changed(entry.edit, entry.silences):
-        sums, losses = sum_batch(live, batch, entry.planes, **options)
+        result = BatchPass(live, batch, entry.planes, **options).run()
+    losses = result.losses
     in_bins = losses[:, 1:].where(text.predicted[:, 1:], 0.0)
     by_bin = sum_bins(in_bins, split.edges - 1)
     by_split = losses[:, None].where(split.predicted(text), 0.0).sum(2)
     rows = batch.rows.by_position(sets.shape[2])[:, None].where(sets, 0.0).sum((0, 2))
-    return EntrySums(sums, torch.cat([by_bin, by_split], dim=1), change, rows)
+    split_losses = torch.cat([by_bin, by_split], dim=1)
+    return EntrySums(result.sums, split_losses, change, rows)

@@ -139,7 +139,7 @@ def evaluate(
     dataset = xr.Dataset(labelled(values, EVALUATED), coordinates)
     names = {"control_of", "group", "position_start", "position_stop", "token_class"}
     dataset = summary.number_dims(dataset.set_coords(names & values.keys()))
-    return dataset.assign_attrs({"kind": "evaluation"} | measurement.facts)
+    return dataset.assign_attrs({"kind": "evaluation"} | measurement.attributes)
 
 
 def _loss_values(

@@ -96,7 +96,7 @@ def patch_each(
     if over == "position":
         names = np.array(token_names(text.ids[0], tokenizer), dtype=object)
         dataset = dataset.assign_coords(token=("position", names))
-    return dataset.assign_attrs({"kind": "patches"} | measurement.facts | facts)
+    return dataset.assign_attrs({"kind": "patches"} | measurement.attributes | facts)
 
 
 @torch.no_grad()

@@ -112,7 +112,9 @@ def reach(
     coords: dict[str, Any] = {"layer": range(live.layers), "head": range(live.heads)}
     coords |= labelled(indices, REACH) | {"variant": np.array(variants, dtype=object)}
     dataset = xr.Dataset(labelled(values, REACH), coords)
-    return dataset.assign_attrs({"kind": "reach", "copied": copied} | measurement.facts)
+    return dataset.assign_attrs(
+        {"kind": "reach", "copied": copied} | measurement.attributes
+    )
 
 
 def _run_copies(

@@ -160,7 +160,7 @@ def capture(
     if answers:
         indices["answer"] = np.array(token_names(answers, tokenizer), dtype=object)
     labels = labelled({name: array.numpy() for name, array in arrays.items()}, CAPTURE)
-    attrs = {"kind": "capture"} | measurement.facts
+    attrs = {"kind": "capture"} | measurement.attributes
     dataset = xr.Dataset(labels, labelled(indices, CAPTURE_INDICES), attrs)
     return dataset.set_coords(["inv_freq", "wavelength", "scale"])
 

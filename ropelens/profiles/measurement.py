@@ -48,12 +48,11 @@ ROWS_ACROSS = (
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences that run together, and the rows that are measured, scored and fitted."""
+    """Sequences that run together, and the rows that are measured and scored."""
 
     text: Text
     rows: Rows
     scored: Rows
-    fitted: tuple[Rows, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -112,13 +111,7 @@ class Measurement:
         for begin in range(0, len(chosen), size):
             yield self.batch(chosen[begin : begin + size], width=width)
 
-    def batch(
-        self,
-        chosen: Sequence[int],
-        *,
-        width: int | None = None,
-        fitted: tuple[Rows, ...] = (),
-    ) -> Batch:
+    def batch(self, chosen: Sequence[int], *, width: int | None = None) -> Batch:
         """The `chosen` sequences as one batch, as wide as the longest or `width` positions."""
         part = self.text.part(list(chosen), width=width)
         sample = partial(sample_rows, part.lengths, seed=self.seed, numbers=chosen)
@@ -130,10 +123,10 @@ class Measurement:
         keys: Any = {"width": part.ids.shape[1], "seed": self.seed, "numbers": chosen}
         order = exchange_order(part.lengths, **keys)
         rows = replace(rows.zero_hidden(part.hidden), order=order)
-        return Batch(part, rows, replace(scored, order=order), fitted)
+        return Batch(part, rows, replace(scored, order=order))
 
     @property
-    def facts(self) -> dict[str, str | int | float]:
+    def attributes(self) -> dict[str, str | int | float]:
         """The attributes of results: model, noise, options, versions. Warns of large noise."""
         live, text, config = self.live, self.text, self.live.model.config
         layers = self.rotation.layers(text.context)

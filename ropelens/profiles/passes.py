@@ -1,15 +1,10 @@
-"""Passes of a model over batches of sequences, with running sums at its attention calls.
-
-Sequences that are too long for one pass run in chunks with a key-value cache. Statistics over
-tokens are summed chunk by chunk, and queries are kept for the measured rows. With the last
-chunk each layer gets one call of these rows and all keys.
-"""
+"""Passes of a model over batches of sequences, with running sums at its attention calls."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 import torch
 from jaxtyping import Bool, Float
@@ -24,143 +19,189 @@ from ropelens.attention.sums import (
     by_group,
     sum_attention,
 )
-from ropelens.budget.held_out import FOLD_ROWS, LayerFit, Sample, add_found_sinks
-from ropelens.errors import UnsupportedModel
+from ropelens.budget.held_out import LayerFit, add_found_sinks
 from ropelens.model.attention_hooks import Observer
-from ropelens.model.live_model import NO_KEY, LiveModel
+from ropelens.model.live_model import LiveModel
+from ropelens.profiles.chunks import ignore_call, observer_of_chunks
+from ropelens.profiles.costs import OBSERVED
 from ropelens.profiles.measurement import Batch, Measurement
 from ropelens.profiles.measures import STATISTICS
 from ropelens.rope.planes import Planes
-from ropelens.runtime.processes import gather, shard
 from ropelens.schema import Statistic
 from ropelens.text.rows import Rows
-
-EXCHANGED = 1000.0  # operations per scored row and key
-OBSERVED = 2.0  # time of a layer with all statistics, compared with an unobserved layer
 
 Progress = Callable[[int], None]  # called with the tokens processed since the last call
 
 
-def observer_of_chunks(
-    chunk: int | None,
-    rows: Sequence[Rows],
-    context: int,
-    whole: Observer,
-    part: Observer = lambda call: None,
-) -> Observer:
-    """Observer of a pass over sequences of `context` tokens in chunks of `chunk` tokens.
+@dataclass(frozen=True)
+class BatchSums:
+    """The sums of a batch, and the loss of each predicted token (nats; NaN for others)."""
 
-    `part` receives the calls of each chunk, and `whole` one call of the `rows` and all keys for
-    each layer. If `chunk` is None, the observer is `whole`.
+    sums: Sums
+    losses: Float[Tensor, "sequence position"]
+
+
+class PassProgress:
+    """Reports the tokens of a pass at its attention calls, and the rest at its end."""
+
+    def __init__(
+        self, live: LiveModel, tokens: int, calls: int, report: Progress
+    ) -> None:
+        # Logits and losses take the rest of the time.
+        share_of_calls = OBSERVED / (OBSERVED + live.logits_cost)
+        self.tokens_per_call = int(tokens * share_of_calls / calls)
+        self.left = tokens
+        self.report = report
+
+    def call_ended(self) -> None:
+        self.left -= self.tokens_per_call
+        self.report(self.tokens_per_call)
+
+    def pass_ended(self) -> None:
+        self.report(self.left)
+
+
+class BatchPass:
+    """One pass of a model over a batch. It sums statistics at every attention call.
+
+    The `fits` of the budget, by layer, are scored on the rows of each set in `sets` (default:
+    all rows). `also` receives the call of each layer first.
     """
-    if chunk is None:
-        return whole
-    positions = torch.cat(
-        [batch_rows.position.flatten() for batch_rows in rows]
-    ).unique()
-    earlier: dict[int, dict[str, Any]] = {}
 
-    def keep_rows(call: AttentionCall) -> None:
-        first, end = call.past, call.key.shape[2]
-        here = (positions >= first) & (positions < end)
-        indices = positions[here] - first
-        if first == 0:  # pieces would leave holes between masks that grow
-            query, output = call.query, call.output
-            earlier[call.layer] = {
-                "query": query.new_empty(
-                    (*query.shape[:2], len(positions), query.shape[3])
-                ),
-                "output": output.new_empty(
-                    (len(output), len(positions), *output.shape[2:])
-                ),
-                "visibility": call.visibility.rows(indices[None]),
-            }
-        layer, sampled = earlier[call.layer], call.of_rows(indices)
-        layer["query"][:, :, here], layer["output"][:, here] = (
-            sampled.query,
-            sampled.output,
+    def __init__(
+        self,
+        live: LiveModel,
+        batch: Batch,
+        planes: Sequence[Planes],
+        *,
+        statistics: Sequence[Statistic],
+        progress: Progress,
+        fits: Mapping[int, LayerFit],
+        sets: Bool[Tensor, "sequence set position"] | None = None,
+        also: Observer = ignore_call,
+    ) -> None:
+        self.live = live
+        self.batch = batch
+        self.planes = planes
+        self.statistics = statistics
+        self.over_tokens = [row for row in statistics if row.over == "tokens"]
+        self.fits = fits
+        self.sets = sets
+        self.also = also
+        width = batch.text.ids.shape[1]
+        self.chunk = live.chunk_length(width)
+        chunks = -(-width // (self.chunk or width))
+        tokens = int(batch.text.real.sum())
+        self.progress = PassProgress(
+            live, tokens, len(live.attending) * chunks, progress
         )
-        if first > 0:
-            layer["visibility"] = layer["visibility"].append(sampled.visibility)
-        key, value = call.key[:, :, first:], call.value[:, :, first:]
-        visibility = replace(call.visibility, keys=range(first, end))
-        part(replace(call, key=key, value=value, visibility=visibility))
-        if end == context:
-            whole(replace(call, **earlier.pop(call.layer)))
+        # Sums by layer, which the attention calls fill
+        self.layers: dict[int, LayerSums] = {}
+        self.scores: dict[int, Float[Tensor, "group set head score"]] = {}
+        self.chunk_sums: dict[int, SequenceSums] = {}
+        self.farthest: Counter[int] = Counter()
 
-    return keep_rows
+    def run(self) -> BatchSums:
+        """Run the model once. Its attention calls go to `see_layer` and `see_chunk`."""
+        text = self.batch.text
+        observer = observer_of_chunks(
+            self.chunk,
+            self.kept_rows(),
+            text.ids.shape[1],
+            whole=self.see_layer,
+            part=self.see_chunk,
+        )
+        with self.live.observe(observer):
+            losses = self.live.losses(text.ids, text.lengths, text.hidden)
+        losses.masked_fill_(~text.predicted, torch.nan)
+        self.progress.pass_ended()
+        self.live.check_layers(set(self.layers))
+        return BatchSums(self.total(losses), losses)
+
+    def kept_rows(self) -> Sequence[Rows]:
+        """The rows that are measured after the last chunk of a sequence."""
+        return (self.batch.rows, self.batch.scored)
+
+    def fit_of(self, call: AttentionCall) -> LayerFit | None:
+        return self.fits.get(call.layer)
+
+    def see_chunk(self, call: AttentionCall) -> None:
+        """Add the sums over the tokens of a chunk."""
+        layer = call.layer
+        self.farthest[layer] = max(self.farthest[layer], call.visibility.farthest)
+        if self.over_tokens:
+            text = self.batch.text
+            keys = slice(call.visibility.keys.start, call.visibility.keys.stop)
+            sampled = SampledCall(
+                call,
+                self.batch.rows,
+                self.planes[layer],
+                sinks=text.sinks[..., keys],
+                tokens=text.ids[:, keys],
+            )
+            sums = self.chunk_sums.setdefault(layer, {})
+            for name, added in sum_attention(sampled, self.over_tokens).items():
+                sums[name] = sums[name] + added if name in sums else added
+        self.progress.call_ended()
+
+    def see_layer(self, call: AttentionCall) -> None:
+        """Score the fits of a layer, and add the sums over its rows."""
+        layer = call.layer
+        text = self.batch.text
+        if self.chunk is None and self.layers:
+            self.progress.call_ended()  # of the layer before
+        self.also(call)
+        fit = self.fit_of(call)
+        sinks = text.sinks
+        if fit is not None:
+            sinks = add_found_sinks(text.sinks, fit.found_sinks)
+        scored = SampledCall(
+            call, self.batch.scored, self.planes[layer], sinks=sinks, tokens=text.ids
+        )
+        if fit is not None:
+            self.scores[layer] = fit.score(scored, text, self.sets)
+        measured = scored.with_rows(self.batch.rows)
+        sums = self.chunk_sums.pop(layer, {})
+        unsummed = [row for row in self.statistics if row.name not in sums]
+        sums.update(sum_attention(measured, unsummed))
+        farthest = max(self.farthest[layer], call.visibility.farthest)
+        self.layers[layer] = LayerSums.of(sums, measured, self.statistics, farthest)
+
+    def total(self, losses: Float[Tensor, "sequence position"]) -> Sums:
+        """The sums of all layers, by group of sequences."""
+        text = self.batch.text
+        row_weight = self.batch.rows.by_position(text.ids.shape[1])
+        return Sums(
+            row_weight=by_group(row_weight, text.group),
+            group_loss=by_group(losses.nansum(1), text.group),
+            group_predicted=by_group(text.predicted.sum(1), text.group),
+            tokens=int(text.real.sum()),
+            sequences=len(text),
+            layers=self.layers,
+            scores=self.scores,
+        )
 
 
-def fit_cost(
-    parameters: int, heads: int, terms: int, context: int, surrogates: int
-) -> float:
-    """Approximate number of tokens that pass the model in the time of the fits of a layer."""
-    # Half of the rows of both folds is visible; small operations cost as much as 4,000 tokens.
-    cells = heads * FOLD_ROWS * (context + 4_000)
-    # 93 operations per cell and plane weight, of which 40 surrogates take half
-    return 93.0 * ((1 + surrogates / 40) / 2) * cells * terms / parameters
-
-
-def exchange_cost(parameters: int, heads: int, rows: int, context: int) -> float:
-    """Approximate number of tokens that pass the model while a layer exchanges its keys."""
-    return EXCHANGED * heads * rows * context / parameters
-
-
-def fit_layers(
+def sums_of_batches(
     measurement: Measurement,
     planes: Sequence[Planes],
     *,
-    surrogates: int,
-    progress: Progress = lambda _: None,
-    statistics: Sequence[Statistic] | None = None,
-    summed: Progress = lambda _: None,
-) -> tuple[dict[int, LayerFit], Sums]:
-    """Fit the budget of every layer in one pass over a sample; sum `statistics` on the way."""
-    live, sample = (
-        measurement.live,
-        Sample.draw(measurement.text, seed=measurement.seed),
-    )
-    own_layers = [live.attending[n] for n in shard(len(live.attending))]
-    fits: dict[int, LayerFit] = {}
-    options = {"surrogates": surrogates, "seed": measurement.seed}
-
-    def fit(call: AttentionCall) -> None:
-        if call.layer not in own_layers:
-            return
-        fits[call.layer] = layer_fit = sample.fit(call, planes[call.layer], **options)
-        if not layer_fit.weights.isfinite().all():
-            query, key = (f"{float(x.abs().max()):.0e}" for x in (call.query, call.key))
-            seen = (
-                f"queries up to {query}, keys up to {key}; their squares are not finite"
-            )
-            what = f"The attention budget of layer {call.layer} cannot be fitted."
-            raise UnsupportedModel(what, seen=seen, hint=NO_KEY)
-        progress(1)
-        if statistics is None and len(fits) == len(own_layers):
-            raise _AllFitted
-
-    width, rows = sample.text.ids.shape[1], (sample.rows, sample.surrogate_rows)
-    sums = Sums()
-    if statistics is not None:
-        batch = measurement.batch(sample.chosen, width=width, fitted=rows)
-        given: dict[str, Any] = {
-            "statistics": statistics,
-            "fits": fits,
-            "progress": summed,
-        }
-        sums, _ = sum_batch(live, batch, planes, also=fit, **given)
-    elif own_layers:
-        observer = observer_of_chunks(live.chunk_length(width), rows, width, fit)
-        with suppress(_AllFitted), torch.no_grad(), live.observe(observer):
-            for _ in live.logits(sample.text.ids, hidden=sample.text.hidden):
-                pass
-    fits = {layer: fit for part in gather(fits) for layer, fit in part.items()}
-    live.check_layers(set(fits))
-    return {layer: fits[layer] for layer in sorted(fits)}, sums
-
-
-class _AllFitted(Exception):
-    """Ends a pass before its logits, which are its largest part and are not needed."""
+    chosen: Sequence[int],
+    statistics: Sequence[Statistic],
+    fits: Mapping[int, LayerFit],
+    progress: Progress,
+) -> Iterator[Sums]:
+    """The sums of each batch of the `chosen` sequences, in their order."""
+    for batch in measurement.batches(chosen):
+        batch_pass = BatchPass(
+            measurement.live,
+            batch,
+            planes,
+            statistics=statistics,
+            fits=fits,
+            progress=progress,
+        )
+        yield batch_pass.run().sums
 
 
 def collect(
@@ -171,87 +212,14 @@ def collect(
     fits: Mapping[int, LayerFit] | None = None,
     chosen: Sequence[int] | None = None,
     progress: Progress = lambda _: None,
-    sums: Sums | None = None,
-    save: Callable[[Sums], None] = lambda _: None,
 ) -> Sums:
-    """Add the statistics over the `chosen` sequences (default: all) to the first `sums`."""
-    sums = sums or Sums()
-    chosen = range(len(measurement.text)) if chosen is None else chosen
-    options: Any = {"statistics": statistics, "fits": fits or {}, "progress": progress}
-    for batch in measurement.batches(chosen[sums.sequences :]):
-        sums += sum_batch(measurement.live, batch, planes, **options)[0]
-        save(sums)
-    return sums
-
-
-def sum_batch(
-    live: LiveModel,
-    batch: Batch,
-    planes: Sequence[Planes],
-    *,
-    statistics: Sequence[Statistic],
-    fits: Mapping[int, LayerFit],
-    progress: Progress,
-    sets: Bool[Tensor, "sequence set position"] | None = None,
-    also: Observer = lambda call: None,
-) -> tuple[Sums, Float[Tensor, "sequence position"]]:
-    """Run one pass over a batch; return the sums of its statistics and the loss of each token.
-
-    The `fits` of the budget are scored on the rows of each set in `sets` (default: all rows).
-    `also` receives the call of each layer first.
-    """
-    text, width = batch.text, batch.text.ids.shape[1]
-    chunk = live.chunk_length(width)
-    calls = len(live.attending) * -(-width // (chunk or width))
-    tokens = int(text.real.sum())
-    # Tokens of progress for each call; logits and losses take the rest of the time.
-    share = int(tokens * OBSERVED / (OBSERVED + live.logits_cost) / calls)
-    over_tokens = [row for row in statistics if row.over == "tokens"]
-    layers: dict[int, LayerSums] = {}
-    scores: dict[int, Float[Tensor, "group set head score"]] = {}
-    chunk_sums: dict[int, SequenceSums] = {}
-    farthest: Counter[int] = Counter()
-
-    def see_part(call: AttentionCall) -> None:
-        turning, keys = planes[call.layer], call.visibility.keys
-        farthest[call.layer] = max(farthest[call.layer], call.visibility.farthest)
-        if over_tokens:
-            here = slice(keys.start, keys.stop)
-            of_part = {"sinks": text.sinks[..., here], "tokens": text.ids[:, here]}
-            rows = SampledCall(call, batch.rows, turning, **of_part)
-            before = chunk_sums.setdefault(call.layer, {})
-            for name, x in sum_attention(rows, over_tokens).items():
-                before[name] = before[name] + x if name in before else x
-        progress(share)
-
-    def see(call: AttentionCall) -> None:
-        turning, sinks = planes[call.layer], text.sinks
-        if chunk is None:  # otherwise its chunks were counted
-            progress(share if layers else 0)  # for the layer before, which ends here
-        also(call)
-        if fits:
-            sinks = add_found_sinks(text.sinks, fits[call.layer].found_sinks)
-        scored = SampledCall(call, batch.scored, turning, sinks=sinks, tokens=text.ids)
-        if fits:
-            scores[call.layer] = fits[call.layer].score(scored, text, sets)
-        sums, rows = chunk_sums.pop(call.layer, {}), scored.with_rows(batch.rows)
-        sums |= sum_attention(rows, [row for row in statistics if row.name not in sums])
-        far = max(farthest[call.layer], call.visibility.farthest)
-        layers[call.layer] = LayerSums.of(sums, rows, statistics, far)
-
-    rows = (batch.rows, batch.scored, *batch.fitted)
-    observer = observer_of_chunks(chunk, rows, width, see, see_part)
-    with live.observe(observer):
-        losses = live.losses(text.ids, text.lengths, text.hidden)
-    losses.masked_fill_(~text.predicted, torch.nan)
-    progress(tokens - share * (calls - (chunk is None)))
-    live.check_layers(set(layers))
-    values = batch.rows.by_position(width), losses.nansum(1), text.predicted.sum(1)
-    row_weight, loss, predicted = (by_group(x, text.group) for x in values)
-    facts: Any = {
-        "tokens": tokens,
-        "sequences": len(text),
-        "layers": layers,
-        "scores": scores,
-    }
-    return Sums(row_weight, loss, predicted, **facts), losses
+    """The sums of the `chosen` sequences (default: all)."""
+    by_batch = sums_of_batches(
+        measurement,
+        planes,
+        chosen=range(len(measurement.text)) if chosen is None else chosen,
+        statistics=statistics,
+        fits=fits or {},
+        progress=progress,
+    )
+    return reduce(add, by_batch, Sums())

@@ -1,26 +1,30 @@
 """A model and some tokens become a profile: labelled arrays that can be saved and shown."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial, reduce
 from operator import add
-from typing import Any
 
+import numpy as np
 import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
 
 from ropelens.arguments import Count, Positive, Whole, check_count, public
-from ropelens.budget.held_out import Sample
+from ropelens.attention.sums import Sums
+from ropelens.budget.held_out import LayerFit, Sample
 from ropelens.budget.surrogates import DRAWS
 from ropelens.errors import BadArgument
 from ropelens.profiles.excerpts import EXCERPTED, excerpt_variables, read_excerpts
+from ropelens.profiles.layer_fits import FittingPass, LayerFitter
 from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.measures import MEASURES, STATISTICS, find_statistics
-from ropelens.profiles.passes import collect, fit_layers
+from ropelens.profiles.passes import sums_of_batches
 from ropelens.profiles.summary import kind_coordinates, summarize
 from ropelens.profiles.tasks import repeats
+from ropelens.rope.planes import Planes
 from ropelens.runtime.processes import gather, place, shard
-from ropelens.runtime.progress import ProgressOption, Stage, display_of
+from ropelens.runtime.progress import Advance, ProgressOption, Stage, display_of
 from ropelens.runtime.savepoint import begin_stage
 from ropelens.schema import AXES, Statistic, labelled
 from ropelens.text.prompts import TokenNames
@@ -97,59 +101,159 @@ def profile(
 
     Raises `UnsupportedModel` for a model without RoPE or with hidden attention.
     """
-    options: dict[str, Any] = {"rows": rows, "seed": seed, "batch_size": batch_size}
     check_count(surrogates, "surrogates")
-    statistics = find_statistics(statistics)
+    requested = find_statistics(statistics)
     measurement = Measurement.of(
-        model, text, tokenizer=tokenizer, sinks=sinks, **options
+        model,
+        text,
+        tokenizer=tokenizer,
+        sinks=sinks,
+        rows=rows,
+        seed=seed,
+        batch_size=batch_size,
     )
-    live, text = measurement.live, measurement.text
-    taken = {name for row in (*MEASURES, *AXES) for name in (row.name, *row.dims)}
+    check_names(requested)
+    planes = measurement.rotation.planes(measurement.text.context)
+    measurement.live.check_observation_is_exact(measurement.text)
+    run = ProfileRun(
+        measurement, planes, requested, budget=budget, surrogates=surrogates
+    )
+    with display_of(progress)(*run.stages()) as advance:
+        read = read_excerpts(measurement, excerpts, planes, tokenizer)
+        advance(EXCERPTED, stage=PROBING)
+        answers = run.repeats.measure(partial(advance, stage=PROBING))
+        run.fit_budget(advance)
+        run.sum_text(advance)
+    return run.dataset(answers, read).assign_attrs(measurement.attributes)
+
+
+MEASURING, PROBING, FITTING = range(3)  # the stages of a profile, in their order
+
+
+@dataclass
+class ProfileProgress:
+    """What a profile has finished. It is saved after the fits and after each batch.
+
+    `fits` has the budget of each layer (none without a budget), and `sums` the sums over the
+    first `sums.sequences` of the sequences that this process measures.
+    """
+
+    fits: dict[int, LayerFit] = field(default_factory=dict)
+    sums: Sums = field(default_factory=Sums)
+
+
+class ProfileRun:
+    """The steps of a profile, which continue from saved progress if there is any."""
+
+    def __init__(
+        self,
+        measurement: Measurement,
+        planes: Sequence[Planes],
+        requested: Sequence[Statistic],
+        *,
+        budget: bool,
+        surrogates: int,
+    ) -> None:
+        self.measurement = measurement
+        self.requested = requested
+        self.statistics = [*STATISTICS, *requested]
+        self.surrogates = surrogates
+        self.planes = planes
+        self.repeats = repeats(measurement, self.planes)
+        self.saved = begin_stage(ProfileProgress)
+        self.progress: ProfileProgress = self.saved.state or ProfileProgress()
+        self.unfitted = budget and self.saved.state is None
+        # One process fits and sums the sample in the same pass.
+        self.sums_sample = budget and place()[1] == 1
+        self.sequences = self._order_of_sequences()
+
+    def _order_of_sequences(self) -> list[int]:
+        """The sequences of this process; if it sums the sample, the sample comes first."""
+        text = self.measurement.text
+        own = shard(len(text))
+        if not self.sums_sample:
+            return list(own)
+        sample = Sample.draw(text, seed=self.measurement.seed).chosen
+        return [*sample, *(sequence for sequence in own if sequence not in sample)]
+
+    def unmeasured(self) -> list[int]:
+        """The sequences that are not in the sums yet."""
+        return self.sequences[self.progress.sums.sequences :]
+
+    def stages(self) -> list[Stage]:
+        """The stages with the tokens and layers that are left to do."""
+        tokens = int(self.measurement.text.real[self.unmeasured()].sum())
+        layers = len(self.measurement.live.attending)
+        own_layers = len(shard(layers)) if self.unfitted else 0
+        return [
+            Stage("measuring", tokens),
+            Stage("probing", EXCERPTED + self.repeats.tokens),
+            Stage("fitting the budget", own_layers, "layers"),
+        ]
+
+    def fit_budget(self, advance: Advance) -> None:
+        """Fit the budget of every layer, unless saved progress has the fits."""
+        if not self.unfitted:
+            return
+        fitter = LayerFitter(
+            self.measurement,
+            self.planes,
+            surrogates=self.surrogates,
+            progress=partial(advance, stage=FITTING),
+        )
+        if self.sums_sample:
+            fitting_pass = FittingPass(
+                fitter, statistics=self.statistics, progress=advance
+            )
+            self.progress.sums = fitting_pass.run().sums
+        else:
+            fitter.fit_own_layers()
+        self.progress.fits = fitter.fits_of_all_processes()
+        self.saved.save(self.progress)
+
+    def sum_text(self, advance: Advance) -> None:
+        """Add the sums over the other sequences, batch by batch."""
+        by_batch = sums_of_batches(
+            self.measurement,
+            self.planes,
+            chosen=self.unmeasured(),
+            statistics=self.statistics,
+            fits=self.progress.fits,
+            progress=advance,
+        )
+        for sums in by_batch:
+            self.progress.sums += sums
+            self.saved.save(self.progress)
+
+    def dataset(
+        self, answers: Mapping[str, Tensor], read: dict[str, np.ndarray]
+    ) -> xr.Dataset:
+        """The profile, with the `answers` of repeated tokens and the excerpts as read."""
+        sums = reduce(add, gather(self.progress.sums))
+        dataset = summarize(sums, self.planes, self.progress.fits, extra=self.requested)
+        attention = {
+            name: x.numpy() for name, x in answers.items() if not name.endswith("loss")
+        }
+        sharpness = dataset.get("total_bits", -dataset["entropy_bits"]).values
+        dataset = dataset.assign(labelled(attention, MEASURES))
+        dataset = dataset.assign(excerpt_variables(read, sharpness))
+        dataset = dataset.set_coords("excerpt_token")
+        kinds = self.measurement.rotation.kinds
+        dataset = dataset.assign_coords(kind_coordinates(kinds))
+        pairings = sorted({layer.pairing for layer in self.planes})
+        return dataset.assign_attrs(kind="profile", pairing=" ".join(pairings))
+
+
+def check_names(statistics: Sequence[Statistic]) -> None:
+    """Raise `BadArgument` for a name that is taken, or that a file cannot have."""
+    taken: set[str] = set()
+    for row in (*MEASURES, *AXES):
+        taken.update((row.name, *row.dims))
     for row in statistics:
         if row.name in taken:
             raise BadArgument(f"There is a variable {row.name!r} already.")
-        if row.name in ("", ".") or {*"/\0"} & {*row.name}:
+        if row.name in ("", ".") or "/" in row.name or "\0" in row.name:
             raise BadArgument(
                 f"A file cannot have a variable {row.name!r}.", hint="letters"
             )
         taken.add(row.name)
-    planes = measurement.rotation.planes(text.context)
-    live.check_observation_is_exact(text)
-    repeated = repeats(measurement, planes)
-    stage, measured = begin_stage(), [*STATISTICS, *statistics]
-    fits, sums = stage.state or (None if budget else {}, None)
-    # One process fits and sums in the same pass, so the sequences of the sample come first.
-    together = budget and place()[1] == 1
-    first = Sample.draw(text, seed=measurement.seed).chosen if together else []
-    chosen = [*first, *(n for n in shard(len(text)) if n not in first)]
-    left = chosen[0 if sums is None else sums.sequences :]
-    share = len(shard(len(live.attending))) if fits is None else 0
-    stages = (
-        Stage("measuring", int(text.real[left].sum())),
-        Stage("probing", EXCERPTED + repeated.tokens),
-        Stage("fitting the budget", share, "layers"),
-    )
-    with display_of(progress)(*stages) as step:
-        read = read_excerpts(measurement, excerpts, planes, tokenizer)
-        step(EXCERPTED, stage=1)
-        answers = repeated.measure(partial(step, stage=1))
-        if fits is None:
-            options = {"surrogates": surrogates, "progress": partial(step, stage=2)}
-            options |= {"statistics": measured, "summed": step} if together else {}
-            fits, sums = fit_layers(measurement, planes, **options)
-            stage.save([fits, sums])
-        options = {"statistics": measured, "fits": fits, "chosen": chosen, "sums": sums}
-        options |= {"progress": step, "save": lambda sums: stage.save([fits, sums])}
-        sums = collect(measurement, planes, **options)
-    dataset = summarize(reduce(add, gather(sums)), planes, fits, extra=statistics)
-    scores = {
-        name: x.numpy() for name, x in answers.items() if not name.endswith("loss")
-    }
-    sharp = dataset.get("total_bits", -dataset["entropy_bits"]).values
-    variables = labelled(scores, MEASURES) | excerpt_variables(read, sharp)
-    dataset = dataset.assign(variables).set_coords("excerpt_token")
-    dataset = dataset.assign_coords(kind_coordinates(measurement.rotation.kinds))
-    pairing = " ".join(sorted({layer.pairing for layer in planes}))
-    return dataset.assign_attrs(
-        {"kind": "profile", "pairing": pairing} | measurement.facts
-    )

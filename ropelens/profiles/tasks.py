@@ -14,9 +14,10 @@ from ropelens.attention.call import AttentionCall
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.sums import by_layer, sum_attention
 from ropelens.errors import BadArgument
+from ropelens.profiles.chunks import observer_of_chunks
 from ropelens.profiles.measurement import TOKENS_PER_BATCH, Measurement
 from ropelens.profiles.measures import NEEDLES, STATISTICS
-from ropelens.profiles.passes import Progress, observer_of_chunks
+from ropelens.profiles.passes import Progress
 from ropelens.rope.planes import Planes
 from ropelens.text.rows import Ids, Lengths, Rows, generator_of
 

@@ -19,8 +19,8 @@ import ropelens as rl
 from ropelens.analysis.analysis import Answer, write_answer
 from ropelens.analysis.plan import GPU_COUNTS, plan_analysis
 from ropelens.checkpoints.identity import identity
+from ropelens.profiles.costs import OBSERVED
 from ropelens.profiles.measurement import sequences_at_once
-from ropelens.profiles.passes import OBSERVED
 from ropelens.runtime.devices import pass_bytes
 from ropelens.runtime.progress import Stage
 

@@ -20,9 +20,10 @@ from ropelens.attention.visibility import offset_edges
 from ropelens.budget.logit import RIDGE
 from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.model.as_live_model import as_live_model
+from ropelens.profiles.layer_fits import fit_layers
 from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.measures import MEASURES
-from ropelens.profiles.passes import collect, fit_layers
+from ropelens.profiles.passes import collect
 from ropelens.profiles.summary import summarize
 from ropelens.profiles.tasks import REPEATS, repeated_tokens, repeats
 from ropelens.schema import Derived, Statistic
@@ -55,7 +56,7 @@ def measured(
     surrogates, fits = options.pop("surrogates", None), {}
     measurement = Measurement(live, text, RotationProbe(live), **options)
     if surrogates:
-        fits, _ = fit_layers(measurement, planes, surrogates=surrogates)
+        fits = fit_layers(measurement, planes, surrogates=surrogates)
     return summarize(collect(measurement, planes, fits=fits), planes, fits)
 
 

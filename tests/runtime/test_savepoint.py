@@ -81,7 +81,7 @@ def test_a_profile_goes_on(folder, ran, monkeypatch, capfd):
     ran.clear()
     amounts: list[int] = []
     monkeypatch.setattr(
-        "ropelens.profiles.profile.fit_layers", None
+        "ropelens.profiles.profile.LayerFitter", None
     )  # it is not called
     with savepoint(folder, {"a": 1}):
         resumed = measure(progress=token_progress(amounts.append))
