@@ -44,7 +44,7 @@ from ropelens.budget.held_out import LayerFit
 from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.model.as_live_model import as_live_model
 from ropelens.model.live_model import LiveModel
-from ropelens.profiles.layer_fits import fit_layers
+from ropelens.profiles.layer_fits import LayerFitter
 from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.passes import collect
 from ropelens.profiles.tasks import repeats
@@ -147,9 +147,9 @@ def cost_of_profile(live: LiveModel, text: rl.Text) -> dict[str, float]:
         "plain forward": lambda: [
             model(ids, use_cache=False) for ids in text.ids.split(1)
         ],
-        "fits and 40 surrogates": lambda: fit_layers(
+        "fits and 40 surrogates": lambda: LayerFitter(
             measurement, planes, surrogates=40
-        ),
+        ).fit_layers(),
         "rl.profile": lambda: rl.profile(model, text),
     }
     seconds = {"exchanged keys, in rl.profile": 0.0}
@@ -177,7 +177,7 @@ def parts_of_a_profile(device: torch.device) -> Table:
     planes = RotationProbe(live).planes(context)
 
     def fit(surrogates: int) -> list[LayerFit]:
-        return fit_layers(measurement, planes, surrogates=surrogates)
+        return LayerFitter(measurement, planes, surrogates=surrogates).fit_layers()
 
     fits = fit(0)
     repeated = repeats(measurement, planes)

@@ -23,7 +23,7 @@ from ropelens.interventions.edit import Edit, ModelEdit, stack_edits
 from ropelens.interventions.silence import Silence
 from ropelens.model.attention_hooks import HeadSilence
 from ropelens.model.live_model import LiveModel
-from ropelens.profiles.layer_fits import fit_layers
+from ropelens.profiles.layer_fits import LayerFitter
 from ropelens.profiles.measurement import Batch, Measurement
 from ropelens.profiles.measures import STATISTICS
 from ropelens.profiles.passes import BatchPass, Progress
@@ -246,7 +246,7 @@ def run_entries(
                 "progress": partial(step, stage=1),
             }
             with live.changed(entry.edit, entry.silences):
-                fit = fit_layers(measurement, entry.planes, **options)
+                fit = LayerFitter(measurement, entry.planes, **options).fit_layers()
             fits.append(fit)
             stage.save(state)
         for batch in chain.from_iterable(map(measurement.batches, parts)):

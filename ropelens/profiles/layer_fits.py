@@ -63,7 +63,12 @@ class LayerFitter:
         self.progress(1)
         return layer_fit
 
-    def fit_own_layers(self) -> None:
+    def fit_layers(self) -> dict[int, LayerFit]:
+        """Fit the budget of every layer; each process fits some, and gets all fits."""
+        self._fit_own_layers()
+        return self.fits_of_all_processes()
+
+    def _fit_own_layers(self) -> None:
         """Fit the layers of this process in a pass that ends with the last of them."""
         if not self.own_layers:
             return
@@ -124,16 +129,3 @@ class FittingPass(BatchPass):
 
     def fit_of(self, call: AttentionCall) -> LayerFit:
         return self.fitter.fit(call)
-
-
-def fit_layers(
-    measurement: Measurement,
-    planes: Sequence[Planes],
-    *,
-    surrogates: int,
-    progress: Progress = lambda _: None,
-) -> dict[int, LayerFit]:
-    """Fit the budget of every layer; all processes get all fits."""
-    fitter = LayerFitter(measurement, planes, surrogates=surrogates, progress=progress)
-    fitter.fit_own_layers()
-    return fitter.fits_of_all_processes()

@@ -1,10 +1,8 @@
 """Passes of a model over batches of sequences, with running sums at its attention calls."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import add
 
 import torch
 from jaxtyping import Bool, Float
@@ -45,17 +43,18 @@ class PassProgress:
     """Reports the tokens of a pass at its attention calls, and the rest at its end."""
 
     def __init__(
-        self, live: LiveModel, tokens: int, calls: int, report: Progress
+        self, report: Progress, *, tokens: int, calls: int, logits_cost: float
     ) -> None:
         # Logits and losses take the rest of the time.
-        share_of_calls = OBSERVED / (OBSERVED + live.logits_cost)
+        share_of_calls = OBSERVED / (OBSERVED + logits_cost)
         self.tokens_per_call = int(tokens * share_of_calls / calls)
         self.left = tokens
         self.report = report
 
-    def call_ended(self) -> None:
-        self.left -= self.tokens_per_call
-        self.report(self.tokens_per_call)
+    def calls_ended(self, count: int) -> None:
+        tokens = self.tokens_per_call * count
+        self.left -= tokens
+        self.report(tokens)
 
     def pass_ended(self) -> None:
         self.report(self.left)
@@ -91,9 +90,11 @@ class BatchPass:
         width = batch.text.ids.shape[1]
         self.chunk = live.chunk_length(width)
         chunks = -(-width // (self.chunk or width))
-        tokens = int(batch.text.real.sum())
         self.progress = PassProgress(
-            live, tokens, len(live.attending) * chunks, progress
+            progress,
+            tokens=int(batch.text.real.sum()),
+            calls=len(live.attending) * chunks,
+            logits_cost=live.logits_cost,
         )
         # Sums by layer, which the attention calls fill
         self.layers: dict[int, LayerSums] = {}
@@ -142,14 +143,15 @@ class BatchPass:
             sums = self.chunk_sums.setdefault(layer, {})
             for name, added in sum_attention(sampled, self.over_tokens).items():
                 sums[name] = sums[name] + added if name in sums else added
-        self.progress.call_ended()
+        self.progress.calls_ended(1)
 
     def see_layer(self, call: AttentionCall) -> None:
         """Score the fits of a layer, and add the sums over its rows."""
         layer = call.layer
         text = self.batch.text
-        if self.chunk is None and self.layers:
-            self.progress.call_ended()  # of the layer before
+        if self.chunk is None:  # otherwise its chunks were counted
+            calls_before = 1 if self.layers else 0
+            self.progress.calls_ended(calls_before)
         self.also(call)
         fit = self.fit_of(call)
         sinks = text.sinks
@@ -182,28 +184,6 @@ class BatchPass:
         )
 
 
-def sums_of_batches(
-    measurement: Measurement,
-    planes: Sequence[Planes],
-    *,
-    chosen: Sequence[int],
-    statistics: Sequence[Statistic],
-    fits: Mapping[int, LayerFit],
-    progress: Progress,
-) -> Iterator[Sums]:
-    """The sums of each batch of the `chosen` sequences, in their order."""
-    for batch in measurement.batches(chosen):
-        batch_pass = BatchPass(
-            measurement.live,
-            batch,
-            planes,
-            statistics=statistics,
-            fits=fits,
-            progress=progress,
-        )
-        yield batch_pass.run().sums
-
-
 def collect(
     measurement: Measurement,
     planes: Sequence[Planes],
@@ -214,12 +194,15 @@ def collect(
     progress: Progress = lambda _: None,
 ) -> Sums:
     """The sums of the `chosen` sequences (default: all)."""
-    by_batch = sums_of_batches(
-        measurement,
-        planes,
-        chosen=range(len(measurement.text)) if chosen is None else chosen,
-        statistics=statistics,
-        fits=fits or {},
-        progress=progress,
-    )
-    return reduce(add, by_batch, Sums())
+    sums = Sums()
+    for batch in measurement.batches(chosen):
+        batch_pass = BatchPass(
+            measurement.live,
+            batch,
+            planes,
+            statistics=statistics,
+            fits=fits or {},
+            progress=progress,
+        )
+        sums += batch_pass.run().sums
+    return sums

@@ -19,7 +19,7 @@ from ropelens.profiles.excerpts import EXCERPTED, excerpt_variables, read_excerp
 from ropelens.profiles.layer_fits import FittingPass, LayerFitter
 from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.measures import MEASURES, STATISTICS, find_statistics
-from ropelens.profiles.passes import sums_of_batches
+from ropelens.profiles.passes import BatchPass
 from ropelens.profiles.summary import kind_coordinates, summarize
 from ropelens.profiles.tasks import repeats
 from ropelens.rope.planes import Planes
@@ -206,23 +206,23 @@ class ProfileRun:
                 fitter, statistics=self.statistics, progress=advance
             )
             self.progress.sums = fitting_pass.run().sums
+            self.progress.fits = fitter.fits_of_all_processes()
         else:
-            fitter.fit_own_layers()
-        self.progress.fits = fitter.fits_of_all_processes()
+            self.progress.fits = fitter.fit_layers()
         self.saved.save(self.progress)
 
     def sum_text(self, advance: Advance) -> None:
         """Add the sums over the other sequences, batch by batch."""
-        by_batch = sums_of_batches(
-            self.measurement,
-            self.planes,
-            chosen=self.unmeasured(),
-            statistics=self.statistics,
-            fits=self.progress.fits,
-            progress=advance,
-        )
-        for sums in by_batch:
-            self.progress.sums += sums
+        for batch in self.measurement.batches(self.unmeasured()):
+            batch_pass = BatchPass(
+                self.measurement.live,
+                batch,
+                self.planes,
+                statistics=self.statistics,
+                fits=self.progress.fits,
+                progress=advance,
+            )
+            self.progress.sums += batch_pass.run().sums
             self.saved.save(self.progress)
 
     def dataset(

@@ -25,7 +25,7 @@ from ropelens.budget import held_out
 from ropelens.budget.held_out import LayerFit, add_found_sinks
 from ropelens.budget.labels import follow_numbers
 from ropelens.model import live_model
-from ropelens.profiles.layer_fits import fit_layers
+from ropelens.profiles.layer_fits import LayerFitter
 from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.passes import collect
 from ropelens.rope.planes import Planes
@@ -197,7 +197,7 @@ def measured(case: Case) -> Measured:
         measurement.rotation.planes(measurement.text.context),
         measurement.text,
     )
-    fits = fit_layers(measurement, planes, surrogates=0)
+    fits = LayerFitter(measurement, planes, surrogates=0).fit_layers()
     if situation == "found sinks":
         found = torch.zeros(4, 30, dtype=torch.bool)
         found[1, 4] = found[2, 7] = found[3, [7, 15]] = True

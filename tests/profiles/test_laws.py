@@ -20,7 +20,7 @@ from ropelens.attention.sums import Sums
 from ropelens.budget.held_out import LayerFit
 from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.model.as_live_model import as_live_model
-from ropelens.profiles.layer_fits import fit_layers
+from ropelens.profiles.layer_fits import LayerFitter
 from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.passes import collect
 from ropelens.profiles.summary import summarize
@@ -57,7 +57,7 @@ def fitted_to(name: str, lengths: tuple[int, ...], *, double: bool = True) -> Fi
 def fitted(model: PreTrainedModel, tokens: Tensor, lengths: Tensor) -> Fitted:
     planes = planes_of(model, context=int(lengths.max()))
     measurement = Measurement.of(model, rl.Text(tokens, lengths=lengths), sinks=[5])
-    fits = fit_layers(measurement, planes, surrogates=0)
+    fits = LayerFitter(measurement, planes, surrogates=0).fit_layers()
     return Fitted(model, measurement.text, planes, fits)
 
 

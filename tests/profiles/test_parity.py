@@ -20,7 +20,7 @@ from ropelens.attention.visibility import offset_edges
 from ropelens.budget.logit import RIDGE
 from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.model.as_live_model import as_live_model
-from ropelens.profiles.layer_fits import fit_layers
+from ropelens.profiles.layer_fits import LayerFitter
 from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.measures import MEASURES
 from ropelens.profiles.passes import collect
@@ -56,7 +56,7 @@ def measured(
     surrogates, fits = options.pop("surrogates", None), {}
     measurement = Measurement(live, text, RotationProbe(live), **options)
     if surrogates:
-        fits = fit_layers(measurement, planes, surrogates=surrogates)
+        fits = LayerFitter(measurement, planes, surrogates=surrogates).fit_layers()
     return summarize(collect(measurement, planes, fits=fits), planes, fits)
 
 
