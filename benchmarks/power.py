@@ -16,10 +16,11 @@ import numpy as np
 
 import ropelens as rl
 from ropelens.claims.arrays import claim_arrays
+from ropelens.claims.claim import Claim
 from ropelens.claims.claims import CLAIMS
 from ropelens.claims.nulls import FREQUENCIES, OFFSETS
 from ropelens.claims.tables import ledger
-from ropelens.claims.verdict import Claim, judge
+from ropelens.claims.verdict import judge
 
 DRAWS, OFTEN = 120, 0.8
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)

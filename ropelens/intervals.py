@@ -1,6 +1,7 @@
 """Means and intervals of numbers that were measured in clusters, such as documents."""
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Shaped
@@ -9,6 +10,16 @@ from scipy import special  # scipy.stats takes half a second
 LEVEL = 0.95
 
 ENOUGH_DOCUMENTS = 8  # with fewer documents, a result holds only for this text
+
+
+class Interval(NamedTuple):
+    """The two ends of an interval."""
+
+    low: float
+    high: float
+
+
+NO_INTERVAL = Interval(math.nan, math.nan)
 
 
 def mean_and_error(

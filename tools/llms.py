@@ -5,7 +5,6 @@ The form follows llmstxt.org: a title, a summary in a quotation, and sections.
 
 import inspect
 import re
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +13,7 @@ import typer
 from reference import reference
 
 import ropelens as rl
+from ropelens.claims.claims import CLAIMS
 from ropelens.commands.app import app
 
 PAGE = Path("llms.txt")
@@ -146,10 +146,7 @@ def words_of(thing: object) -> str:
 
 def claims() -> Iterator[str]:
     """One list with the name and statement of each claim."""
-    named = tomllib.loads(Path("ropelens/claims/claims.toml").read_text())["claims"]
-    yield "\n".join(
-        f"- `{name}`: {claim['statement']}" for name, claim in named.items()
-    )
+    yield "\n".join(f"- `{claim.name}`: {claim.statement}" for claim in CLAIMS)
 
 
 def commands() -> Iterator[str]:

@@ -1,62 +1,37 @@
-"""The table of published claims about RoPE, which claims.toml states."""
+"""The published claims, in the order of the ledger."""
 
-import math
-import tomllib
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
-from typing import Any
+from ropelens.claims import head_claims, length_claims, run_claims
+from ropelens.claims.claim import with_other_statistic
 
-from ropelens.claims import nulls, numbers
-from ropelens.claims.verdict import Claim
-
-FACTS = (
-    "statement",
-    "what",
-    "doi",
-    "figure",
-    "original",
-    "original_model",
-    "conditions",
+CLAIMS = (
+    length_claims.SLOW_NORMS,
+    length_claims.FAST_AT_THE_ENDS,
+    length_claims.FLAT_VALUES,
+    length_claims.BAND,
+    length_claims.MASSIVE_SLOW,
+    length_claims.MASSIVE_NOT_IN_VALUES,
+    head_claims.SINKS_SLOW,
+    head_claims.SINKS_SHORTEN,
+    head_claims.POSITIONAL_FAST,
+    head_claims.POSITIONAL_EARLY,
+    head_claims.FIXED_VECTORS,
+    head_claims.MEAN_VECTORS_PREDICT,
+    head_claims.DECAY,
+    head_claims.PREVIOUS_TOKEN,
+    head_claims.DIAGONAL,
+    run_claims.SLOW_STOP,
+    run_claims.FAST_STOP,
+    run_claims.LONG_PLANES,
+    run_claims.NORMS_NOT_WORTH,
+    run_claims.RETRIEVAL_PLANES,
+    run_claims.PREFERENCES_REVERSE,
+    run_claims.SLOW_INDUCTION,
+    run_claims.SLOW_REACH,
+    run_claims.APOSTROPHES,
 )
-
-
-def _read_claim(
-    name: str, row: dict[str, Any], papers: dict[str, dict[str, str]]
-) -> Claim:
-    row |= papers[row.pop("paper")]
-    other, floor = (
-        row.pop("other", {"what": ""}),
-        row.pop("floor", {"what": "none", "day": ""}),
-    )
-    parts = (row.pop("cite"), *[row["figure"]] * (row["figure"] != "not stated"))
-    facts = {fact: row.pop(fact) for fact in (*FACTS, "nearness", "deviation")}
-    facts |= {"source": ", ".join(parts), "floor": floor.pop("what")}
-    facts |= {"floor_day": str(floor.pop("day")), "other": other.pop("what")}
-    row |= floor | {"null": getattr(nulls, row["null"]), "other_number": other or None}
-    functions = [
-        x for x in ("number", "other_number", "interval", "objection") if row.get(x)
-    ]
-    row |= {field: _read_function(row[field]) for field in functions}
-    row |= {n: tuple(row[n]) for n in ("arrays", "families", "words") if n in row}
-    return Claim(name=name, facts=facts, **row)
-
-
-def _read_function(named: str | dict[str, Any]) -> Callable[..., Any]:
-    """A function of numbers.py; a table names it under `of` and has its options."""
-    options = {"of": named} if isinstance(named, str) else named
-    function = getattr(numbers, options.pop("of"))
-    return partial(function, **options) if options else function
-
-
-_papers, _rows = tomllib.loads(
-    Path(__file__).with_suffix(".toml").read_text("utf-8")
-).values()
-CLAIMS = tuple(_read_claim(name, row, _papers) for name, row in _rows.items())
 OTHERS = tuple(
-    replace(claim, number=claim.other_number, interval=lambda *_: (math.nan, math.nan))
+    with_other_statistic(claim, claim.other)
     for claim in CLAIMS
-    if claim.other_number is not None
+    if claim.other is not None
 )
 """The claims with their other statistics."""

@@ -1,7 +1,7 @@
 """Functions that make the number of a claim from arrays of the model or a null.
 
-docs/measures.md defines each number in its section about the ledger of claims. claims.toml
-names these functions.
+docs/measures.md defines each number in its section about the ledger of claims. The claims in
+length_claims.py, head_claims.py and run_claims.py have these functions.
 """
 
 import math
@@ -11,21 +11,19 @@ import scipy
 from jaxtyping import Bool, Float
 
 from ropelens.budget.labels import Thresholds
-from ropelens.intervals import jackknife_half
+from ropelens.intervals import NO_INTERVAL, Interval, jackknife_half
 
 EVEN = 0.1  # planes are alike if the sd of their lengths is less than 0.1 of the mean
 FIXED = 0.95  # coherence of a plane that carries a fixed vector (TriAttention)
 NOTHING = 0.01  # nats/token: a set of planes that costs less is worth nothing
-MIN_HEADS = (
-    3  # heads of each kind for a verdict: the offset explains more than half, or less
-)
+MIN_HEADS = 3  # in each half of `why_no_two_kinds`, for a verdict
 
 ByPlane = Float[np.ndarray, "layer frequency"]
 PairsOfHeads = Float[np.ndarray, "layer head of_head"]
 ByHead = Float[np.ndarray, "layer head frequency"]
 HeadDraws = Float[
     np.ndarray, "draw layer head"
-]  # draw 0 is the model, others are surrogates
+]  # draw 0 is the model, others surrogates
 HeadNumbers = Float[np.ndarray, "layer head number draw"]
 RowCount = Float[np.ndarray, " 1"]
 ByDocument = Float[np.ndarray, " document"]
@@ -44,68 +42,80 @@ def _uneven(length: ByPlane) -> bool:
 
 def slow_half(length: ByPlane, *, even: bool = False) -> float:
     """Share of the slower half of the planes; NaN for even planes, unless `even` is set."""
+    if not (even or _uneven(length)):
+        return math.nan
     planes = length.shape[-1]
-    slow = _shares(length)[:, np.arange(planes) >= planes / 2].sum(-1)
-    return float(slow.mean()) if even or _uneven(length) else math.nan
+    is_slow = np.arange(planes) >= planes / 2
+    slow = _shares(length)[:, is_slow].sum(-1)
+    return float(slow.mean())
 
 
 def slow_half_of_all(count: ByPlane, *, by_layer: bool = False) -> float:
     """Share of the slower half in the sum over layers, or its mean over layers with planes."""
     counts = count[count.any(-1)] if by_layer else count.sum(0, keepdims=True)
-    return slow_half(counts, even=True) if len(counts) else math.nan
+    if not len(counts):
+        return math.nan
+    return slow_half(counts, even=True)
 
 
 def rank_of_lengths(length: ByPlane) -> float:
     """Rank correlation of a plane's share with its index; NaN for even planes."""
-    return rank_with_depth(_shares(length).mean(0)) if _uneven(length) else math.nan
+    if not _uneven(length):
+        return math.nan
+    return rank_with_depth(_shares(length).mean(0))
 
 
 def fast_at_the_ends(length: ByPlane, *, part: int = 4) -> float:
     """Share of the fastest `1 / part`: the first and last layer minus the others."""
-    fast = _shares(length)[:, : max(1, length.shape[-1] // part)].sum(1)
-    return (
-        float(fast[[0, -1]].mean() - fast[1:-1].mean()) if len(fast) > 2 else math.nan
-    )
+    planes = max(1, length.shape[-1] // part)
+    fast = _shares(length)[:, :planes].sum(1)
+    if len(fast) < 3:
+        return math.nan
+    return float(fast[[0, -1]].mean() - fast[1:-1].mean())
 
 
 def distance_to_band(
     length: ByPlane, band: Float[np.ndarray, " layer"], *, power: int = 1
 ) -> float:
     """Number of planes between a layer's longest plane and the band, power mean over layers."""
+    if not _uneven(length):
+        return math.nan
     distance = np.abs(length.argmax(-1) - band) ** power
-    return float(distance.mean() ** (1 / power)) if _uneven(length) else math.nan
+    return float(distance.mean() ** (1 / power))
 
 
 def push_of_long_planes(
     push: ByPlane, slow: ByPlane, *, by_layer: bool = False
 ) -> float:
     """Share of the slow planes in the push of all layers, or the mean of shares by layer."""
-    over = -1 if by_layer else None
-    share = (push * slow).sum(over) / push.sum(over)
-    known = np.isfinite(share).sum()
-    return (
-        float(np.nansum(share) / known) if known and 0 < slow.mean() < 1 else math.nan
-    )
+    if not 0 < slow.mean() < 1:
+        return math.nan
+    axis = -1 if by_layer else None
+    share = (push * slow).sum(axis) / push.sum(axis)
+    layers = np.isfinite(share).sum()
+    if not layers:
+        return math.nan
+    return float(np.nansum(share) / layers)
 
 
 def why_no_sinks(push: ByPlane, slow: ByPlane) -> str:
     """Why the push toward sinks has no share of slow planes; "" if it has one."""
     if np.isnan(push).all():
         return "sinks explain less than 5 % of the bits"
-    turns = {
-        0.0: "every plane turns once in the context",
-        1.0: "no plane turns once in it",
-    }
-    return turns.get(float(slow.mean()), "")
+    share = slow.mean()
+    if share == 0:
+        return "every plane turns once in the context"
+    if share == 1:
+        return "no plane turns once in it"
+    return ""
 
 
 def rank_with_depth(
     by_layer: Float[np.ndarray, " layer"], *, kendall: bool = False
 ) -> float:
     """Rank correlation of a layer's value with its index."""
-    return rank_correlation(
-        np.arange(len(by_layer), dtype=float), by_layer, kendall=kendall
-    )
+    index = np.arange(len(by_layer), dtype=float)
+    return rank_correlation(index, by_layer, kendall=kendall)
 
 
 def fixed_in_longest(
@@ -119,17 +129,20 @@ def fixed_in_longest(
 
 def predicted_share(agreement: PairsOfHeads, *, median: bool = False) -> float:
     """Mean or median over heads of the agreement with the head's own mean vectors."""
-    return _over_heads(np.diagonal(agreement, axis1=1, axis2=2), median)
+    own = np.diagonal(agreement, axis1=1, axis2=2)
+    return _over_heads(own, median=median)
 
 
 def in_own_order(by_order: ByHead, *, median: bool = False) -> float:
     """Mean or median over heads of the entries at index 0: the planes in their own order."""
-    return _over_heads(by_order[..., 0], median)
+    return _over_heads(by_order[..., 0], median=median)
 
 
-def _over_heads(by_head: Float[np.ndarray, "layer head"], median: bool) -> float:
-    known = by_head[np.isfinite(by_head)]
-    return float((np.median if median else np.mean)(known)) if len(known) else math.nan
+def _over_heads(by_head: Float[np.ndarray, "layer head"], *, median: bool) -> float:
+    numbers = by_head[np.isfinite(by_head)]
+    if not len(numbers):
+        return math.nan
+    return float(np.median(numbers)) if median else float(np.mean(numbers))
 
 
 def more_than_values(
@@ -145,8 +158,11 @@ def largest_at(
     by_head: Float[np.ndarray, "layer head _"], *, index: int, heads: int = 1
 ) -> float:
     """Mean over the `heads` heads with the largest entries at `index` of the last axis."""
-    known = np.sort(by_head[..., index][np.isfinite(by_head[..., index])])
-    return float(known[-heads:].mean()) if len(known) else math.nan
+    entries = by_head[..., index]
+    in_order = np.sort(entries[np.isfinite(entries)])
+    if not len(in_order):
+        return math.nan
+    return float(in_order[-heads:].mean())
 
 
 def average(by_unit: Float[np.ndarray, " unit"], *, fisher: bool = False) -> float:
@@ -158,10 +174,13 @@ def average(by_unit: Float[np.ndarray, " unit"], *, fisher: bool = False) -> flo
 
 def cost(loss: Losses, tokens: ByDocument, *, by_document: bool = False) -> float:
     """Mean over tokens (nats), or median `by_document`, of the change of loss under set 0."""
-    change = loss.sum(0) / tokens.sum()
     if by_document:
         change = np.median(loss / tokens[:, None], axis=0)
-    return float(change[0]) if abs(change).max() >= NOTHING else math.nan
+    else:
+        change = loss.sum(0) / tokens.sum()
+    if not abs(change).max() >= NOTHING:  # also for NaN
+        return math.nan
+    return float(change[0])
 
 
 def cost_of_length(
@@ -175,9 +194,8 @@ def cost_of_length(
     """Rank correlation of the share of |q||k| in a set with the change of loss if it stops."""
     if math.isnan(cost(loss, tokens)):
         return math.nan
-    return rank_correlation(
-        sets @ _shares(length).mean(0), loss.sum(0), kendall=kendall
-    )
+    share_of_set = sets @ _shares(length).mean(0)
+    return rank_correlation(share_of_set, loss.sum(0), kendall=kendall)
 
 
 def rank_correlation(
@@ -187,18 +205,22 @@ def rank_correlation(
     kendall: bool = False,
 ) -> float:
     """Rank correlation of known heads; NaN for fewer than 4, and if all numbers are equal."""
-    known = np.isfinite(x) & np.isfinite(y)
-    x, y = x[known], y[known]
+    have_both = np.isfinite(x) & np.isfinite(y)
+    x = x[have_both]
+    y = y[have_both]
     if len(x) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return math.nan
     if kendall:
         return float(scipy.stats.kendalltau(x, y).statistic)
-    return float(np.corrcoef(scipy.stats.rankdata(x), scipy.stats.rankdata(y))[0, 1])
+    ranks_of_x = scipy.stats.rankdata(x)
+    ranks_of_y = scipy.stats.rankdata(y)
+    return float(np.corrcoef(ranks_of_x, ranks_of_y)[0, 1])
 
 
 def correlations(x: HeadDraws, y: HeadDraws) -> Float[np.ndarray, " draw"]:
     """Rank correlation of two numbers of the heads, in each draw."""
-    return np.array([rank_correlation(*draw) for draw in zip(x, y, strict=True)])
+    pairs = zip(x, y, strict=True)
+    return np.array([rank_correlation(x_drawn, y_drawn) for x_drawn, y_drawn in pairs])
 
 
 def rank_over_heads(
@@ -213,23 +235,25 @@ def known_heads(numbers: HeadNumbers) -> Bool[np.ndarray, "layer head"]:
     return np.isfinite(numbers[..., 0]).all(2)
 
 
-def correlation_interval(numbers: HeadNumbers, rows: RowCount) -> tuple[float, float]:
+def correlation_interval(numbers: HeadNumbers, rows: RowCount) -> Interval:
     """95 % interval of `rank_over_heads`; NaN if only one layer has heads.
 
     The jackknife leaves out one layer at a time, because heads of a layer are not independent.
     The interval is Student's t around Fisher's z. A perfect correlation has an infinite z, and
     counts as half a swap of two neighbours away.
     """
-    known, rho = known_heads(numbers), rank_over_heads(numbers, rows)
-    layers, size = np.flatnonzero(known.any(1)), known.sum()
+    known = known_heads(numbers)
+    layers = np.flatnonzero(known.any(1))
     if len(layers) < 2:
-        return math.nan, math.nan
-    largest = 1 - 6 / (size * (size**2 - 1))
+        return NO_INTERVAL
+    rho = rank_over_heads(numbers, rows)
     without = [rank_over_heads(np.delete(numbers, layer, 0), rows) for layer in layers]
-    z, *others = np.arctanh(np.clip([rho, *without], -largest, largest))
-    half = jackknife_half(np.array(others))
+    heads = known.sum()
+    largest = 1 - 6 / (heads * (heads**2 - 1))
+    z, *z_without = np.arctanh(np.clip([rho, *without], -largest, largest))
+    half = jackknife_half(np.array(z_without))
     low, high = np.tanh([z - half, z + half])
-    return float(min(low, rho)), float(max(high, rho))
+    return Interval(float(min(low, rho)), float(max(high, rho)))
 
 
 def why_no_two_kinds(numbers: HeadNumbers, rows: RowCount) -> str:
@@ -240,9 +264,10 @@ def why_no_two_kinds(numbers: HeadNumbers, rows: RowCount) -> str:
     if not len(fraction):
         return "no head picks keys through planes that rotate"
     more = int((fraction > 0.5).sum())
-    if min(more, len(fraction) - more) < MIN_HEADS:
-        return (
-            f"the offset explains more than half of the choice of {more} heads, and less of "
-            f"{len(fraction) - more} heads; a verdict needs {MIN_HEADS} of each"
-        )
-    return ""
+    less = len(fraction) - more
+    if min(more, less) >= MIN_HEADS:
+        return ""
+    return (
+        f"the offset explains more than half of the choice of {more} heads, and less of "
+        f"{less} heads; a verdict needs {MIN_HEADS} of each"
+    )

@@ -10,9 +10,11 @@ import xarray as xr
 
 from ropelens.arguments import Count, Whole, public
 from ropelens.claims.arrays import claim_arrays, parts_by_kind, wavelength_arrays
+from ropelens.claims.claim import Claim
 from ropelens.claims.claims import CLAIMS
+from ropelens.claims.head_claims import POSITIONAL_FAST
 from ropelens.claims.numbers import known_heads
-from ropelens.claims.verdict import Claim, judge
+from ropelens.claims.verdict import judge
 from ropelens.profiles.head_table import head_table
 
 
@@ -52,8 +54,7 @@ def classify_heads(
 
 def judge_wavelengths(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     """`heads.attrs["claim"]`: the claim `positional_fast` of the ledger, and its heads."""
-    claim = next(claim for claim in CLAIMS if claim.name == "positional_fast")
-    row = judge(claim, arrays, np.random.default_rng(0), draws=0)
+    row = judge(POSITIONAL_FAST, arrays, np.random.default_rng(0), draws=0)
     names = (
         "null_median",
         "null_low",
@@ -91,7 +92,9 @@ def ledger(
                 continue
             name = claim.name.encode() + kind.removeprefix("all").encode()
             random = np.random.default_rng([seed % 2**64, *name])
-            row = judge(claim, arrays[kind], random, draws) | {"layers": kind}
+            objection = str(arrays[kind].get(f"why {claim.name}", ""))
+            row = judge(claim, arrays[kind], random, draws, objection)
+            row["layers"] = kind
             if row["nearness"] == "close" and any(
                 name in model for name in claim.families
             ):

@@ -1,169 +1,208 @@
-"""A published claim, and the rule that decides whether it holds in a model.
+"""The rule that decides whether a published claim holds in a model.
 
 The number of a claim is compared with draws of its null: the same number if only chance and
 geometry matter.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float
 
-from ropelens.claims.nulls import Null
-from ropelens.intervals import jackknife_half
+from ropelens.claims.claim import Claim
+from ropelens.claims.nulls import Arrays
+from ropelens.intervals import NO_INTERVAL, Interval, jackknife_half
 
 VERDICTS = ("holds", "contradicted", "unresolved", "not testable")
 TAIL = 0.025  # share of the draws beyond either bound of the null
 MIN_DRAWS = 39  # with fewer draws, not even a number beyond all of them is rare enough
-NullDraws = Float[np.ndarray, " draw"]
 SAME = 1e-9  # numbers that differ by less are equal, apart from rounding
+
+NullDraws = Float[np.ndarray, " draw"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One of the four `VERDICTS`, and its reason."""
+
+    word: Literal["holds", "contradicted", "unresolved", "not testable"]
+    why: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
-    """A published claim: a row of claims.toml. That file explains most of the fields.
+class Evidence:
+    """The number of a claim in a model, its 95 % interval, and the numbers of the null."""
 
-    `facts` describe the claim and its source. `number` is computed from the `arrays` (names in
-    `claim_arrays`) of the model, and from draws of the `null`. `limit` is the largest possible
-    number on the claimed side; it is needed if the draws may not reach it. `interval` returns
-    the ends of the 95 % interval (default: a jackknife over the first axis of the arrays), and
-    `objection` a reason against a test, or "". `min_size` states the necessary size if most
-    draws are alike. `words` are the reasons: it holds, is contradicted or is unresolved.
-    """
+    number: float = math.nan
+    interval: Interval = NO_INTERVAL
+    null: NullDraws = field(default_factory=lambda: np.empty(0))
 
-    name: str
-    facts: Mapping[str, str]
-    call: str
-    null: Null
-    arrays: tuple[str, ...]
-    number: Callable[..., float]
-    other_number: Callable[..., float] | None = None
-    families: tuple[str, ...] = ()
-    sign: int = 1
-    at_least: float = -math.inf
-    beyond: float = -math.inf
-    within_kind: bool = False
-    limit: float = -math.inf
-    interval: Callable[..., tuple[float, float]] | None = None
-    objection: Callable[..., str] = lambda *_: ""
-    missing: str = "the model lacks what this claim is about"
-    alike: str = "all draws give the same number"
-    min_size: str = ""
-    words: tuple[str, ...] = (
-        "beyond what chance and geometry give",
-        "beyond what chance and geometry give, on the opposite side",
-        "chance and geometry can give this number",
-    )
 
-    def count(self, *arrays: np.ndarray) -> float:
-        """The number of the arrays; 0 if it counts as none."""
-        number = self.number(*arrays)
-        return 0.0 if abs(number) < self.beyond else number
+@dataclass(frozen=True, kw_only=True)
+class ClaimedSide:
+    """A number and its null, multiplied by the sign of the claim and raised to its floor."""
+
+    number: float
+    null: NullDraws
+
+    @property
+    def p_value(self) -> float:
+        """Share of the number and its draws that are as far on the claimed side."""
+        as_far = int((self.null >= self.number - SAME).sum())
+        return (1 + as_far) / (1 + len(self.null))
+
+    def rarest(self, limit: float) -> float:
+        """Share of all draws that are as extreme as possible: `limit`, or the largest draw."""
+        extreme = max(self.null.max(), limit)
+        as_extreme = (self.null >= extreme - SAME).sum()
+        return float(max(1, as_extreme) / (1 + len(self.null)))
 
 
 def judge(
-    claim: Claim, arrays: Mapping[str, Any], random: np.random.Generator, draws: int
+    claim: Claim,
+    arrays: Mapping[str, np.ndarray],
+    random: np.random.Generator,
+    draws: int,
+    objection: str = "",
 ) -> dict[str, object]:
-    """Test a claim: the row of the ledger. `arrays` may state a reason against it."""
-    x, why = (
-        tuple(arrays[name] for name in claim.arrays),
-        arrays.get(f"why {claim.name}", ""),
-    )
-    number, low, high, null = math.nan, math.nan, math.nan, np.empty(0)
-    possible = claim.null.possible(x[0]) if len(x[0]) else 0
+    """Test a claim: the row of the ledger. `objection` is a reason against a verdict, or ""."""
+    values = tuple(arrays[name] for name in claim.arrays)
+    evidence = Evidence()
     with np.errstate(invalid="ignore", divide="ignore"):
-        if not len(x[0]):
-            why = "no plane of this model rotates"
-        elif possible < MIN_DRAWS + 1:
-            needs, number = claim.null.min_size, claim.count(*x)
-            why = f"{possible} draws are possible; a verdict needs {needs} or more"
-        else:
-            number, why = claim.count(*x), why or claim.objection(*x)
-            null = np.array(
-                [claim.count(*y) for y in claim.null.draw(x, random, draws)]
-            )
-            low, high = (claim.interval or partial(_jackknife, claim))(*x)
-    null = null[np.isfinite(null)]
-    null_low, null_high = null_bounds(null)
-    floored = np.maximum(claim.sign * np.array([number, *null]), claim.at_least)
-    value, below, above = floored[0], *null_bounds(floored[1:])
-    verdict = "not testable"
-    if not why:
-        verdict, why = _decide(claim, number, null, (value, below, above))
-    p_value = (1 + int((floored[1:] >= value - SAME).sum())) / len(floored)
-    bounds = {"number": number, "low": null_low, "high": null_high, "draws": len(null)}
-    return {
-        "claim": claim.name,
-        **claim.facts,
-        "number": number,
-        "low": low,
-        "high": high,
-        "over": claim.null.over if math.isfinite(low) else "",
-        "null": claim.null.how,
-        "null_median": float(np.median(null)) if len(null) else math.nan,
-        "null_low": null_low,
-        "null_high": null_high,
-        "null_draws": len(null),
-        "threshold": claim.sign * max(above, claim.beyond),
-        "side": claim.sign,
-        "p_value": math.nan if verdict == "not testable" else p_value,
-        "q_value": math.nan,
-        "verdict": verdict,
-        "why": why.format(**bounds),
-        "call": claim.call,
-    }
+        why_not = _why_too_small(claim, values)
+        if not why_not:
+            why_not = objection or claim.objection(*values)
+            evidence = _compare_with_null(claim, values, random, draws)
+        elif len(values[0]):
+            evidence = Evidence(number=claim.count(*values))
+    side = _on_claimed_side(claim, evidence)
+    verdict = _decide(claim, evidence, side, why_not)
+    return _ledger_row(claim, evidence, side, verdict)
 
 
-def null_bounds(null: NullDraws) -> tuple[float, float]:
+def _why_too_small(claim: Claim, values: Arrays) -> str:
+    """Why the arrays have too few different draws for a verdict; "" if they have enough."""
+    if not len(values[0]):
+        return "no plane of this model rotates"
+    possible = claim.null.possible(values[0])
+    if possible > MIN_DRAWS:
+        return ""
+    needs = claim.null.min_size
+    return f"{possible} draws are possible; a verdict needs {needs} or more"
+
+
+def _compare_with_null(
+    claim: Claim, values: Arrays, random: np.random.Generator, draws: int
+) -> Evidence:
+    drawn = claim.null.draw(values, random, draws)
+    null = np.array([claim.count(*other) for other in drawn])
+    return Evidence(
+        number=claim.count(*values),
+        interval=_interval(claim, values),
+        null=null[np.isfinite(null)],
+    )
+
+
+def _interval(claim: Claim, values: Arrays) -> Interval:
+    """The 95 % interval: by default a jackknife over the first axis, for 3 units or more."""
+    if claim.interval is not None:
+        return claim.interval(*values)
+    units = len(values[0])
+    if not claim.null.over or units < 3:
+        return NO_INTERVAL
+    without = []
+    for unit in range(units):
+        others = [np.delete(array, unit, axis=0) for array in values]
+        without.append(claim.count(*others))
+    number = claim.count(*values)
+    half = float(jackknife_half(np.array(without)))
+    return Interval(number - half, number + half)
+
+
+def null_bounds(null: NullDraws) -> Interval:
     """The draws below and above which an exact test rejects at 2.5 %; NaN for fewer than 39."""
-    beyond, in_order = int((1 + len(null)) * TAIL), np.sort(null)
+    beyond = int((1 + len(null)) * TAIL)
     if beyond == 0:
-        return math.nan, math.nan
-    return float(in_order[beyond - 1]), float(in_order[-beyond])
+        return NO_INTERVAL
+    in_order = np.sort(null)
+    return Interval(float(in_order[beyond - 1]), float(in_order[-beyond]))
+
+
+def _on_claimed_side(claim: Claim, evidence: Evidence) -> ClaimedSide:
+    numbers = claim.sign * np.array([evidence.number, *evidence.null])
+    floored = np.maximum(numbers, claim.floor.at_least)
+    return ClaimedSide(number=floored[0], null=floored[1:])
 
 
 def _decide(
-    claim: Claim, number: float, null: NullDraws, bounded: tuple[float, float, float]
-) -> tuple[str, str]:
-    """The verdict and its reason; `bounded` are the number and bounds of the floored null."""
-    if not math.isfinite(number):
-        return "not testable", claim.missing
-    if len(null) and np.ptp([*null, number]) < SAME:
-        return "not testable", claim.alike
-    value, below, above = bounded
-    holds, contradicted, unresolved = claim.words
-    if value > above + SAME:
-        return "holds", holds
-    if value < below - SAME:
-        return "contradicted", contradicted
-    floor = claim.at_least
-    if len(null) and claim.sign * number <= floor:
-        return "unresolved", f"less than {floor:g} counts as none"
-    if len(null) < MIN_DRAWS:
-        needs = claim.null.min_size
-        return (
-            "not testable",
-            f"{len(null)} draws have a number; a verdict needs {needs}",
-        )
-    drawn = np.maximum(claim.sign * null, floor)
-    extreme = max(drawn.max(), claim.limit)
-    rarest = max(1, (drawn >= extreme - SAME).sum()) / (1 + len(null))
-    if rarest > TAIL:
-        needs = claim.min_size or f"{claim.null.min_size} or more"
-        why = f"{rarest:.1%} of all draws are as extreme as possible; a verdict needs {needs}"
-        return "not testable", why
-    return "unresolved", unresolved
+    claim: Claim, evidence: Evidence, side: ClaimedSide, why_not: str
+) -> Verdict:
+    """The verdict of the evidence; "not testable" if there is a reason `why_not`."""
+    if why_not:
+        return Verdict("not testable", why_not)
+    if not math.isfinite(evidence.number):
+        return Verdict("not testable", claim.missing)
+    draws = len(evidence.null)
+    if draws and np.ptp([*evidence.null, evidence.number]) < SAME:
+        return Verdict("not testable", claim.alike)
+    below, above = null_bounds(side.null)
+    if side.number > above + SAME:
+        return Verdict("holds", claim.reasons.holds)
+    if side.number < below - SAME:
+        return Verdict("contradicted", claim.reasons.contradicted)
+    floor = claim.floor.at_least
+    if draws and claim.sign * evidence.number <= floor:
+        return Verdict("unresolved", f"less than {floor:g} counts as none")
+    why_not = _why_undecidable(claim, side)
+    if why_not:
+        return Verdict("not testable", why_not)
+    return Verdict("unresolved", claim.reasons.unresolved)
 
 
-def _jackknife(claim: Claim, *x: np.ndarray) -> tuple[float, float]:
-    """The 95 % interval over the first axis of the arrays; NaN for fewer than 3 units."""
-    if not claim.null.over or len(x[0]) < 3:
-        return math.nan, math.nan
-    parts = ([np.delete(array, unit, 0) for array in x] for unit in range(len(x[0])))
-    half = float(jackknife_half(np.array([claim.count(*part) for part in parts])))
-    number = claim.count(*x)
-    return number - half, number + half
+def _why_undecidable(claim: Claim, side: ClaimedSide) -> str:
+    """Why the claim can hold in no case, whatever the number is; "" if it can hold."""
+    draws = len(side.null)
+    if draws < MIN_DRAWS:
+        return f"{draws} draws have a number; a verdict needs {claim.null.min_size}"
+    rarest = side.rarest(claim.limit)
+    if rarest <= TAIL:
+        return ""
+    needs = claim.min_size or f"{claim.null.min_size} or more"
+    return (
+        f"{rarest:.1%} of all draws are as extreme as possible; a verdict needs {needs}"
+    )
+
+
+def _ledger_row(
+    claim: Claim, evidence: Evidence, side: ClaimedSide, verdict: Verdict
+) -> dict[str, object]:
+    null = evidence.null
+    draws = len(null)
+    null_low, null_high = null_bounds(null)
+    beyond = max(null_bounds(side.null).high, claim.floor.beyond)
+    why = verdict.why.format(
+        number=evidence.number, low=null_low, high=null_high, draws=draws
+    )
+    return {
+        "claim": claim.name,
+        **claim.description(),
+        "number": evidence.number,
+        "low": evidence.interval.low,
+        "high": evidence.interval.high,
+        "over": claim.null.over if math.isfinite(evidence.interval.low) else "",
+        "null": claim.null.how,
+        "null_median": float(np.median(null)) if draws else math.nan,
+        "null_low": null_low,
+        "null_high": null_high,
+        "null_draws": draws,
+        "threshold": claim.sign * beyond,
+        "side": claim.sign,
+        "p_value": math.nan if verdict.word == "not testable" else side.p_value,
+        "q_value": math.nan,
+        "verdict": verdict.word,
+        "why": why,
+        "call": claim.call,
+    }

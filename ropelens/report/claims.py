@@ -37,10 +37,11 @@ def read_ledger(folder: str, out: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     with explained(f"The claims in {folder} cannot be read.", error=BadArgument):
         table = pd.read_csv(Path(folder) / "claims.csv")
         table["why"] = table["why"].str.removeprefix("'")  # which protects a minus sign
-        for column in (*CLAIMS[0].facts, "layers"):  # a ledger of an earlier version
+        described = pd.DataFrame({claim.name: claim.description() for claim in CLAIMS})
+        described.loc["layers"] = "all"
+        for column, words in described.iterrows():  # a ledger of an earlier version
             if column not in table:
-                facts = {claim.name: claim.facts.get(column, "all") for claim in CLAIMS}
-                table[column] = table["claim"].map(facts).fillna("")
+                table[column] = table["claim"].map(words).fillna("")
         table = table.fillna(
             dict.fromkeys(("over", "other", "floor_day", "differ"), "")
         )

@@ -17,6 +17,7 @@ import ropelens as rl
 from ropelens.budget.labels import Thresholds
 from ropelens.claims import nulls, numbers
 from ropelens.claims.arrays import claim_arrays, parts_by_kind
+from ropelens.claims.claim import Floor
 from ropelens.claims.claim_runs import _read_attention, why_no_effect
 from ropelens.claims.claims import CLAIMS, OTHERS
 from ropelens.claims.tables import compare_settings, ledger
@@ -30,29 +31,31 @@ TOKENS = torch.randint(3, 90, (4, 130), generator=torch.Generator().manual_seed(
 
 @pytest.mark.parametrize("name", NAMED)
 def test_a_claim_states_its_original_its_floor_and_another_statistic(name: str):
-    claim, facts = NAMED[name], NAMED[name].facts
+    claim = NAMED[name]
+    facts = claim.description()
     assert {fact for fact, words in facts.items() if not words} <= {
         "other",
         "floor_day",
     }
     assert facts["nearness"] in ("close", "conceptual")
     assert re.fullmatch(r"10\.48550/arXiv\.\d{4}\.\d{5}|not stated", facts["doi"])
-    assert bool(facts["other"]) == bool(claim.other_number)
-    assert all(
-        f"{x:g}" in facts["floor"] for x in (claim.at_least, claim.beyond) if x > 0
-    )
+    assert bool(facts["other"]) == (claim.other is not None)
+    floors = (claim.floor.at_least, claim.floor.beyond)
+    assert all(f"{x:g}" in facts["floor"] for x in floors if x > 0)
     assert re.fullmatch(
         "" if facts["floor"] == "none" else r"2026-11-\d\d", facts["floor_day"]
     )
     if name in ("previous_token", "diagonal"):
-        assert claim.at_least == Thresholds.offset
+        assert claim.floor.at_least == Thresholds.offset
 
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("floor", [{}, {"at_least": 0.4}, {"beyond": 0.2}])
 def test_a_verdict_follows_from_the_printed_numbers(sign: int, floor: dict[str, float]):
     random = np.random.default_rng(0)
-    claim = replace(NAMED["apostrophes"], sign=sign, **{"at_least": -np.inf} | floor)
+    claim = replace(
+        NAMED["apostrophes"], sign=sign, floor=Floor(what="", day="", **floor)
+    )
     for draws in (40, 41, 79, 200):
         for number in random.normal(0, 1.2, 40).round(1):
             lead = np.append(number, random.normal(size=draws).round(1))[None, None]
@@ -182,7 +185,7 @@ def test_other_statistics_have_other_numbers():
         ledger(profile, draws=60, claims=claims) for claims in (CLAIMS, OTHERS)
     )
     assert others["claim"].tolist() == [
-        n for n in table["claim"] if NAMED[n].other_number
+        n for n in table["claim"] if NAMED[n].other is not None
     ]
     both = table.merge(others, on="claim", suffixes=("", "_other"))
     tested = both[both["verdict"] != "not testable"]
