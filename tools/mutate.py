@@ -93,8 +93,11 @@ EQUIVALENT = {
         "Shares do not change if all counts are divided by the number of layers.",
     "claims/tables.py: judge_wavelengths: draws=0 -> draws=1":
         "This null uses all surrogates, and ignores the number of draws.",
-    "claims/arrays.py: claim_arrays: part['total_bits'] >= Thresholds.diffuse -> "
-    "part['total_bits'] > Thresholds.diffuse":
+    "claims/arrays.py: _positional_share: bits >= Thresholds.diffuse -> "
+    "bits > Thresholds.diffuse":
+        "No measured number is exactly equal to the threshold.",
+    "claims/arrays.py: _kernels: rotating['total_bits'] >= Thresholds.diffuse -> "
+    "rotating['total_bits'] > Thresholds.diffuse":
         "No measured number is exactly equal to the threshold.",
     "attention/fast_products.py: module: 2 ** 20 -> 3 ** 20":
         "The size of a block only affects the speed.",
