@@ -36,6 +36,7 @@ from ropelens.report.page import (
 )
 from ropelens.report.tables import about
 from ropelens.runtime.folder import file_name, locked, write_whole
+from ropelens.runtime.keys import Key
 from ropelens.runtime.results import (
     PAGE,
     open_results,
@@ -45,7 +46,6 @@ from ropelens.runtime.results import (
 )
 from ropelens.runtime.savepoint import UNFINISHED
 from ropelens.text.text import Text
-from ropelens.train.data import differences
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -235,15 +235,23 @@ def open_analysis(
     return Analysis(heads=heads, pages=[*Path(folder).glob(PAGE)], **numbers)
 
 
+def recorded_key(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The fingerprints and settings in the run.json of an analysis, for a `Key`."""
+    return {
+        "model": record.get("model", {}).get("fingerprint"),
+        "text": record.get("text", {}).get("fingerprint"),
+        "arguments": record.get("arguments"),
+        "versions": record.get("versions"),
+    }
+
+
 def earlier_results(folder: Path, fingerprint: str | None) -> dict[str, Any] | None:
     """Results in `folder` that were measured on this model; None if missing or damaged."""
     record = read_record(folder)
-    same = (
-        fingerprint is not None
-        and record.get("model", {}).get("fingerprint") == fingerprint
-    )
+    if fingerprint is None or record.get("kind") not in ("analysis", "truncation"):
+        return None
     with contextlib.suppress(BadArgument):  # damaged results are replaced
-        if same and record["kind"] in ("analysis", "truncation"):
+        if Key({"model": fingerprint}).fits(recorded_key(record)):
             return _read_numbers(folder)
     return None
 
@@ -273,11 +281,11 @@ def check_sweep(folder: Path, arguments: Mapping[str, Any]) -> None:
         return
     changes = ""
     with contextlib.suppress(
-        AttributeError, KeyError, ValueError
+        AttributeError, KeyError, TypeError, ValueError
     ):  # damage is replaced
         sweep = open_results(folder / "truncation.nc", "truncation")
         before = json.loads(sweep.attrs["arguments"])
-        changes = differences(before, arguments, before | arguments, between=", now ")
+        changes = Key(dict.fromkeys(before) | dict(arguments)).changes(before)
     if changes:
         what = (
             f"{folder} has a sweep with other options, which this sweep would replace."
@@ -369,14 +377,15 @@ def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Pat
 
 def is_measured(folder: Path, plan: Plan) -> bool:
     """True if `folder` has the results of the plan, with the same model and versions."""
-    record = read_record(folder)
-    if (record.get("arguments"), record.get("versions")) != (
-        plan.arguments,
-        versions(),
-    ):
-        return False
-    saved = [record.get(name, {}).get("fingerprint") for name in ("model", "text")]
-    return saved == [plan.model["fingerprint"], plan.text.documents_sha256]
+    key = Key(
+        {
+            "model": plan.model["fingerprint"],
+            "text": plan.text.documents_sha256,
+            "arguments": plan.arguments,
+            "versions": versions(),
+        }
+    )
+    return key.fits(recorded_key(read_record(folder)))
 
 
 def write_checkpoints(folder: Path, names: Sequence[str]) -> Path:

@@ -16,7 +16,12 @@ import pandas as pd
 import torch
 import xarray as xr
 
-from ropelens.analysis.analysis import Analysis, earlier_results, open_analysis
+from ropelens.analysis.analysis import (
+    Analysis,
+    earlier_results,
+    open_analysis,
+    recorded_key,
+)
 from ropelens.analysis.options import Options
 from ropelens.analysis.plan import (
     Plan,
@@ -38,7 +43,8 @@ from ropelens.model.live_model import LiveModel
 from ropelens.profiles.measurement import Measurement, versions
 from ropelens.profiles.profile import profile as measure
 from ropelens.runtime.devices import explain_full_memory
-from ropelens.runtime.processes import gather
+from ropelens.runtime.keys import Key
+from ropelens.runtime.processes import all_agree
 from ropelens.runtime.progress import ProgressOption, ShowProgress, display_of, opening
 from ropelens.runtime.savepoint import UNFINISHED, savepoint
 from ropelens.text.text import Text
@@ -165,25 +171,29 @@ def _joined_by_sweep(
     """The analysis in `folder` that a sweep joins, or None; the same for all processes."""
     analysis = None
     if folder is not None and (results := earlier_results(folder, fingerprint)):
-        same_text = (
-            results["provenance"].get("text", {}).get("fingerprint") == text != ""
-        )
+        key = Key({"text": text})
+        same_text = text != "" and key.fits(recorded_key(results["provenance"]))
         command, sweep = results["profile"].attrs.get("command"), results["truncation"]
         if same_text and (sweep is None or sweep.attrs.get("command") != command):
             with suppress(BadArgument):  # a damaged profile is measured again
                 analysis = open_analysis(folder, results)
-    return analysis if all(gather(analysis is not None)) else None
+    return analysis if all_agree(analysis is not None) else None
 
 
 def _saved_in(folder: Path | None, plan: Plan) -> AbstractContextManager[None]:
     """Save the progress in `folder`, with every setting that affects the numbers as the key."""
     if folder is None or isinstance(plan.source, LiveModel):
         return nullcontext()
-    text = (plan.text.ids, plan.text.lengths, plan.text.documents, plan.text.hidden)
-    tokens = [None if tensor is None else tensor.tolist() for tensor in text]
-    key = {"model": plan.model, "tokens": tokens, "arguments": plan.arguments}
-    key |= {"device": ", ".join(map(str, plan.source.devices)), "versions": versions()}
-    return savepoint(folder / UNFINISHED, key)
+    documents = plan.text.documents
+    settings = {
+        "model": plan.model,
+        "tokens": plan.text.fingerprint,
+        "documents": None if documents is None else documents.tolist(),
+        "arguments": plan.arguments,
+        "device": ", ".join(map(str, plan.source.devices)),
+        "versions": versions(),
+    }
+    return savepoint(folder / UNFINISHED, settings)
 
 
 def _record(

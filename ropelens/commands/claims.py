@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -258,20 +256,23 @@ def _table_of(part: Setting, scratch: Path, options: Testing) -> pd.DataFrame:
     from ropelens.profiles.heads import require_budget
     from ropelens.profiles.measurement import versions
     from ropelens.profiles.measures import open_profile
+    from ropelens.runtime.keys import Key
     from ropelens.runtime.savepoint import savepoint
 
     profile = open_profile(part.folder / "profile.nc")
     require_budget(profile)
     seed, plan, runs = options.seed, part.plan, None
-    key = {name: profile.attrs.get(name) for name in ("tokens_sha256", "created")}
-    key |= {
+    settings = {
+        "tokens_sha256": profile.attrs.get("tokens_sha256"),
+        "created": profile.attrs.get("created"),
         "runs": part.runs,
         "seed": seed,
         "robust": options.robust,
         "versions": versions(),
     }
-    key |= plan.model | plan.arguments if plan else {}
-    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+    if plan is not None:
+        settings = settings | plan.model | plan.arguments
+    digest = Key(settings).digest[:16]
     if (file := scratch / f"{digest}.csv").exists():
         return pd.read_csv(file).fillna(
             dict.fromkeys(("over", "other", "floor_day"), "")
@@ -280,7 +281,7 @@ def _table_of(part: Setting, scratch: Path, options: Testing) -> pd.DataFrame:
         with opening(show_progress, "loading"):
             live = plan.read()
         how: Any = {"tokenizer": plan.source.tokenizer, "progress": show_progress}
-        with savepoint(scratch / digest, key):
+        with savepoint(scratch / digest, settings):
             runs = claim_runs(profile, live, plan.text, seed=seed, **how)
     table = ledger(profile, seed=seed, runs=runs).assign(setting=part.name)
     if options.robust:

@@ -1,6 +1,5 @@
 """Comparison of trained runs or analyses, as one dataset over `entry`."""
 
-import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -28,7 +27,8 @@ from ropelens.profiles.measurement import versions
 from ropelens.profiles.measures import open_profile
 from ropelens.runtime.devices import device_named
 from ropelens.runtime.folder import file_name
-from ropelens.runtime.processes import gather, place
+from ropelens.runtime.keys import Key
+from ropelens.runtime.processes import all_agree, place
 from ropelens.runtime.progress import (
     Advance,
     ProgressOption,
@@ -36,7 +36,7 @@ from ropelens.runtime.progress import (
     Stage,
     display_of,
 )
-from ropelens.runtime.results import open_results, save
+from ropelens.runtime.results import read_if_fits, save, saved_key, with_key
 from ropelens.train.data import DATA
 
 
@@ -117,7 +117,10 @@ def _measure_runs(
     per_step = np.array([run.tokens_per_step for run in runs])
     dataset = dataset.assign_coords(
         tokens_seen=(("entry", "step"), per_step[:, None] * dataset["step"].values),
-        fingerprint=("entry", [str(key_of(of_run)["weights"]) for of_run in finished]),
+        fingerprint=(
+            "entry",
+            [str(saved_key(of_run)["weights"]) for of_run in finished],
+        ),
     )
     dataset.attrs = {
         "context": runs[0].context,
@@ -143,16 +146,17 @@ def _measure_or_read(
     """Results of the checkpoint in `folder`, from the cache if they belong to its weights."""
     file = cache / file_name(run.name) / f"{name}.nc"
     weights = (folder / "model.safetensors").exists()
-    key: dict[str, object] = dict(how)
+    settings: dict[str, Any] = dict(how)
     if weights:
         opened = open_checkpoint(folder, Loading(device=device))
-        key |= {"weights": identity(opened), "text": sha256_of(run.data / DATA)}
-        key["versions"] = versions()
-    dataset = xr.Dataset()
-    with contextlib.suppress(BadArgument):
-        dataset = open_results(file, "measurement")
+        settings["weights"] = identity(opened)
+        settings["text"] = sha256_of(run.data / DATA)
+        settings["versions"] = versions()
+    key = Key(settings)
+    dataset = read_if_fits(file, "measurement", key)
     # Either all processes use the cached file, or none does.
-    if not all(gather(key_of(dataset).items() >= key.items())):
+    in_cache = all_agree(dataset is not None)
+    if dataset is None or not in_cache:
         if not weights:
             hint = (
                 "the settings of the earlier comparison, or the folder with its weights"
@@ -160,16 +164,11 @@ def _measure_or_read(
             what = f"{folder} has no weights, and {file} has no results for these settings."
             raise BadArgument(what, hint=hint)
         dataset = measure(run, opened.read(), final=name == "final", **how)
-        dataset = dataset.assign_attrs(kind="measurement", key=json.dumps(key))
+        dataset = with_key(dataset.assign_attrs(kind="measurement"), key)
         if place()[0] == 0:
             save(dataset, file)
     advance(1)
     return dataset
-
-
-def key_of(measured: xr.Dataset) -> dict[str, Any]:
-    """Identity, text and settings of a cached measurement; {} for other datasets."""
-    return json.loads(measured.attrs.get("key", "{}"))
 
 
 def _analyses(entries: Sequence[ComparisonEntry]) -> xr.Dataset:

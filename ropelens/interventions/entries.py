@@ -33,7 +33,7 @@ from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, HeadMask, heads_by_layer
 from ropelens.runtime.processes import gather, shard
 from ropelens.runtime.progress import ProgressOption, Stage, display_of
-from ropelens.runtime.savepoint import begin_stage
+from ropelens.runtime.savepoint import resume
 from ropelens.text.prompts import TokenNames
 from ropelens.text.rows import Ids, generator_of
 from ropelens.text.text import Text
@@ -215,7 +215,7 @@ def run_entries(
 ) -> tuple[list[dict[int, LayerFit]], list[EntrySums], list[Answers]]:
     """The fits, the sums over the text and the answers to the tasks, for each entry."""
     live, text = measurement.live, measurement.text
-    stage = begin_stage(EntrySums)
+    stage = resume(EntrySums)
     sets = 1 + len(split.classes)
     change = torch.full((sets, live.layers, live.heads), torch.nan).double()
     change[:, live.attending_heads] = 0  # heads without attention have NaN

@@ -25,7 +25,7 @@ from ropelens.profiles.tasks import repeats
 from ropelens.rope.planes import Planes
 from ropelens.runtime.processes import gather, place, shard
 from ropelens.runtime.progress import Advance, ProgressOption, Stage, display_of
-from ropelens.runtime.savepoint import begin_stage
+from ropelens.runtime.savepoint import resume
 from ropelens.schema import AXES, Statistic, labelled
 from ropelens.text.prompts import TokenNames
 from ropelens.text.rows import HowMany
@@ -160,7 +160,7 @@ class ProfileRun:
         self.surrogates = surrogates
         self.planes = planes
         self.repeats = repeats(measurement, self.planes)
-        self.saved = begin_stage(ProfileProgress)
+        self.saved = resume(ProfileProgress)
         self.progress: ProfileProgress = self.saved.state or ProfileProgress()
         self.unfitted = budget and self.saved.state is None
         # One process fits and sums the sample in the same pass.

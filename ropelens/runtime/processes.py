@@ -61,3 +61,8 @@ def gather(part: Part) -> list[Part]:
     ):
         # Only the processes of one command exchange pickles. No file is unpickled.
         return list(gather_object([part]))
+
+
+def all_agree(here: bool) -> bool:
+    """Whether `here` is true in all processes that share a measurement."""
+    return all(gather(here))

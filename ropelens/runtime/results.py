@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ropelens.runtime.folder import (
     output_folder,
     write_whole,
 )
+from ropelens.runtime.keys import Key
 
 PAGE = "index.html"
 
@@ -192,6 +194,25 @@ def open_results(path: str | Path, kind: str | None = None) -> xr.Dataset:
     )
     results.attrs = dict(zip(results.attrs, plain, strict=True))
     return results
+
+
+def with_key(results: xr.Dataset, key: Key) -> xr.Dataset:
+    """The results with the attribute `key`, by which `read_if_fits` knows them."""
+    return results.assign_attrs(key=json.dumps(key.recorded))
+
+
+def saved_key(results: xr.Dataset) -> dict[str, Any]:
+    """The key that `with_key` added; {} for other results."""
+    return json.loads(results.attrs.get("key", "{}"))
+
+
+def read_if_fits(path: Path, kind: str, key: Key) -> xr.Dataset | None:
+    """The results in a file of this kind; None if missing, damaged or with another key."""
+    with suppress(BadArgument):
+        results = open_results(path, kind)
+        if key.fits(saved_key(results)):
+            return results
+    return None
 
 
 def _require_plain(path: Path) -> None:

@@ -1,6 +1,5 @@
 """Saved progress: a long measurement saves its state each minute and continues from it."""
 
-import hashlib
 import json
 import shutil
 import sys
@@ -20,97 +19,152 @@ from torch import Tensor
 from ropelens.attention.sums import LayerSums, Sums
 from ropelens.budget.held_out import LayerFit
 from ropelens.runtime.folder import write_whole
-from ropelens.runtime.processes import gather, place
+from ropelens.runtime.keys import Key
+from ropelens.runtime.processes import all_agree, place
 
-SECONDS = 60.0
+FORMAT = 2  # of the files; progress in another format is discarded
+SECONDS = 60.0  # between two saves
 UNFINISHED = ".unfinished"  # the folder of saved progress, in a folder of results
 
 
-@dataclass
-class SavedStage:
-    """A measurement and its saved `state`, or None."""
+class SaveTimer:
+    """Tells when work should be saved: `SECONDS` after its start or the save before."""
 
-    path: Path | None = None
-    key: str = ""
-    state: Any = None
-    due: float = 0.0
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        self._due = time.monotonic() + SECONDS
+
+    @property
+    def is_due(self) -> bool:
+        return time.monotonic() >= self._due
+
+
+class SavedProgress:
+    """Progress of a measurement: the `state` in which it was stopped, or None.
+
+    A state contains JSON values, tensors, sums, fits and dataclasses. Without a `path`, nothing
+    is saved.
+    """
+
+    def __init__(
+        self, path: Path | None = None, key: Key | None = None, state: Any = None
+    ) -> None:
+        self.path = path
+        self.key = key or Key({})
+        self.state = state
+        self.timer = SaveTimer()
 
     def save(self, state: Any) -> None:
         """Save `state` if a minute has passed; warn if it cannot be written."""
-        if self.path is None or time.monotonic() < self.due:
+        if self.path is None or not self.timer.is_due:
             return
-        tensors: dict[str, Any] = {}
-
-        def as_json(value: Any) -> dict[str, Any]:
-            if not isinstance(value, Tensor):
-                return {"kind": type(value).__name__} | vars(value)
-            tensors[str(len(tensors))] = value.cpu().contiguous().numpy()
-            return {"tensor": str(len(tensors) - 1), "device": str(value.device)}
-
-        facts = {"key": self.key, "form": json.dumps(state, default=as_json)}
         try:
-            write_whole(self.path, safetensors.numpy.save(tensors, facts))
+            write_whole(self.path, state_to_bytes(state, self.key))
         except (OSError, SafetensorError) as error:
             with suppress(OSError):  # remove empty folders
                 self.path.parent.rmdir()
                 self.path.parent.parent.rmdir()
             self.path = None
             warnings.warn(f"the progress could not be saved: {error}", stacklevel=2)
-        self.due = time.monotonic() + SECONDS
+        self.timer.restart()
 
 
-_savepoint: ContextVar[list[Any] | None] = ContextVar(
+@dataclass
+class Savepoint:
+    """The folder and the key of measurements, and how many of them have begun."""
+
+    folder: Path
+    key: Key
+    begun: int = 0
+
+
+_savepoint: ContextVar[Savepoint | None] = ContextVar(
     "ropelens_savepoint", default=None
 )
 
 
 @contextmanager
-def savepoint(folder: Path, key: Mapping[str, object]) -> Iterator[None]:
-    """Save measurements in the block to `folder`, and continue from progress with this key."""
-    digest = hashlib.sha256(
-        json.dumps(key, sort_keys=True, default=str).encode()
-    ).hexdigest()
+def savepoint(folder: Path, values: Mapping[str, object]) -> Iterator[None]:
+    """Save measurements in the block to `folder`, and continue from progress that fits.
+
+    `values` are all settings that affect the numbers.
+    """
     if folder.is_symlink():  # ropelens did not create it
         folder.unlink()
-    token = _savepoint.set([folder, digest, 0])
+    token = _savepoint.set(Savepoint(folder, Key(values, format=FORMAT)))
     try:
         yield
     finally:
         _savepoint.reset(token)
 
 
-def begin_stage(*kinds: type) -> SavedStage:
+def resume(*classes: type) -> SavedProgress:
     """Begin the next measurement of the savepoint, from its saved state if there is one.
 
-    A state contains JSON values, tensors, sums, fits and dataclasses of the given `kinds`.
+    `classes` are the dataclasses in the state, next to sums and fits.
     """
-    if (opened := _savepoint.get()) is None:
-        return SavedStage()
-    folder, key, begun = opened
-    opened[2] += 1
-    path = folder / f"{begun}-{'-of-'.join(map(str, place()))}.safetensors"
-    named = {kind.__name__: kind for kind in (LayerFit, LayerSums, Sums, *kinds)}
-    state: Any = None
-    with suppress(OSError, SafetensorError), safe_open(path, framework="pt") as file:
-
-        def restored(form: dict[str, Any]) -> Any:
-            if "tensor" in form:
-                return file.get_tensor(form["tensor"]).to(form["device"])
-            if "kind" in form:
-                return named[form.pop("kind")](**form)
-            return {
-                int(key) if key.isdigit() else key: value for key, value in form.items()
-            }
-
-        if file.metadata()["key"] == key:
-            state = json.loads(file.metadata()["form"], object_hook=restored)
+    opened = _savepoint.get()
+    if opened is None:
+        return SavedProgress()
+    name = f"{opened.begun}-{'-of-'.join(map(str, place()))}.safetensors"
+    opened.begun += 1
+    path = opened.folder / name
+    state = read_state(path, opened.key, classes)
     if path.exists():
-        line = f"continuing from the saved progress in {folder}"
-        if state is None:
-            line = f"removed the progress in {folder}: it is damaged or from other settings"
-            shutil.rmtree(folder, ignore_errors=True)
-        with suppress(OSError):
-            print(line, file=sys.stderr, flush=True)
-    if not all(gather(state is not None)):  # another process may have no state
+        _report_progress(opened.folder, fits=state is not None)
+    if not all_agree(state is not None):  # another process may have no state
         state = None
-    return SavedStage(path, key, state, time.monotonic() + SECONDS)
+    return SavedProgress(path, opened.key, state)
+
+
+def _report_progress(folder: Path, *, fits: bool) -> None:
+    """Print whether the progress in `folder` is used; remove it if it does not fit."""
+    line = f"continuing from the saved progress in {folder}"
+    if not fits:
+        line = f"removed the progress in {folder}: it is damaged or from other settings"
+        shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):  # nobody reads stderr
+        print(line, file=sys.stderr, flush=True)
+
+
+def state_to_bytes(state: Any, key: Key) -> bytes:
+    """A file of safetensors with the tensors of `state`, and its form and key as metadata."""
+    tensors: dict[str, Any] = {}
+
+    def as_json(value: Any) -> dict[str, Any]:
+        if not isinstance(value, Tensor):
+            return {"kind": type(value).__name__, **vars(value)}
+        name = str(len(tensors))
+        tensors[name] = value.cpu().contiguous().numpy()
+        return {"tensor": name, "device": str(value.device)}
+
+    form = json.dumps(state, default=as_json)
+    metadata = {"key": json.dumps(key.recorded), "form": form}
+    return safetensors.numpy.save(tensors, metadata)
+
+
+def read_state(path: Path, key: Key, classes: tuple[type, ...]) -> Any:
+    """The state in a file, or None if it is missing, damaged or does not fit the key."""
+    class_by_name = {
+        known.__name__: known for known in (LayerFit, LayerSums, Sums, *classes)
+    }
+
+    def restored(value: dict[str, Any]) -> Any:
+        if "tensor" in value:
+            return file.get_tensor(value["tensor"]).to(value["device"])
+        if "kind" in value:
+            return class_by_name[value.pop("kind")](**value)
+        return {
+            int(name) if name.isdigit() else name: item for name, item in value.items()
+        }
+
+    with (
+        suppress(OSError, SafetensorError, KeyError, TypeError, ValueError),
+        safe_open(path, framework="pt") as file,
+    ):
+        metadata = file.metadata()
+        if key.fits(json.loads(metadata["key"])):
+            return json.loads(metadata["form"], object_hook=restored)
+    return None

@@ -7,7 +7,7 @@ It contains data.json, the tokenizer, valid.npy, and the arrays that data.json l
 import shutil
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ropelens.checkpoints.files import sha256_of
 from ropelens.errors import BadArgument, BadText
+from ropelens.runtime.keys import Key
 from ropelens.runtime.records import log_line, read_json, write_json
 from ropelens.text.documents import documents_sha256, read_documents
 from ropelens.text.tokenize import pieces
@@ -28,32 +29,6 @@ DATA = "data.json"  # the file that describes the data; it is written last
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 BOS, EOS = "<s>", "</s>"
 Documents = tuple[list[str], list[str]]  # for training and for validation
-
-
-def differences(
-    first: Mapping[str, Any],
-    second: Mapping[str, Any],
-    names: Iterable[str],
-    *,
-    between: str,
-) -> str:
-    """List the values of `names` that differ: "steps: 3, now 4" if `between` is ", now "."""
-    return "; ".join(
-        f"{name}: {str(first.get(name))[:100]}{between}{str(second.get(name))[:100]}"
-        for name in names
-        if first.get(name) != second.get(name)
-    )
-
-
-def require_same(
-    before: Mapping[str, Any], after: Mapping[str, Any], *, what: str
-) -> None:
-    """Raise BadArgument if a value of `after` differs from the recorded value in `before`."""
-    if changed := differences(before, after, after, between=", now "):
-        hint = "the same command as before, to resume it; or another folder"
-        raise BadArgument(
-            f"{what} was made with other settings.", seen=changed, hint=hint
-        )
 
 
 def read_texts(text: Sequence[Path], valid: Sequence[Path], *, data: Path) -> Documents:
@@ -91,7 +66,7 @@ def prepare_data(folder: Path, texts: Documents, settings: Settings) -> dict[str
                 write_json(path, facts | made | {"stages": ["train.npy"]})
     record = read_json(path)
     facts["tokenizer_sha256"] = sha256_of(folder / TOKENIZER[0])
-    require_same(record, facts, what=f"the data in {folder}")
+    Key(facts).require(record, what=f"the data in {folder}")
     return record
 
 

@@ -22,8 +22,10 @@ from ropelens.checkpoints.files import quiet_transformers
 from ropelens.errors import BadArgument, RopelensError, explained
 from ropelens.runtime.devices import device_named
 from ropelens.runtime.folder import write_whole
+from ropelens.runtime.keys import Key
 from ropelens.runtime.progress import Stage, show_progress
 from ropelens.runtime.records import log_line
+from ropelens.runtime.savepoint import SaveTimer
 from ropelens.train.data import (
     copy_tokenizer,
     held_out_sequences,
@@ -33,7 +35,7 @@ from ropelens.train.data import (
 from ropelens.train.settings import Settings
 
 CHECKPOINT = "checkpoint.pt"  # the file from which a run is resumed
-CHECKPOINT_SECONDS = 60.0  # between two checkpoints
+CHECKPOINT_FORMAT = 1
 
 # Steps done, rows of metrics.csv, and the sum of the losses since the last row with a loss
 TrainingState = tuple[int, list[dict[str, float]], Float[Tensor, ""]]
@@ -97,7 +99,8 @@ def fit_model(
         sample = torch.from_numpy(spread(held_out, WATCHED_SEQUENCES).astype(np.int64))
         watching = RopeCallback(sample, out=out / "watch")
         columns += watching.begin(model, step)
-    saved_at, timed_at, timed_from = time.monotonic(), time.perf_counter(), step
+    saving = SaveTimer()
+    timed_at, timed_from = time.perf_counter(), step
     note: dict[str, str] = {}
     per_step = settings.tokens_per_step
     stage = Stage("training", settings.steps * per_step, done=step * per_step)
@@ -129,10 +132,10 @@ def fit_model(
             advance(per_step, note=", ".join(note.values()))
             if settings.in_history(step):
                 write_history(model, out, step=step, tokenizer=data)
-            if last or time.monotonic() - saved_at >= CHECKPOINT_SECONDS:
+            if last or saving.is_due:
                 require_finite(model.parameters(), "a weight", step=step)
                 save_checkpoint(out / CHECKPOINT, model, optimizer, (step, rows, loss))
-                saved_at = time.monotonic()
+                saving.restart()
 
 
 def save_checkpoint(
@@ -142,9 +145,14 @@ def save_checkpoint(
     state: TrainingState,
 ) -> None:
     """Replace the checkpoint at `path`; a killed process leaves the earlier file."""
-    parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    parts = {
+        "format": CHECKPOINT_FORMAT,
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "progress": state,
+    }
     content = io.BytesIO()
-    torch.save(parts | {"progress": state}, content)
+    torch.save(parts, content)
     write_whole(path, content.getbuffer())
 
 
@@ -153,6 +161,7 @@ def load_checkpoint(
 ) -> TrainingState:
     """Restore the states of `model` and `optimizer` from a checkpoint."""
     parts = torch.load(path, map_location=model.device, weights_only=True)
+    Key({}, format=CHECKPOINT_FORMAT).require(parts, what=f"the checkpoint {path}")
     model.load_state_dict(parts["model"])
     optimizer.load_state_dict(parts["optimizer"])
     return parts["progress"]

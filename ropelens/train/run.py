@@ -23,8 +23,9 @@ from ropelens.profiles.measurement import versions
 from ropelens.rope.variant_config import variant_config
 from ropelens.runtime.devices import explain_full_memory
 from ropelens.runtime.folder import RECORD, file_name
+from ropelens.runtime.keys import Key
 from ropelens.runtime.records import log_line, read_json, write_json
-from ropelens.train.data import copy_tokenizer, prepare_data, read_texts, require_same
+from ropelens.train.data import copy_tokenizer, prepare_data, read_texts
 from ropelens.train.loop import CHECKPOINT, TrainingFailed, fit_model, write_model
 from ropelens.train.settings import Settings
 
@@ -60,7 +61,7 @@ def train(
     model_config(settings)
     texts = read_texts(text, valid, data=data)  # before any folder is created
     if before := read_settings(out, RECORD, key="settings"):
-        require_same(before["settings"], settings.facts(), what=f"the run in {out}")
+        Key(settings.facts()).require(before["settings"], what=f"the run in {out}")
     shape, hint = (
         f"{settings.size}, context {settings.context:,}",
         "a smaller size or context",
@@ -76,7 +77,7 @@ def train(
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": sys.argv,
         }
-        require_same(record["settings"], facts, what=f"the run in {out}")
+        Key(facts).require(record["settings"], what=f"the run in {out}")
         write_json(out / RECORD, record)
         if "finished" in record:
             log_line(f"{out} is finished already")
@@ -179,7 +180,7 @@ def run_study(
     training, held_out = (list(map(Path, files)) for files in (text, valid))
     data = out / "data" if tokens is None else Path(tokens)
     if before := read_settings(out, STUDY, key="variants"):
-        require_same(before, study, what=f"the study in {out}")
+        Key(study).require(before, what=f"the study in {out}")
     else:
         read_texts(training, held_out, data=data)  # before any folder is created
         write_json(out / STUDY, study)

@@ -30,14 +30,14 @@ import os, signal
 from ropelens.commands.app import main
 from ropelens.runtime import savepoint
 savepoint.SECONDS = 0
-save, batches = savepoint.SavedStage.save, []
+save, batches = savepoint.SavedProgress.save, []
 def die(self, state):
     save(self, state)
     if state[1] is not None and self.path.name.startswith("{stage}-"):
         batches.append(1)
     if len(batches) == 2 and int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
         os.kill(os.getpid(), signal.SIGKILL)
-savepoint.SavedStage.save = die
+savepoint.SavedProgress.save = die
 main()
 """
 
@@ -69,6 +69,7 @@ DIES_LEARNING = """
 import os, signal, sys
 from pathlib import Path
 import torch
+from ropelens.runtime import savepoint
 from ropelens.train import loop
 from trained import OPTIONS, train
 save = loop.save_checkpoint
@@ -76,7 +77,7 @@ def save_and_die(path, *state):
     save(path, *state)
     if state[-1][0] == 3:
         os.kill(os.getpid(), signal.SIGKILL)
-loop.save_checkpoint, loop.CHECKPOINT_SECONDS = save_and_die, 0
+loop.save_checkpoint, savepoint.SECONDS = save_and_die, 0
 text, out, threads = sys.argv[1:]
 torch.set_num_threads(int(threads))
 train([Path(text)], out=Path(out), **OPTIONS)

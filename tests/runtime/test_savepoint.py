@@ -5,7 +5,9 @@ from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 import xarray as xr
 from measured import assert_same, token_progress
@@ -15,7 +17,7 @@ import ropelens as rl
 from ropelens.budget import held_out
 from ropelens.model.live_model import LiveModel
 from ropelens.runtime import savepoint as module
-from ropelens.runtime.savepoint import begin_stage, savepoint
+from ropelens.runtime.savepoint import resume, savepoint
 
 TOKENS = torch.randint(2, 40, (6, 24), generator=torch.Generator().manual_seed(0))
 MODEL = tiny_llama(num_hidden_layers=1, num_attention_heads=2).eval()
@@ -124,21 +126,36 @@ def test_an_evaluation_goes_on_in_other_batches(folder, measures):
     assert_same(resumed, evaluate(measures=measures))
 
 
-@pytest.mark.parametrize("how", ["another key", "cut", "another file", "empty"])
-def test_useless_progress_is_removed_with_a_message(folder, capfd, how):
+USELESS = (
+    "another key",
+    "another format",
+    "cut",
+    "another file",
+    "empty",
+    "an earlier key",
+)
+
+
+@pytest.mark.parametrize("how", USELESS)
+def test_useless_progress_is_removed_with_a_message(folder, capfd, monkeypatch, how):
     with savepoint(folder, {"seed": 0}):
-        begin_stage().save([torch.ones(100)])
+        resume().save([torch.ones(100)])
     (file,) = folder.iterdir()
     other = {
         "cut": file.read_bytes()[:-100],
         "another file": b"never mind",
         "empty": b"",
+        "an earlier key": safetensors.numpy.save(
+            {"0": np.ones(1)}, {"key": "0" * 64, "form": '[{"tensor": "0"}]'}
+        ),
     }
+    if how == "another format":
+        monkeypatch.setattr(module, "FORMAT", module.FORMAT + 1)
     if how in other:
         file.write_bytes(other[how])
     shutil.copy(file, folder / f"1{file.name[1:]}")
     with savepoint(folder, {"seed": int(how == "another key")}):
-        assert begin_stage().state is None
+        assert resume().state is None
     assert not folder.exists()
     words = f"removed the progress in {folder}: it is damaged or from other settings\n"
     assert capfd.readouterr().err == words
@@ -147,7 +164,7 @@ def test_useless_progress_is_removed_with_a_message(folder, capfd, how):
 def test_a_failed_save_does_not_end_the_measurement(folder: Path):
     folder.write_text("no folder can be made here")
     with savepoint(folder, {}):
-        stage = begin_stage()
+        stage = resume()
         with pytest.warns(UserWarning, match="the progress could not be saved"):
             stage.save([1])
         stage.save([2])  # without a second warning
@@ -159,14 +176,12 @@ def test_a_state_is_saved_once_a_minute(
     now = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     with savepoint(tmp_path, {}):
-        stage = begin_stage()
+        stage = resume()
     for second, number in ((59, 1), (61, 2), (100, 3), (122, 4)):
         now[0] = float(second)
         stage.save([number])
         with savepoint(tmp_path, {}):
-            assert (
-                begin_stage().state == {59: None, 61: [2], 100: [2], 122: [4]}[second]
-            )
+            assert resume().state == {59: None, 61: [2], 100: [2], 122: [4]}[second]
 
 
 def test_a_state_comes_back_bit_for_bit(folder: Path):
@@ -177,9 +192,9 @@ def test_a_state_comes_back_bit_for_bit(folder: Path):
     ]
     state = {3: [1.5, None, "é", True, float("nan")], "x": tensors}
     with savepoint(folder, {}):
-        begin_stage().save(state)
+        resume().save(state)
     with savepoint(folder, {}):
-        assert repr(begin_stage().state) == repr(state)
+        assert repr(resume().state) == repr(state)
 
 
 def test_a_link_instead_of_a_savepoint_is_not_followed(tmp_path: Path):
@@ -188,8 +203,8 @@ def test_a_link_instead_of_a_savepoint_is_not_followed(tmp_path: Path):
     folder.parent.mkdir()
     folder.symlink_to(outside)
     with savepoint(folder, {}):
-        stage = begin_stage()
-        stage.due = 0.0
+        stage = resume()
+        stage.timer._due = 0.0
         stage.save({"sums": torch.ones(2)})
     assert not any(outside.iterdir())
     assert [file.suffix for file in folder.iterdir()] == [".safetensors"]

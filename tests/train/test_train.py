@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, 
 from transformers.optimization import get_wsd_schedule
 
 from ropelens.errors import BadArgument, BadText
+from ropelens.runtime import savepoint
 from ropelens.train import loop
 from ropelens.train.data import (
     held_out_sequences,
@@ -194,7 +195,7 @@ def test_a_stop_after_any_step(run, prose, tmp_path, step, capfd):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "save_checkpoint", save_and_stop)
-        patch.setattr(loop, "CHECKPOINT_SECONDS", 0)
+        patch.setattr(savepoint, "SECONDS", 0)
         with pytest.raises(KeyboardInterrupt):
             train([prose], out=tmp_path, **OPTIONS)
     assert not (tmp_path / "model.safetensors").exists()
@@ -206,6 +207,24 @@ def test_a_stop_after_any_step(run, prose, tmp_path, step, capfd):
         assert (tmp_path / name).read_bytes() == (run / name).read_bytes()
     history, expected = ((out / "history").iterdir() for out in (tmp_path, run))
     assert {folder.name for folder in history} == {folder.name for folder in expected}
+
+
+def test_a_checkpoint_of_an_earlier_version_is_used_and_of_a_later_one_refused(
+    tmp_path: Path,
+):
+    model = torch.nn.Linear(2, 2)
+    model.device = torch.device("cpu")
+    optimizer = torch.optim.AdamW(model.parameters())
+    state = (3, [{"step": 3}], torch.tensor(0.5))
+    path = tmp_path / loop.CHECKPOINT
+    loop.save_checkpoint(path, model, optimizer, state)
+    parts = torch.load(path, weights_only=True)
+    del parts["format"]  # as ropelens wrote it before checkpoints had a format
+    torch.save(parts, path)
+    assert loop.load_checkpoint(path, model, optimizer) == state
+    torch.save(parts | {"format": 2}, path)
+    with pytest.raises(BadArgument, match=r"other settings[\s\S]*format: 2, now 1"):
+        loop.load_checkpoint(path, model, optimizer)
 
 
 def test_files_of_a_failed_start_are_not_used(prose: Path, tmp_path: Path):

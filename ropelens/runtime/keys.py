@@ -1,0 +1,69 @@
+"""Keys of saved work: the only check of whether it belongs to the present settings."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ropelens.errors import BadArgument
+
+FIRST_FORMAT = 1  # of work that was saved with a key without a format number
+
+
+def differences(
+    first: Mapping[str, Any],
+    second: Mapping[str, Any],
+    names: Iterable[str],
+    *,
+    between: str,
+) -> str:
+    """List the values of `names` that differ: "steps: 3, now 4" if `between` is ", now "."""
+    return "; ".join(
+        f"{name}: {str(first.get(name))[:100]}{between}{str(second.get(name))[:100]}"
+        for name in names
+        if first.get(name) != second.get(name)
+    )
+
+
+@dataclass(frozen=True)
+class Key:
+    """The `values` that determine the numbers of saved work, and the format of its files.
+
+    Saved work fits a key if it was recorded with the same format and with each of the values.
+    It may have been recorded with more values.
+    """
+
+    values: Mapping[str, Any]
+    format: int = FIRST_FORMAT
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """The format and the values as they are saved with the work, in JSON."""
+        whole = {"format": self.format, **self.values}
+        return json.loads(json.dumps(whole, default=str))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the key, in hex, for the name of a file."""
+        text = json.dumps(self.recorded, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def changes(self, saved: Mapping[str, Any]) -> str:
+        """List the values of the key that differ in a `saved` key; "" if the work fits."""
+        before = {"format": FIRST_FORMAT, **saved}
+        after = self.recorded
+        return differences(before, after, after, between=", now ")
+
+    def fits(self, saved: Mapping[str, Any]) -> bool:
+        """Whether work that was recorded with the `saved` key can be used."""
+        return not self.changes(saved)
+
+    def require(self, saved: Mapping[str, Any], *, what: str) -> None:
+        """Raise `BadArgument` if `what` was made with another key."""
+        if changes := self.changes(saved):
+            raise BadArgument(
+                f"{what} was made with other settings.",
+                seen=changes,
+                hint="the same command as before, to resume it; or another folder",
+            )
