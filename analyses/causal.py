@@ -29,7 +29,7 @@ import pandas as pd
 import xarray as xr
 
 import ropelens as rl
-from ropelens.analysis.analysis import Answer
+from ropelens.analysis.answer import Answer
 from ropelens.commands.terminal import run_analysis
 from ropelens.figures.edits import plot_silenced
 from ropelens.intervals import paired_interval

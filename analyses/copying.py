@@ -29,7 +29,7 @@ import typer
 import xarray as xr
 
 import ropelens as rl
-from ropelens.analysis.analysis import Answer
+from ropelens.analysis.answer import Answer
 from ropelens.commands.terminal import run_script
 from ropelens.intervals import paired_interval
 from ropelens.report import write_index

@@ -20,7 +20,7 @@ import numpy as np
 import xarray as xr
 
 import ropelens as rl
-from ropelens.analysis.analysis import Answer
+from ropelens.analysis.answer import Answer
 from ropelens.claims.arrays import parts_by_kind
 from ropelens.commands.terminal import run_analysis
 from ropelens.profiles.kinds import window_of

@@ -27,7 +27,7 @@ import numpy as np
 import xarray as xr
 
 import ropelens as rl
-from ropelens.analysis.analysis import Answer
+from ropelens.analysis.answer import Answer
 from ropelens.commands.terminal import run_analysis
 from ropelens.figures.single_head import plot_reach
 from ropelens.report import describe

@@ -20,7 +20,7 @@ evaluations of the model, with attention in 64 rows of a sequence and a budget f
 """
 
 import ropelens as rl
-from ropelens.analysis.analysis import Answer
+from ropelens.analysis.answer import Answer
 from ropelens.commands.terminal import run_analysis
 from ropelens.report import describe
 

@@ -8,8 +8,8 @@ from .text.text import Text as Text
 from .text.tokenize import tokenize as tokenize
 
 # measure
-from .analysis.analyze import analyze as analyze
-from .analysis.analysis import Analysis as Analysis
+from .analysis.run_plan import analyze as analyze
+from .analysis.analysis_result import Analysis as Analysis
 from .analysis.options import Options as Options
 from .measured_rotation.measure import measure_rope as measure_rope
 from .measured_rotation.compare import compare_rope as compare_rope
@@ -67,8 +67,8 @@ from .figures.edits import plot_truncation as plot_truncation
 # write and read
 from .report import write_report as write_report
 from .report.notebook import show as show
-from .runtime.results import save as save
-from .analysis.analysis import open as open
+from .runtime.netcdf import save as save
+from .analysis.open_folder import open as open
 
 # errors
 from .errors import RopelensError as RopelensError

@@ -105,7 +105,9 @@ def few_draws() -> Iterator[None]:
 def without_page() -> AbstractContextManager[object]:
     """Replace the page by its title, because drawing takes longer than a tiny measurement."""
     page = "<!doctype html>\n<title>tiny · ropelens</title>"
-    return mock.patch("ropelens.analysis.analysis.render_page", return_value=page)
+    return mock.patch(
+        "ropelens.analysis.analysis_result.render_page", return_value=page
+    )
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ UNCHECKED |= {
     "ropelens.text.tokenize",
     "ropelens.interventions.silence",
 }
-UNCHECKED |= {"ropelens.analysis.analyze", "ropelens.analysis.options"}
+UNCHECKED |= {"ropelens.analysis.run_plan", "ropelens.analysis.options"}
 if "slow" in sys.argv:  # workers get other arguments, but inherit the environment
     os.environ["ALL_SHAPES"] = "1"
 if "ALL_SHAPES" not in os.environ:

@@ -36,7 +36,7 @@ names = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_uses_the_public_api_only(script: Path):
     code = script.read_text()
     for_scripts = {
-        "analysis.analysis import Answer",
+        "analysis.answer import Answer",
         "claims.arrays import parts_by_kind",
         "commands.terminal import run_analysis",
         "commands.terminal import run_script",

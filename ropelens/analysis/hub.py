@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from ropelens.errors import BadArgument, explained
 from ropelens.runtime.folder import RECORD, write_whole
-from ropelens.runtime.results import read_record
+from ropelens.runtime.run_record import read_record
 
 PREFIX = "hf://"
 # Pages and tables are not read, so they are not fetched.

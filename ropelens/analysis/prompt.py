@@ -7,7 +7,6 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from ropelens.analysis.plan import this_command
 from ropelens.arguments import public
 from ropelens.errors import BadArgument
 from ropelens.figures.formats import visible_token
@@ -20,6 +19,7 @@ from ropelens.profiles.excerpts import check_excerpts
 from ropelens.profiles.profile import profile as measure
 from ropelens.report.prompt import PromptResults
 from ropelens.runtime.progress import ProgressOption, display_of, opening
+from ropelens.runtime.run_record import this_command
 from ropelens.text.prompts import token_names
 from ropelens.text.text import Text
 from ropelens.text.tokenize import encode

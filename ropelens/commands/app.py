@@ -16,8 +16,8 @@ from ropelens.analysis.options import (
 )
 from ropelens.checkpoints.bundled import BUNDLED, bundled_facts
 from ropelens.checkpoints.load_options import Loading, option
-from ropelens.commands.analyze import analyze_command, truncate_command
 from ropelens.commands.claims import claims_command
+from ropelens.commands.measure import analyze_command, truncate_command
 from ropelens.commands.rope import rope_command
 from ropelens.commands.terminal import finish, print_path, run_app
 from ropelens.errors import BadArgument, explained
@@ -104,7 +104,7 @@ def prompt_command(
       ropelens prompt ./my-llama "The capital of France is"
       ropelens prompt ./my-llama "The capital of France is" --versus "The capital of Italy is"
     """
-    from ropelens.runtime.results import check_out
+    from ropelens.runtime.result_folder import check_out
 
     check_out(out, "prompt")
     with opening(show_progress, "loading"):
@@ -202,10 +202,10 @@ def compare_command(
       ropelens compare runs/variants --out out
       ropelens compare analyzed/llama analyzed/qwen --out out
     """
-    from ropelens.runtime.results import check_out
+    from ropelens.runtime.result_folder import check_out
 
     check_out(out, "comparison", parts=["measured"])
-    from ropelens.analysis.analysis import Answer
+    from ropelens.analysis.answer import Answer
     from ropelens.comparison.compare import compare
     from ropelens.runtime.processes import processes, shared
 
@@ -241,7 +241,7 @@ def report_command(
       ropelens report out
       ropelens report out/step-1024 --beside out/step-64
     """
-    from ropelens.analysis.analysis import rewrite_page
+    from ropelens.analysis.open_folder import rewrite_page
 
     print_path(rewrite_page(folder, beside=beside))
 

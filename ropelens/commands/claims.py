@@ -16,7 +16,7 @@ import typer
 from ropelens.analysis.options import Options, OutOption, TextOption, with_options
 from ropelens.checkpoints.load_options import setting
 from ropelens.checkpoints.names import name_checkpoints
-from ropelens.commands.analyze import PlanOption, measure_and_save
+from ropelens.commands.measure import PlanOption, measure_and_save
 from ropelens.commands.terminal import finish, print_lines, print_message
 from ropelens.errors import BadArgument
 from ropelens.runtime.folder import write_whole
@@ -97,7 +97,7 @@ def claims_command(
       ropelens claims analyzed/llama --model ./my-llama --text book.txt --out out
       ropelens claims ./my-llama --text a.txt --text b.txt --contexts 1024,2048 --robust
     """
-    from ropelens.runtime.results import check_out
+    from ropelens.runtime.result_folder import check_out
 
     places = name_checkpoints(models or ["bundled"])
     if not plan:
@@ -124,7 +124,7 @@ def _read_ledgers(
 ) -> dict[str, Ledger]:
     """The ledgers among the places, by name. Refuses options that do not fit the places."""
     from ropelens.report.claims import read_ledger
-    from ropelens.runtime.results import read_record
+    from ropelens.runtime.run_record import read_record
 
     kinds = {name: read_record(place).get("kind") for name, place in places.items()}
     models = {
@@ -159,9 +159,9 @@ def _settings(
     folder: Path, place: str, text: TextOption, options: Testing, *, run: bool
 ) -> list[Setting]:
     """The settings of a model or an analyzed folder, the main setting first."""
-    from ropelens.analysis.analysis import check_model
     from ropelens.analysis.plan import plan_analysis
-    from ropelens.runtime.results import read_record
+    from ropelens.analysis.saved_numbers import check_model
+    from ropelens.runtime.run_record import read_record
 
     record, runs = read_record(place), not options.quick
     if record and options.model is None:
@@ -222,7 +222,7 @@ def _test_settings(
     from ropelens.claims.tables import compare_settings
     from ropelens.profiles.measures import open_profile
     from ropelens.report.tables import short_facts
-    from ropelens.runtime.results import PAGE
+    from ropelens.runtime.folder import PAGE
     from ropelens.runtime.savepoint import UNFINISHED
 
     tables = []
@@ -296,12 +296,12 @@ def _write(out: Path, places: dict[str, str], ledgers: list[Ledger]) -> None:
     """Print the table of all models, and write it with its page."""
     import pandas as pd
 
-    from ropelens.analysis.plan import this_command
     from ropelens.figures.formats import signed
     from ropelens.profiles.measurement import versions
     from ropelens.report.claims import claims_sentences, render_claims
     from ropelens.report.render import write_sentence
-    from ropelens.runtime.results import write_folder
+    from ropelens.runtime.result_folder import ResultFolder
+    from ropelens.runtime.run_record import this_command
     from ropelens.runtime.savepoint import UNFINISHED
 
     table = pd.concat([table for table, _ in ledgers])
@@ -325,15 +325,20 @@ def _write(out: Path, places: dict[str, str], ledgers: list[Ledger]) -> None:
     print_lines("\n".join([write_sentence("claims", "table"), *meanings, ""]), err=True)
     names = [facts.get("model", name) for name, facts in runs.items()]
     model = {"name": names[0] if len(names) == 1 else f"{len(names)} models"}
-    record = {"kind": "claims", "command": this_command(), "versions": versions()}
-    record |= {
-        "findings": claims_sentences(table, places),
+    findings = claims_sentences(table, places)
+    record = {
+        "command": this_command(),
+        "versions": versions(),
+        "findings": findings,
         "model": model,
         "runs": runs,
     }
-    results, page = (
-        {"claims.csv": table, "claims.json": table},
-        partial(render_claims, table),
+    results = ResultFolder(
+        kind="claims",
+        findings=findings,
+        files={"claims.csv": table, "claims.json": table},
+        record=record,
+        page=partial(render_claims, table, record),
     )
-    write_folder(out, record=record, results=results, page=partial(page, record))
+    results.write(out)
     shutil.rmtree(out / UNFINISHED, ignore_errors=True)

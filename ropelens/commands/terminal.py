@@ -20,7 +20,8 @@ from ropelens.analysis.options import ModelArgument, Options, TextOption, with_o
 from ropelens.errors import RopelensError
 
 if TYPE_CHECKING:
-    from ropelens.analysis.analysis import Analysis, Answer
+    from ropelens.analysis.analysis_result import Analysis
+    from ropelens.analysis.answer import Answer
 
 
 def print_message(message: str, *, by: str = "ropelens: ") -> None:
@@ -43,7 +44,8 @@ def print_path(path: Path) -> None:
 
 def finish(folder: Path) -> None:
     """Print the findings in `folder` on stderr, and the path of its page on stdout."""
-    from ropelens.runtime.results import PAGE, read_record  # slow: imports xarray
+    from ropelens.runtime.folder import PAGE
+    from ropelens.runtime.run_record import read_record
 
     for finding in read_record(folder).get("findings", [])[:5]:
         print_message(finding, by="")
@@ -114,8 +116,8 @@ def run_analysis(
     def main(
         model: ModelArgument = "bundled", text: TextOption = None, *, options: Options
     ) -> None:
-        from ropelens.analysis.analysis import write_answer
-        from ropelens.analysis.analyze import analyze  # slow: imports torch
+        from ropelens.analysis.answer import write_answer
+        from ropelens.analysis.run_plan import analyze  # slow: imports torch
         from ropelens.report import write_index
 
         analysis = analyze(

@@ -28,6 +28,7 @@ from ropelens.profiles.measures import open_profile
 from ropelens.runtime.devices import device_named
 from ropelens.runtime.folder import file_name
 from ropelens.runtime.keys import Key
+from ropelens.runtime.netcdf import read_if_fits, save, saved_key, with_key
 from ropelens.runtime.processes import all_agree, place
 from ropelens.runtime.progress import (
     Advance,
@@ -36,7 +37,6 @@ from ropelens.runtime.progress import (
     Stage,
     display_of,
 )
-from ropelens.runtime.results import read_if_fits, save, saved_key, with_key
 from ropelens.train.data import DATA
 
 

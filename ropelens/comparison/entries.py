@@ -18,9 +18,9 @@ from ropelens.profiles.heads import head_values
 from ropelens.profiles.measures import compared
 from ropelens.profiles.profile import profile
 from ropelens.profiles.tasks import NEAREST, SHORTEST_PROMPT, doublings
+from ropelens.runtime.folder import RECORD
 from ropelens.runtime.keys import differences
 from ropelens.runtime.records import read_json
-from ropelens.runtime.results import RECORD
 from ropelens.text.text import Text
 from ropelens.train.data import documents_of, held_out_sequences, spread
 from ropelens.train.run import STUDY, runs_of

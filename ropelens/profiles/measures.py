@@ -10,7 +10,7 @@ import xarray as xr
 
 from ropelens.attention import distances, formulas
 from ropelens.errors import BadArgument
-from ropelens.runtime.results import open_results
+from ropelens.runtime.netcdf import open_results
 from ropelens.schema import (
     Derived,
     Fitted,

@@ -16,7 +16,7 @@ from ropelens.claims.verdict import VERDICTS
 from ropelens.errors import BadArgument, explained
 from ropelens.figures.formats import plural
 from ropelens.report.render import render, write_sentence
-from ropelens.runtime.results import read_record
+from ropelens.runtime.run_record import read_record
 
 CLAIMS_QUESTION = "Which published claims about RoPE hold here?"
 GLYPHS = dict(zip(VERDICTS, ("✓", "✕", "○", "–"), strict=True))

@@ -28,7 +28,7 @@ from ropelens.report.payload import beside_payload, build_payload, page_template
 from ropelens.report.render import page_words, render, write_sentence
 from ropelens.report.tables import about, about_comparison, model_name, short_facts
 from ropelens.runtime.folder import file_name, write_whole
-from ropelens.runtime.results import read_record
+from ropelens.runtime.run_record import read_record
 
 SCRIPTS = ["arrays", "inside", "figures", "live", "pair", "tabs", "lists", "choice"]
 QUESTION = "How do these models differ in their use of RoPE's frequencies?"

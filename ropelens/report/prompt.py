@@ -17,7 +17,7 @@ from ropelens.report import words
 from ropelens.report.catalog import PROFILE_FIGURES, PageFigure, draw
 from ropelens.report.page import render_page
 from ropelens.report.render import write_sentence
-from ropelens.runtime.results import write_folder
+from ropelens.runtime.result_folder import ResultFolder, Results
 from ropelens.schema import labelled
 
 HEAD_FIGURES = ("selectivity", "attention", "pair")
@@ -48,19 +48,24 @@ class PromptResults:
     def save(self, folder: str | Path) -> Path:
         """Write the page, the numbers and run.json to `folder`; return the page."""
         attrs = self.profile.attrs
-        record = {
-            "kind": "prompt",
-            "findings": self.findings,
-            "command": attrs["command"],
+        files: dict[str, Results] = {
+            "attribution.nc": self.attribution,
+            "planes.csv": top_planes(self.attribution),
         }
-        record |= {
-            "model": {"name": attrs["model"]},
-            "versions": json.loads(attrs["versions"]),
-        }
-        results: dict[str, Any] = {"attribution.nc": self.attribution}
-        results["planes.csv"] = top_planes(self.attribution)
-        results |= {f"patched_{x.attrs['over']}.nc": x for x in self.patches}
-        return write_folder(folder, record=record, results=results, page=self.page)
+        for patched in self.patches:
+            files[f"patched_{patched.attrs['over']}.nc"] = patched
+        results = ResultFolder(
+            kind="prompt",
+            findings=self.findings,
+            files=files,
+            record={
+                "command": attrs["command"],
+                "model": {"name": attrs["model"]},
+                "versions": json.loads(attrs["versions"]),
+            },
+            page=self.page,
+        )
+        return results.write(folder)
 
     def page(self) -> str:
         """The page as HTML."""

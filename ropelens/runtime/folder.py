@@ -13,6 +13,7 @@ from filelock import FileLock
 from ropelens.errors import BadArgument, explained
 
 RECORD = "run.json"  # marks a complete set: it is removed first and written last
+PAGE = "index.html"
 
 
 @contextmanager

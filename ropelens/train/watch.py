@@ -24,9 +24,9 @@ from ropelens.profiles.measurement import versions
 from ropelens.profiles.measures import REQUESTED, find_statistics, open_profile
 from ropelens.profiles.profile import profile
 from ropelens.runtime.devices import devices_of, explain_full_memory
-from ropelens.runtime.folder import RECORD
-from ropelens.runtime.records import log_line, write_json
-from ropelens.runtime.results import check_out, save
+from ropelens.runtime.netcdf import save
+from ropelens.runtime.records import log_line
+from ropelens.runtime.result_folder import ResultFolder, check_out
 from ropelens.text.tokenize import TextInput
 
 MAXIMA = ("previous_token", "induction", "duplicate_token", "max_score")  # of all heads
@@ -163,8 +163,9 @@ class RopeCallback(TrainerCallback):
                 shutil.rmtree(later)  # of an earlier run
         numbers = self.measure(step, first=True)
         if numbers:  # a folder without a measured step has no record
-            record = {"kind": "watch", "command": sys.argv, "versions": versions()}
-            write_json(out / RECORD, record)
+            record = {"command": sys.argv, "versions": versions()}
+            results = ResultFolder("watch", findings=(), files={}, record=record)
+            results.write_numbers(out)
         return numbers
 
     def step(self) -> dict[str, float]:

@@ -17,8 +17,8 @@ import pytest
 from tiny_checkpoints import save_tiny
 
 import ropelens as rl
-from ropelens.analysis.analysis import rewrite_page
 from ropelens.analysis.hub import escape
+from ropelens.analysis.open_folder import rewrite_page
 
 HOSTILE = "a\n\n# b <script>alert(1)</script> [c](javascript:d) ![e](https://f.g) | `h`"
 COMMIT = "1" * 40
@@ -29,7 +29,7 @@ from unittest import mock
 import pandas as pd, xarray as xr
 import ropelens as rl
 
-mock.patch("ropelens.analysis.analysis.render_page", return_value="a page").start()
+mock.patch("ropelens.analysis.analysis_result.render_page", return_value="a page").start()
 others = []
 def watch(event, args):
     if event == "socket.getaddrinfo" and args[0] not in ("127.0.0.1", "localhost"):

@@ -15,10 +15,11 @@ import torch
 from cli_runs import MAIN, NAMES, PLAN, STOPPING, Ended, save_family, unharmed
 
 from ropelens.commands.terminal import print_lines
-from ropelens.runtime.results import PAGE, open_results
+from ropelens.runtime.folder import PAGE
+from ropelens.runtime.netcdf import open_results
 from ropelens.train import loop
 
-MEASURE = "ropelens.analysis.analyze.measure"
+MEASURE = "ropelens.analysis.run_plan.measure"
 
 
 def test_a_model_that_cannot_be_measured(ropelens, tmp_path, text, out):
@@ -99,7 +100,7 @@ def test_a_page_that_cannot_be_drawn_loses_no_number(
         ("report",),
     )
     with monkeypatch.context() as patch:
-        patch.setattr("ropelens.analysis.analysis.render_page", fails)
+        patch.setattr("ropelens.analysis.analysis_result.render_page", fails)
         for command in commands:
             ended = ropelens(*command, out)
             assert ended.code == 1
@@ -225,7 +226,7 @@ def test_a_signal_stops_a_run_although_a_library_converts_it(
 
 def test_a_signal_while_a_page_is_drawn(ropelens, model, text, out, monkeypatch):
     stop = lambda *_: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
-    monkeypatch.setattr("ropelens.analysis.analysis.render_page", stop)
+    monkeypatch.setattr("ropelens.analysis.analysis_result.render_page", stop)
     ended = ropelens("analyze", model, "--text", text, "--surrogates", 2, "--out", out)
     assert (ended.code, ended.out) == (143, "")
     assert ended.err.splitlines(keepends=True)[-1] == STOPPED

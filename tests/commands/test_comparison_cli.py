@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import ropelens as rl
 from ropelens.commands.app import app
-from ropelens.runtime.results import save
+from ropelens.runtime.netcdf import save
 
 FILES = ["comparison.csv", "comparison.nc", "index.html", "run.json"]
 

@@ -18,8 +18,8 @@ from trained import OPTIONS as RECIPE
 from trained import metrics, train
 
 import ropelens as rl
-from ropelens.analysis.analysis import is_measured
 from ropelens.analysis.plan import plan_analysis
+from ropelens.analysis.saved_numbers import is_measured
 from ropelens.checkpoints.names import name_checkpoints
 from ropelens.errors import BadArgument
 from ropelens.train import loop
@@ -44,9 +44,9 @@ main()
 # The second process does not see finished measurements, as if it had another disk.
 ONE_DISK = """
 import os
-from ropelens.analysis import analysis
-is_measured = analysis.is_measured
-analysis.is_measured = lambda *args: os.environ["RANK"] == "0" and is_measured(*args)
+from ropelens.analysis import saved_numbers
+is_measured = saved_numbers.is_measured
+saved_numbers.is_measured = lambda *args: os.environ["RANK"] == "0" and is_measured(*args)
 """
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 

@@ -103,7 +103,7 @@ def test_a_sweep_joins_an_analysis_and_stays(
     apart = Path(shutil.copytree(out, tmp_path / "apart"))
     sweep = ("truncate", model, "--out", out, *FEW)
     with monkeypatch.context() as patch:  # the saved profile is not measured again
-        patch.setattr("ropelens.analysis.analyze.measure", None)
+        patch.setattr("ropelens.analysis.run_plan.measure", None)
         assert ropelens(*sweep, "--text", text).code == 0
     joined = rl.open(out)
     assert (out / "heads.csv").read_bytes() == heads
@@ -112,7 +112,7 @@ def test_a_sweep_joins_an_analysis_and_stays(
     assert joined.provenance["kind"] == "truncation"
     assert joined.provenance["arguments"] == single.provenance["arguments"]
     with monkeypatch.context() as patch:
-        patch.setattr("ropelens.analysis.analysis.render_page", render_page)
+        patch.setattr("ropelens.analysis.analysis_result.render_page", render_page)
         assert ropelens(*analyze, "--sequences", 5).code == 0
     again = rl.open(out)
     assert again.profile.attrs["sequences"] == 5

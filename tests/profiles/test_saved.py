@@ -19,7 +19,8 @@ import xarray as xr
 from measured import old_rule
 
 import ropelens as rl
-from ropelens.analysis.analysis import Analysis, rewrite_page
+from ropelens.analysis.analysis_result import Analysis
+from ropelens.analysis.open_folder import rewrite_page
 from ropelens.profiles import measures
 
 SAVED = Path(__file__).with_name("saved_profile.nc.gz")

@@ -9,7 +9,9 @@ from scipy import stats
 from synthetic_comparison import CONTEXT, STEPS, synthetic_comparison
 
 from ropelens import plot_claim, plot_norms
-from ropelens.analysis.analysis import Analysis, Answer, rewrite_page, write_answer
+from ropelens.analysis.analysis_result import Analysis
+from ropelens.analysis.answer import Answer, write_answer
+from ropelens.analysis.open_folder import rewrite_page
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument
 from ropelens.figures import comparison as figures

@@ -15,11 +15,14 @@ from cli_runs import works_or_is_refused
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ropelens.analysis.analysis import Analysis, earlier_results, rewrite_page
+from ropelens.analysis.analysis_result import Analysis
+from ropelens.analysis.open_folder import rewrite_page
+from ropelens.analysis.saved_numbers import earlier_numbers
 from ropelens.errors import BadArgument, RopelensError
 from ropelens.report import write_index
 from ropelens.runtime.folder import check_writable, locked, output_folder, write_whole
-from ropelens.runtime.results import check_out, save, write_folder
+from ropelens.runtime.netcdf import save
+from ropelens.runtime.result_folder import ResultFolder, check_out
 from ropelens.runtime.savepoint import UNFINISHED
 
 NAMES = ("heads.csv", "index.html", "profile.nc", "run.json")
@@ -77,10 +80,10 @@ def test_simultaneous_runs_write_one_after_the_other(tmp_path: Path):
         for result in [pool.submit(write, number) for number in range(4)]:
             result.result()
     assert list(tmp_path.iterdir()) == [tmp_path / "page.html"]
-    parts = {"record": {"kind": "answer"}, "results": {}, "page": str}
+    results = ResultFolder("answer", (), {}, {}, page=str)
     with ThreadPoolExecutor() as pool:
         with locked(tmp_path), locked(tmp_path / "." / "" / "x" / ".."):
-            other = pool.submit(write_folder, tmp_path, **parts)
+            other = pool.submit(results.write, tmp_path)
             with pytest.raises(TimeoutError):
                 other.result(timeout=0.5)
         assert other.result(timeout=60) == tmp_path / "index.html"
@@ -225,13 +228,14 @@ def test_nothing_outside_a_received_folder_changes(tmp_path, profile, contents):
     with (
         mock.patch.object(Analysis, "page", return_value="a page"),  # drawn elsewhere
         mock.patch(
-            "ropelens.analysis.analysis.classify_heads", return_value=pd.DataFrame()
+            "ropelens.analysis.analysis_result.classify_heads",
+            return_value=pd.DataFrame(),
         ),
     ):
         for read in (
             lambda: rewrite_page(received),  # as `ropelens report` does
             lambda: check_out(received, "analysis"),
-            lambda: earlier_results(received, PRINT["fingerprint"]),
+            lambda: earlier_numbers(received, PRINT["fingerprint"]),
             lambda: write_index(tmp_path.parent),
         ):
             with works_or_is_refused():

@@ -6,7 +6,7 @@ import xarray as xr
 
 from ropelens.errors import BadArgument
 from ropelens.runtime.keys import Key
-from ropelens.runtime.results import read_if_fits, save, with_key
+from ropelens.runtime.netcdf import read_if_fits, save, with_key
 
 SAVED = {"seed": 0, "names": ["a", "b"], "size": {"layers": 2}}
 

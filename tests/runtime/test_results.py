@@ -12,13 +12,9 @@ from synthetic_profile import synthetic_profile
 
 import ropelens as rl
 from ropelens.errors import BadArgument
-from ropelens.runtime.results import (
-    check_out,
-    open_results,
-    read_record,
-    save,
-    write_folder,
-)
+from ropelens.runtime.netcdf import open_results, save
+from ropelens.runtime.result_folder import ResultFolder, check_out
+from ropelens.runtime.run_record import read_record
 
 
 @pytest.fixture
@@ -183,8 +179,8 @@ def test_a_pipe_is_not_read(tmp_path: Path):
 def test_names_that_look_like_formulas_stay_texts(tmp_path: Path):
     names = ["=HYPERLINK(0)", "+1", "-1", "@SUM(1)", "\tx", "a=b", "bundled:rope"]
     table = pd.DataFrame({"entry": names, "loss": [-1.0] * len(names)})
-    record, results = {"kind": "comparison"}, {"comparison.csv": table}
-    write_folder(tmp_path, record=record, results=results, page=str)
+    results = ResultFolder("comparison", (), {"comparison.csv": table}, {}, page=str)
+    results.write(tmp_path)
     read = pd.read_csv(tmp_path / "comparison.csv")
     assert read["entry"].tolist() == [f"'{name}" for name in names[:5]] + names[5:]
     assert read["loss"].tolist() == table["loss"].tolist()

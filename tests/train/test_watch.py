@@ -16,7 +16,7 @@ from trained import OPTIONS, metrics, train
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import ropelens as rl
-from ropelens.analysis.analysis import rewrite_page
+from ropelens.analysis.open_folder import rewrite_page
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.train import watch
 

@@ -69,7 +69,7 @@ def analyze_command(
       ropelens analyze ./my-llama --text book.txt --plan
       ropelens analyze runs/rope/history/* --text book.txt --out out
     """
-    from ropelens.runtime.results import check_out
+    from ropelens.runtime.result_folder import check_out
 
     checkpoints = name_checkpoints(models or ["bundled"])
     several = len(checkpoints) > 1
@@ -81,8 +81,9 @@ def analyze_command(
     if several and not text:
         text = [sample_path(first)]  # one text for all models
     with opening(show_progress, "reading"):  # find errors before the first measurement
-        from ropelens.analysis.analysis import check_model, write_checkpoints
+        from ropelens.analysis.answer import write_checkpoints
         from ropelens.analysis.plan import plan_analysis
+        from ropelens.analysis.saved_numbers import check_model
         from ropelens.runtime.processes import processes
 
         how: dict[str, Any] = {"options": options, "run": not plan}
@@ -104,8 +105,8 @@ def analyze_command(
 
 def measure_and_save(plan: Plan, folder: Path, *, once: bool = False) -> None:
     """Run the plan in all processes, and save in the first; if `once`, keep equal results."""
-    from ropelens.analysis.analysis import is_measured
-    from ropelens.analysis.analyze import run_plan
+    from ropelens.analysis.run_plan import run_plan
+    from ropelens.analysis.saved_numbers import is_measured
     from ropelens.runtime.processes import gather, processes, shared
 
     with shared():  # the first process decides, because disks of processes may differ
@@ -191,7 +192,7 @@ def truncate_command(
         DEFAULT_MEASURES,
         wanted_measures,
     )
-    from ropelens.runtime.results import check_out
+    from ropelens.runtime.result_folder import check_out
 
     if not plan:
         check_out(out, "truncation")
@@ -202,8 +203,8 @@ def truncate_command(
     }
     sweep["ends"] = ["slow", "fast"] if options.end is None else [options.end]
     with opening(show_progress, "reading"):  # importing torch takes seconds
-        from ropelens.analysis.analysis import check_model, check_sweep
         from ropelens.analysis.plan import plan_analysis
+        from ropelens.analysis.saved_numbers import check_model, check_sweep
 
         planned = plan_analysis(model, text, options, truncation=sweep, run=not plan)
     if plan:

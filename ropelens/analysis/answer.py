@@ -1,0 +1,122 @@
+"""Answers of scripts to one question about models, and comparisons, as result folders."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+import xarray as xr
+
+from ropelens.analysis.analysis_result import Analysis, open_analysis
+from ropelens.comparison.compare import compare
+from ropelens.comparison.table import summarize_comparison
+from ropelens.report import words
+from ropelens.report.page import QUESTION, render_comparison, render_figures
+from ropelens.report.tables import about
+from ropelens.runtime.folder import file_name
+from ropelens.runtime.result_folder import ResultFolder, Results
+from ropelens.runtime.run_record import this_command
+
+# Attributes of a profile that the datasets of an answer get too
+PROVENANCE = ("revision", "backend", "text", "command", "warnings")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Answer of a script to one question about models.
+
+    `findings` are sentences with numbers, the most important one first. `figures` has captions
+    as keys. `more` maps names of files to further results ("reach.nc").
+    """
+
+    question: str = QUESTION
+    findings: Sequence[str] = ()
+    figures: Mapping[str, go.Figure] = field(default_factory=dict)
+    more: Mapping[str, Results] = field(default_factory=dict)
+
+    def save(
+        self, folder: str | Path, comparison: xr.Dataset, *, lead: str = ""
+    ) -> Path:
+        """Write the result of `compare` and its table to `folder`; return the page.
+
+        `folder` gets index.html, comparison.nc, comparison.csv, run.json and `more`. The page
+        has the sentence `lead`, sentences about the numbers, and then the `findings`.
+        """
+        comparison = comparison.assign_attrs(
+            question=self.question,
+            command=this_command(),
+            lead=lead,
+            findings="\n".join(self.findings),
+        )
+        table = summarize_comparison(comparison)
+        sentences = [
+            *words.comparison_sentences(comparison, table),
+            words.scope(comparison.attrs),
+        ]
+        results = ResultFolder(
+            kind="comparison",
+            findings=[sentence for sentence in sentences if sentence],
+            files={"comparison.nc": comparison, "comparison.csv": table, **self.more},
+            record=_comparison_record(comparison),
+            page=partial(render_comparison, comparison, table),
+        )
+        return results.write(folder)
+
+
+def _comparison_record(comparison: xr.Dataset) -> dict[str, Any]:
+    """The run.json of a comparison, without its kind and findings."""
+    entries = comparison["entry"].values.tolist()
+    record = dict(comparison.attrs)
+    record["entries"] = entries
+    record["versions"] = json.loads(comparison.attrs["versions"])
+    record["model"] = {"name": str(comparison.attrs["model"])}
+    if "fingerprint" in comparison.coords:
+        fingerprints = comparison["fingerprint"].values.tolist()
+        record["fingerprints"] = dict(zip(entries, fingerprints, strict=True))
+    return record
+
+
+def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path:
+    """Write the answer and all numbers to a folder in `folder` named after the model."""
+    attrs = analysis.profile.attrs
+    name = file_name(str(attrs["model"])).strip(".-") or "model"
+    provenance = {attribute: attrs[attribute] for attribute in PROVENANCE}
+    files = dict(analysis.results)
+    for file, result in answer.more.items():
+        if isinstance(result, xr.Dataset):
+            files[file] = result.assign_attrs(provenance)
+        else:
+            files[file] = result
+    sentences = [*answer.findings, words.scope(attrs)]
+    results = ResultFolder(
+        kind="answer",
+        findings=[sentence for sentence in sentences if sentence],
+        files=files,
+        record={**analysis.provenance, "question": answer.question},
+        page=partial(_render_answer, answer, analysis),
+    )
+    return results.write(Path(folder) / name)
+
+
+def _render_answer(answer: Answer, analysis: Analysis) -> str:
+    """Text of the page of an answer."""
+    return render_figures(
+        "answer.html",
+        answer.figures,
+        question=answer.question,
+        findings=answer.findings,
+        **about(analysis.profile, analysis.heads),
+    )
+
+
+def write_checkpoints(folder: Path, names: Sequence[str]) -> Path:
+    """Compare the analyses `names` in `folder`, with a table of all heads; return the page."""
+    tables = {name: open_analysis(folder / name).heads for name in names}
+    heads = pd.concat(tables, names=["checkpoint", None]).reset_index("checkpoint")
+    folders = [folder / name for name in names]
+    comparison = compare(folders, cache=folder)  # analyses need no cache
+    return Answer(more={"heads.csv": heads}).save(folder, comparison)

@@ -1,0 +1,77 @@
+"""Saved results: opened in Python, and their pages drawn again."""
+
+from functools import partial
+from pathlib import Path
+
+import xarray as xr
+
+from ropelens.analysis import hub
+from ropelens.analysis.analysis_result import Analysis, open_analysis
+from ropelens.arguments import public
+from ropelens.comparison.table import summarize_comparison
+from ropelens.errors import BadArgument
+from ropelens.profiles.measures import complete_profile
+from ropelens.report.page import render_comparison, render_steps
+from ropelens.runtime.folder import locked
+from ropelens.runtime.netcdf import open_results
+from ropelens.runtime.result_folder import write_page
+from ropelens.runtime.run_record import read_record
+
+
+@public
+def open(path: str | Path) -> Analysis | xr.Dataset:
+    """Read the `Analysis` or comparison in a folder, or the dataset in a .nc file.
+
+    The folder of `ropelens.watch` gives a dataset over `step`, with `numbers` (step, number).
+    `path` may be a dataset on the Hub, "hf://datasets/name/dataset" or "...@revision". Only its
+    numbers are fetched. No file is unpickled, no code of it runs, and no model is loaded.
+
+    Raises `BadArgument` for files that are missing, damaged or of another kind.
+    """
+    folder = Path(path)
+    if str(path).startswith(hub.PREFIX):
+        folder = hub.download(str(path))
+    kind = read_record(folder).get("kind")
+    if kind == "comparison":
+        return _open_comparison(folder)
+    if kind == "watch":
+        return _open_watch(folder)
+    if folder.is_dir():
+        return open_analysis(folder)
+    results = open_results(folder)
+    if results.attrs.get("kind") == "profile":
+        return complete_profile(results, folder)
+    return results
+
+
+def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Path:
+    """Draw the page of a result folder again, also with the heads of the folder `beside`."""
+    folder = Path(folder)
+    record = read_record(folder)
+    kind = record.get("kind")
+    if kind == "answer":
+        raise BadArgument(
+            f"Only the script that wrote {folder} can draw its page.",
+            seen=str(record["question"]),
+            hint=str(record.get("command")),
+        )
+    if kind == "comparison" and beside is None:
+        comparison = _open_comparison(folder)
+        table = summarize_comparison(comparison)
+        return write_page(folder, partial(render_comparison, comparison, table))
+    if kind == "watch":
+        return write_page(folder, partial(render_steps, _open_watch(folder)))
+    other = None if beside is None else open_analysis(beside)
+    with locked(folder):
+        analysis = open_analysis(folder)
+        return write_page(folder, partial(analysis.page, beside=other))
+
+
+def _open_comparison(folder: Path) -> xr.Dataset:
+    return open_results(folder / "comparison.nc", "comparison")
+
+
+def _open_watch(folder: Path) -> xr.Dataset:
+    from ropelens.train.watch import open_steps  # slow: imports transformers' Trainer
+
+    return open_steps(folder)

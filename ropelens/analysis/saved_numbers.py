@@ -1,0 +1,118 @@
+"""Numbers of an analysis in a result folder, and whether they are used, kept or replaced."""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xarray as xr
+
+from ropelens.analysis.plan import Plan
+from ropelens.errors import BadArgument
+from ropelens.profiles.measures import open_profile
+from ropelens.runtime.folder import locked
+from ropelens.runtime.keys import Key
+from ropelens.runtime.netcdf import open_results
+from ropelens.runtime.run_record import read_record
+
+OF_ANALYSES = ("analysis", "truncation")  # kinds of result folders
+
+
+@dataclass(frozen=True, eq=False)
+class SavedNumbers:
+    """The datasets and the run.json of an analysis in a folder."""
+
+    profile: xr.Dataset
+    provenance: dict[str, Any]
+    truncation: xr.Dataset | None
+    reach: xr.Dataset | None
+
+    @classmethod
+    def read(cls, folder: Path) -> "SavedNumbers":
+        """Read the numbers in `folder`; raises `BadArgument` if they are missing or damaged."""
+        truncation = None
+        reach = None
+        with locked(folder):
+            record = read_record(folder)
+            profile = open_profile(folder / "profile.nc")
+            if "command" in record:
+                profile.attrs["command"] = str(record["command"])
+            if (folder / "reach.nc").exists():
+                reach = open_results(folder / "reach.nc", "reach")
+            if record.get("kind") == "truncation":
+                truncation = open_results(folder / "truncation.nc", "truncation")
+        return cls(profile, record, truncation, reach)
+
+
+def saved_key(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The fingerprints and settings in the run.json of an analysis, for a `Key`."""
+    return {
+        "model": record.get("model", {}).get("fingerprint"),
+        "text": record.get("text", {}).get("fingerprint"),
+        "arguments": record.get("arguments"),
+        "versions": record.get("versions"),
+    }
+
+
+def earlier_numbers(folder: Path, fingerprint: str | None) -> SavedNumbers | None:
+    """Numbers in `folder` that were measured on this model; None if missing or damaged."""
+    record = read_record(folder)
+    if fingerprint is None or record.get("kind") not in OF_ANALYSES:
+        return None
+    if not Key({"model": fingerprint}).fits(saved_key(record)):
+        return None
+    with suppress(BadArgument):  # damaged results are replaced
+        return SavedNumbers.read(folder)
+    return None
+
+
+def is_measured(folder: Path, plan: Plan) -> bool:
+    """True if `folder` has the results of the plan, with the same model and versions."""
+    return plan.key.fits(saved_key(read_record(folder)))
+
+
+def check_model(folder: Path, model: Mapping[str, Any], *, again: str = "") -> None:
+    """Raise `BadArgument` if `folder` has results of another model than `model` in a run.json.
+
+    Results of the model argument `again` may be replaced. If the fingerprints are of different
+    kinds, the names count.
+    """
+    record = read_record(folder)
+    if record.get("kind") not in OF_ANALYSES:
+        return
+    if again != "" and again == record.get("arguments", {}).get("model"):
+        return
+    before = record.get("model", {})
+    old = str(before.get("fingerprint"))
+    new = str(model.get("fingerprint"))
+    same_kind = old.partition(":")[0] == new.partition(":")[0]
+    same_name = before.get("name") in (None, model.get("name"))
+    if old == new or (same_name and not same_kind):
+        return
+    raise BadArgument(
+        f"{folder} has results of another model, {before.get('name')}.",
+        seen=f"its fingerprint is {old[:18]}, now it is {new[:18]}; it covers the weights, "
+        "configuration, adapters, tokenizer, dtype and quantization",
+        hint="another --out, or delete the folder",
+    )
+
+
+def check_sweep(folder: Path, arguments: Mapping[str, Any]) -> None:
+    """Raise `BadArgument` if `folder` has a sweep with other arguments."""
+    if read_record(folder).get("kind") != "truncation":
+        return
+    changes = ""
+    # Damaged sweeps are replaced.
+    with suppress(AttributeError, KeyError, TypeError, ValueError):
+        sweep = open_results(folder / "truncation.nc", "truncation")
+        before = json.loads(sweep.attrs["arguments"])
+        key = Key({**dict.fromkeys(before), **arguments})
+        changes = key.changes(before)
+    if changes:
+        raise BadArgument(
+            f"{folder} has a sweep with other options, which this sweep would replace.",
+            seen=changes[:300],
+            hint="another folder, or the same options",
+        )

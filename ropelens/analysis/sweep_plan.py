@@ -1,0 +1,153 @@
+"""Plan of a truncation sweep: how long its sequences are, and how many edits it tries."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from ropelens import config_facts
+from ropelens.analysis.inputs import DEFAULT_CONTEXT, ModelSource
+from ropelens.analysis.options import Options
+from ropelens.analysis.workload import head_dim
+from ropelens.checkpoints.load import Opened
+from ropelens.interventions.cuts import PlaneSweep
+from ropelens.interventions.truncation_table import wanted_measures
+from ropelens.rope.select import ALL_HEADS, heads_by_layer
+from ropelens.runtime.devices import free_bytes, pass_bytes
+from ropelens.text.tokenize import PIECE, encode
+
+LONG_SWEEP: dict[str, Any] = {  # the default arguments for longer text
+    "keep": (1, 0.75, 0.5, 0.25, 0),
+    "controls": 1,
+    "measures": ("loss", "induction", "change", "copying"),
+}
+LONG_SWEEP_TOKENS = 2**14  # of the text, if the number of sequences is not given
+OPERATIONS = {"cpu": 8e14, "cuda": 1e17}  # of a sweep by default: about two hours
+EDITS = 11  # of a sweep by default
+CONTEXTS_COPIED = 11  # by an edit, in 8 draws of the farthest copies
+MOST_PLANES = 512  # whose sets are counted for the plan
+
+
+def context_of_sweep(options: Options, config: PreTrainedConfig) -> int:
+    """The context that was asked for, or else the trained context."""
+    return options.context or config_facts.stated_context(config) or DEFAULT_CONTEXT
+
+
+def arguments_of_sweep(
+    truncation: dict[str, Any], options: Options, config: PreTrainedConfig
+) -> dict[str, Any]:
+    """The arguments of `truncate`, with fewer edits by default if the text is long."""
+    if context_of_sweep(options, config) <= DEFAULT_CONTEXT:
+        return truncation
+    return {**LONG_SWEEP, **truncation}
+
+
+def options_of_sweep(
+    options: Options, source: ModelSource, documents: Sequence[str]
+) -> Options:
+    """The options with the context of the sweep, and the number of long sequences.
+
+    A trained context is halved until the sweep fits into two hours and memory.
+    """
+    context = context_of_sweep(options, source.config)
+    if context <= DEFAULT_CONTEXT:
+        return replace(options, context=context)
+    if options.context is None:
+        limits = SweepLimits.of(source, documents)
+        while context > DEFAULT_CONTEXT and not limits.allow(context):
+            context = max(context // 2, DEFAULT_CONTEXT)
+    sequences = options.sequences or max(2, LONG_SWEEP_TOKENS // context)
+    return replace(options, context=context, sequences=sequences)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepLimits:
+    """What limits the context of a sweep: time, free memory, and the length of the text.
+
+    A token takes `parameters` operations, and `width_of_scores` more for each key.
+    """
+
+    config: PreTrainedConfig
+    device: torch.device
+    parameters: int
+    width_of_scores: int
+    text_tokens: int
+
+    @classmethod
+    def of(cls, source: ModelSource, documents: Sequence[str]) -> "SweepLimits":
+        config = source.config
+        if isinstance(source, Opened):
+            parameters = source.parameters
+            device = source.devices[0]
+        else:
+            parameters = source.model.num_parameters()
+            device = source.device
+        hidden = config_facts.stated_number(config, "hidden_size", 1)
+        layers = config_facts.stated_number(config, "num_hidden_layers", 1)
+        text_tokens = 0
+        for document in documents:
+            _, ids = encode(document[:PIECE], source.tokenizer)
+            text_tokens += len(ids)
+        return cls(
+            config=config,
+            device=device,
+            parameters=parameters,
+            width_of_scores=hidden * layers,
+            text_tokens=text_tokens,
+        )
+
+    def allow(self, context: int) -> bool:
+        """Check the cost of all edits, each on 2 sequences or more and the farthest copies."""
+        text = max(LONG_SWEEP_TOKENS, 2 * context)
+        tokens = EDITS * (text + CONTEXTS_COPIED * context)
+        operations = 2 * tokens * (self.parameters + self.width_of_scores * context)
+        needed = pass_bytes(
+            self.config,
+            sequences=1,
+            context=context,
+            width=4,
+            device=self.device.type,
+        )
+        in_time = operations < OPERATIONS[self.device.type]
+        in_memory = needed < free_bytes(self.device)
+        return in_time and in_memory and 2 * context <= self.text_tokens
+
+
+def describe_sweep(sweep: PlaneSweep, config: PreTrainedConfig) -> str:
+    """The work of a sweep. Raises the errors of `truncate`, as far as the config suffices."""
+    edits = _count_edits(sweep, config)
+    _check_heads(sweep, config)
+    measures = ", ".join(sorted(wanted_measures(sweep.measures)))
+    trained = config_facts.stated_context(config) or "?"
+    return f"about {edits} edits ({measures}), trained for {trained} tokens"
+
+
+def _chooses_heads(sweep: PlaneSweep) -> bool:
+    return sweep.heads not in ("*", ALL_HEADS)
+
+
+def _count_edits(sweep: PlaneSweep, config: PreTrainedConfig) -> int:
+    """The number of edits if all planes of a kind of layers have their own wavelength."""
+    ropes = config_facts.rope_parameters(config)
+    rotated = min((rope.get("partial_rotary_factor") or 1 for rope in ropes), default=1)
+    planes = min(int(head_dim(config) * rotated) // 2, MOST_PLANES)
+    wavelengths = {plane: 1.0 / (1 + plane) for plane in range(planes)}
+    cuts = sweep.cuts({"all": [wavelengths]}, seed=0)
+    edits = len({cut.stopped for cut in cuts}) - 1
+    if _chooses_heads(sweep) or sweep.layers is not None:
+        return edits
+    return len(ropes) * edits
+
+
+def _check_heads(sweep: PlaneSweep, config: PreTrainedConfig) -> None:
+    """Raise `BadArgument` for heads that the model lacks. Kinds are known when it runs."""
+    layers = config_facts.stated_number(config, "num_hidden_layers", 0)
+    heads = config_facts.stated_number(config, "num_attention_heads", 0)
+    names_kinds = any(letter.isalpha() for letter in sweep.heads)
+    if not (layers and heads) or not _chooses_heads(sweep) or names_kinds:
+        return
+    able = torch.zeros(layers, heads, dtype=torch.bool)
+    able[config_facts.attending_layers(config, turning=True)] = True
+    heads_by_layer(sweep.heads, able, doing="rotate")

@@ -1,0 +1,143 @@
+"""Labelled arrays as netCDF 4 files."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import xarray as xr
+
+from ropelens.arguments import public
+from ropelens.errors import BadArgument, explained
+from ropelens.runtime.folder import write_whole
+from ropelens.runtime.keys import Key
+from ropelens.runtime.run_record import KINDS, read_record
+
+# A file that unpacks to more than both is not read: bytes, and multiples of its size.
+MOST_BYTES = 2**30
+MOST_RATIO = 100
+# Attribute of a file: the names of its variables, to notice damage
+CONTENTS = "contents"
+ADVICE = "a file that ropelens wrote; if the file is damaged, measure again"
+
+
+@public
+def save(results: xr.Dataset, path: str | Path) -> Path:
+    """Write a profile, a sweep or other labelled arrays to `path`, completely or not at all.
+
+    The attribute `kind` names their contents. Numbers keep every bit. netCDF cannot store two
+    kinds of characters: a NUL becomes "␀", and a lone surrogate a backslash escape.
+    """
+    written = _with_printable_texts(results)
+    written.attrs[CONTENTS] = " ".join(sorted(map(str, results.variables)))
+    compressed = {
+        name: {"zlib": True, "complevel": 4}
+        for name, variable in results.variables.items()
+        if variable.dtype.kind == "f" and variable.ndim >= 2
+    }
+    # Convert in memory, because HDF5 crashes the process if the disk is full.
+    content = written.to_netcdf(engine="h5netcdf", encoding=compressed)
+    return write_whole(path, bytes(content))
+
+
+def _with_printable_texts(results: xr.Dataset) -> xr.Dataset:
+    """A copy in which netCDF can store all texts."""
+    printable = results.assign_attrs()
+    for name, value in results.attrs.items():
+        if isinstance(value, str):
+            printable.attrs[name] = _printable(value)
+    to_printable = np.vectorize(_printable, otypes=[object])
+    for name, variable in results.variables.items():
+        if variable.dtype.kind in "OUT":
+            texts = to_printable(variable.values)
+            printable[name] = (variable.dims, texts, variable.attrs)
+    return printable
+
+
+def _printable(text: object) -> str:
+    """Replace the characters of a text that netCDF cannot store."""
+    return str(text).encode("utf-8", "backslashreplace").decode().replace("\0", "␀")
+
+
+def open_results(path: str | Path, kind: str | None = None) -> xr.Dataset:
+    """Read a file of this `kind` that `save` wrote into memory, or raise `BadArgument`."""
+    path = Path(path)
+    if not path.exists():
+        raise _missing_file(path, kind)
+    what = kind or "netCDF file of ropelens"
+    with explained(f"{path} is not a {what}.", ADVICE, error=BadArgument):
+        _require_plain(path)
+        results = xr.load_dataset(path, engine="h5netcdf")
+        _require_contents(results, kind)
+    for name, value in results.attrs.items():
+        if isinstance(value, np.generic):
+            results.attrs[name] = value.item()
+    return results
+
+
+def _missing_file(path: Path, kind: str | None) -> BadArgument:
+    """The error for a `path` that does not exist. A `kind` is a file in a folder."""
+    place = path.parent if kind else path
+    hint = f"a folder with {path.name}, which ropelens wrote" if kind else ADVICE
+    if str(place).startswith("hf:"):
+        hint = 'ropelens.open("hf://datasets/...").save("FOLDER")'
+        return BadArgument(f"{place} is not a folder.", hint=hint)
+    if place.is_dir():
+        held = KINDS.get(read_record(place).get("kind", ""), "no results")
+        return BadArgument(f"{place} holds {held}.", hint=hint)
+    state = "is a file" if place.exists() else "does not exist"
+    return BadArgument(f"{place} {state}.", hint=hint)
+
+
+def _require_plain(path: Path) -> None:
+    """Raise ValueError for links, groups, data in other files, and data too large to unpack."""
+    size = 0
+    with h5py.File(path, "r") as file:
+        for name in file:
+            if not _is_stored(file, name):
+                raise ValueError(f"{name} is not stored in it")
+            size += (file[name].size or 0) * file[name].dtype.itemsize
+    if size > max(MOST_BYTES, MOST_RATIO * path.stat().st_size):
+        raise ValueError(f"it unpacks to {size / 1e9:.1f} GB")
+
+
+def _is_stored(file: h5py.File, name: str) -> bool:
+    """Whether the numbers of the array `name` are in the file itself."""
+    if type(file.get(name, getlink=True)) is not h5py.HardLink:
+        return False
+    array = file[name]
+    if not isinstance(array, h5py.Dataset):
+        return False
+    return not (array.external or array.is_virtual)
+
+
+def _require_contents(results: xr.Dataset, kind: str | None) -> None:
+    """Raise ValueError for another kind, or if variables are missing; pop their names."""
+    contents = set(str(results.attrs.pop(CONTENTS, "")).split())
+    stated = results.attrs.get("kind")
+    lacking = sorted(contents - set(results.variables))
+    if lacking:
+        raise ValueError(f"its kind is {stated}; it lacks {', '.join(lacking)}")
+    if not contents or kind not in (None, stated):
+        raise ValueError(f"its kind is {stated}")
+
+
+def with_key(results: xr.Dataset, key: Key) -> xr.Dataset:
+    """The results with the attribute `key`, by which `read_if_fits` knows them."""
+    return results.assign_attrs(key=json.dumps(key.recorded))
+
+
+def saved_key(results: xr.Dataset) -> dict[str, Any]:
+    """The key that `with_key` added; {} for other results."""
+    return json.loads(results.attrs.get("key", "{}"))
+
+
+def read_if_fits(path: Path, kind: str, key: Key) -> xr.Dataset | None:
+    """The results in a file of this kind; None if missing, damaged or with another key."""
+    with suppress(BadArgument):
+        results = open_results(path, kind)
+        if key.fits(saved_key(results)):
+            return results
+    return None

@@ -1,0 +1,138 @@
+"""Result folders: sentences, files with numbers, run.json and a page that shows them."""
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from ropelens.errors import BadArgument, RopelensError, explained
+from ropelens.runtime.folder import (
+    PAGE,
+    RECORD,
+    check_writable,
+    locked,
+    output_folder,
+    write_whole,
+)
+from ropelens.runtime.netcdf import save
+from ropelens.runtime.run_record import KINDS, read_record
+
+TRAINED = ("config.json", "study.json", "history", "checkpoint.pt", ".lock")
+
+Results = xr.Dataset | pd.DataFrame
+
+
+@dataclass(frozen=True, eq=False)
+class ResultFolder:
+    """Contents of a folder with results of one `kind`, a name in `KINDS`.
+
+    `files` maps names to datasets, which become netCDF of the kind that the name gives
+    ("profile.nc"), or to tables, which become CSV or JSON. `findings` are sentences about the
+    numbers, `record` is the rest of run.json, and `page` draws the page. Without `page`, only
+    `ropelens report` draws it.
+    """
+
+    kind: str
+    findings: Sequence[str]
+    files: Mapping[str, Results]
+    record: Mapping[str, Any]
+    page: Callable[[], str] | None = None
+
+    def write(self, folder: str | Path) -> Path:
+        """Write the numbers, then the page; return the path of the page."""
+        with locked(folder):
+            self.write_numbers(folder)
+            if self.page is not None:
+                write_page(folder, self.page)
+        return Path(folder) / PAGE
+
+    def write_numbers(self, folder: str | Path) -> None:
+        """Write run.json and all files or none, and remove an earlier page.
+
+        Raises the errors of `check_out`.
+        """
+        folder = Path(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        record = {**self.record, "kind": self.kind, "findings": [*self.findings]}
+        with locked(folder):
+            check_out(folder, self.kind)
+            with output_folder(folder) as new:
+                for name, results in self.files.items():
+                    _write_file(new / name, results)
+                text = json.dumps(record, indent=2, allow_nan=False)
+                write_whole(new / RECORD, f"{text}\n")
+            (folder / PAGE).unlink(missing_ok=True)  # it shows the earlier numbers
+
+
+def write_page(folder: str | Path, page: Callable[[], str]) -> Path:
+    """Write the page that `page` draws of the numbers in `folder`; return its path."""
+    what = f"The page of {folder} could not be drawn; all numbers are saved."
+    hint = "read them with ropelens.open, and please report this error"
+    with explained(what, hint, error=RopelensError):
+        text = page()
+    return write_whole(Path(folder) / PAGE, text)
+
+
+def _write_file(path: Path, results: Results) -> None:
+    """Write a dataset as netCDF, or a table as JSON or CSV."""
+    if isinstance(results, xr.Dataset):
+        save(results.assign_attrs(kind=path.stem), path)
+    elif path.suffix == ".json":
+        write_whole(path, f"{json.dumps(_json_rows(results), indent=2)}\n")
+    else:
+        table = results.map(_no_formula)
+        write_whole(path, table.to_csv(index=False, lineterminator="\n"))
+
+
+def _json_rows(table: pd.DataFrame) -> list[dict[Any, Any]]:
+    """The rows of a table, with None for numbers that JSON cannot store."""
+    finite = table.replace([np.inf, -np.inf], np.nan).astype(object)
+    return finite.where(finite.notna(), None).to_dict("records")
+
+
+def _no_formula(cell: object) -> object:
+    """A cell of a table; formulas of spreadsheets get a "'" in front."""
+    if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return f"'{cell}"
+    return cell
+
+
+def check_out(folder: Path, kind: str, *, parts: Collection[str] = ()) -> None:
+    """Raise `BadArgument` if results of `kind` cannot or must not be written to `folder`.
+
+    They must not replace a training run, other results, or files that ropelens did not write.
+    `parts` are the names of models, which must not be names of files or links in `folder`.
+    """
+    check_writable(folder)
+    present = read_record(folder).get("kind")
+    lost = [name for name in parts if _is_file_or_link(folder / name)]
+    if present not in KINDS:
+        lost += _other_files(folder)
+    elif present != kind and {present, kind} != {"analysis", "truncation"}:
+        lost.append(KINDS[present])
+    if lost:
+        what = f"{folder} holds {', '.join(lost)}: results would replace it or mix with it."
+        raise BadArgument(what, hint="another --out")
+
+
+def _is_file_or_link(path: Path) -> bool:
+    return path.is_symlink() or path.is_file()
+
+
+def _other_files(folder: Path) -> list[str]:
+    """Files of a training run, and of other programs, in a folder without results."""
+    others = [name for name in (*TRAINED, RECORD) if (folder / name).exists()]
+    page = folder / PAGE
+    if page.exists() and not _is_page(page):
+        others.append(PAGE)
+    return others
+
+
+def _is_page(path: Path) -> bool:
+    """Whether ropelens drew the page."""
+    return path.is_file() and b"ropelens</title>" in path.read_bytes()[:100_000]
