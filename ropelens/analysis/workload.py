@@ -13,9 +13,9 @@ from ropelens.attention.exchange import DRAWS
 from ropelens.budget.held_out import fitted_sequences, scored_rows
 from ropelens.checkpoints.load import Opened
 from ropelens.checkpoints.names import short_name
+from ropelens.profiles.costs import OBSERVED, exchange_cost, fit_cost
 from ropelens.profiles.measurement import sequences_at_once
 from ropelens.profiles.measures import find_statistics
-from ropelens.profiles.passes import OBSERVED, exchange_cost, fit_cost
 from ropelens.runtime.devices import LIBRARIES, free_bytes, pass_bytes
 from ropelens.text.rows import rows_for
 from ropelens.text.text import Text
