@@ -38,7 +38,7 @@ from ropelens.interventions.cuts import PlaneSweep
 from ropelens.interventions.truncation_table import wanted_measures
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
-from ropelens.profiles.excerpts import check_excerpts
+from ropelens.profiles.excerpt_choice import check_excerpts
 from ropelens.profiles.measurement import versions
 from ropelens.profiles.measures import find_statistics
 from ropelens.profiles.token_sets import attention_on

@@ -149,18 +149,22 @@ def _integrate(
     for size in (
         [1.0] if steps == 1 else [(step + 0.5) / steps for step in range(steps)]
     ):
-        _, slopes = gradients.differentiate(live, text, number, chosen, size=size)
+        layers = gradients.differentiate(live, text, number, chosen, size=size).layers
         for layer, head in chosen.nonzero().tolist():
-            of_head = gradients.score_gradient(*slopes[layer], torch.tensor([head]))
-            slope, q, k = (x[0, 0] for x in of_head)
+            of_head = layers[layer].of_scores(torch.tensor([head]))
+            slope = of_head.slope[0, 0]
+            q = of_head.query[0, 0]
+            k = of_head.key[0, 0]
             by_plane = planes[layer].sum_coordinates((q * (slope @ k)).sum(0)) / size
             before = total[layer, head, : len(by_plane)].nan_to_num()
             total[layer, head, : len(by_plane)] = before + by_plane.cpu() / steps
         for index, (layer, head) in enumerate(pair_heads):
-            of_head = gradients.score_gradient(*slopes[layer], torch.tensor([head]))
-            slope, q, k = (x[0, 0] for x in of_head)
+            of_head = layers[layer].of_scores(torch.tensor([head]))
+            slope = of_head.slope[0, 0]
+            q = of_head.query[0, 0]
+            k = of_head.key[0, 0]
             parts = planes[layer].sum_coordinates(q[:, None] * k)
-            visible = slopes[layer][0].visibility.sees()[0].to(slope.device)
+            visible = layers[layer].call.visibility.sees()[0].to(slope.device)
             slope = slope.masked_fill(~visible, torch.nan)
             scale = size if chosen[layer, head] else 1.0
             by_pair[index] += (slope[..., None] * parts).movedim(-1, 0) / scale / steps

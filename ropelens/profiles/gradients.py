@@ -1,9 +1,9 @@
 """Gradients of an answer with respect to the scores of heads."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -24,7 +24,8 @@ OfLogits = Callable[[Tensor], Tensor]
 AnswerDefinition = Token | tuple[Token, Token] | OfLogits
 
 
-class Number(NamedTuple):
+@dataclass(frozen=True)
+class Number:
     """An answer as a function of logits [position, token] of the `last` positions (0: all)."""
 
     of: OfLogits
@@ -34,11 +35,84 @@ class Number(NamedTuple):
 def answer_number(
     answer: AnswerDefinition, tokenizer: TokenNames | None, vocabulary: int
 ) -> Number:
+    """The logit of a token, the difference of the logits of two, or a function of logits."""
     if callable(answer):
         return Number(answer)
-    pair = answer if isinstance(answer, tuple) else (answer,)
-    first, *second = [token_id(token, tokenizer, vocabulary) for token in pair]
-    return Number(lambda logits: logits[-1, first] - logits[-1, second].sum(), last=1)
+    tokens = answer if isinstance(answer, tuple) else (answer,)
+    ids = [token_id(token, tokenizer, vocabulary) for token in tokens]
+
+    def difference(logits: Float[Tensor, "position token"]) -> Float[Tensor, ""]:
+        return logits[-1, ids[0]] - logits[-1, ids[1:]].sum()
+
+    return Number(difference, last=1)
+
+
+@dataclass(frozen=True)
+class ScoreGradient:
+    """Gradient of an answer with respect to every score of some heads, and their vectors.
+
+    Queries have the scale of the scores. Each head has the keys that it reads.
+    """
+
+    slope: Float[Tensor, "batch head row key"]
+    query: Float[Tensor, "batch head row coordinate"]
+    key: Float[Tensor, "batch head key coordinate"]
+
+
+@dataclass(frozen=True)
+class LayerGradient:
+    """The attention call of a layer, and the gradient with respect to its outputs."""
+
+    call: AttentionCall
+    of_output: Float[Tensor, "batch row heads feature"]
+
+    def of_scores(self, heads: Int[Tensor, " head"]) -> ScoreGradient:
+        """Gradient with respect to every score of `heads`: A (g . v - g . o).
+
+        g is the gradient with respect to the outputs o.
+        """
+        call = self.call.of_heads(heads)
+        attention = attention_map(call)
+        query = call.query.to(attention)
+        key = call.key.to(attention)
+        value = call.value.to(attention)
+        of_output = self.of_output[:, :, heads.to(self.of_output.device)]
+        g = of_output.to(attention).transpose(1, 2)
+        output = call.output.to(attention).transpose(1, 2)
+        slope = attention * (g @ value.mT - (g * output).sum(-1, keepdim=True))
+        query = call.scale * query
+        if call.softcap is not None:
+            squashed = (query @ key.mT / call.softcap).tanh()
+            slope = slope * (1 - squashed.square())
+        return ScoreGradient(slope, query, key)
+
+
+@dataclass(frozen=True)
+class Derivative:
+    """An answer, and its gradient by layer."""
+
+    answer: float
+    layers: dict[int, LayerGradient]
+
+
+class OutputRecorder:
+    """Keeps the attention call and the outputs of each layer of a pass."""
+
+    def __init__(self) -> None:
+        self.calls: dict[int, AttentionCall] = {}
+        self.outputs: dict[int, Tensor] = {}
+
+    def keep_call(self, call: AttentionCall) -> None:
+        self.calls.setdefault(call.layer, call)  # layers run again in the backward pass
+
+    def keep_output(
+        self, layer: int, output: Tensor, real: Tensor, tokens: Tensor
+    ) -> None:
+        self.outputs.setdefault(layer, output)
+
+    def clear(self) -> None:
+        self.calls.clear()
+        self.outputs.clear()
 
 
 def differentiate(
@@ -49,71 +123,42 @@ def differentiate(
     *,
     size: float = 1.0,
     recomputed: bool = True,
-) -> tuple[float, dict[int, tuple[AttentionCall, Tensor]]]:
-    """The answer, and for each layer its call and the gradient with respect to its outputs.
+) -> Derivative:
+    """The answer to `text`, and its gradient with respect to the outputs of each layer.
 
     Scores of `chosen` heads are multiplied by `size`. Layers are `recomputed` in the backward
     pass, except if their experts get other tokens then, because of rounding.
     """
-    calls: dict[int, AttentionCall] = {}
-    outputs: dict[int, Tensor] = {}
-
-    def keep_call(call: AttentionCall) -> None:
-        calls.setdefault(call.layer, call)  # layers run again in the backward pass
-
-    def keep_output(layer: int, output: Tensor, real: Tensor, tokens: Tensor) -> None:
-        outputs.setdefault(layer, output)
-
+    recorder = OutputRecorder()
     scaled = live.patch(scale_queries(chosen, torch.tensor(size, requires_grad=True)))
     enabled = gradients_enabled(live.model, recomputed=recomputed)
     try:
-        with enabled, scaled, live.observe(keep_call), live.silence(keep_output):
-            value = value_of(live, text, number)
-            if (
-                not isinstance(value, Tensor)
-                or value.numel() != 1
-                or not value.requires_grad
-            ):
-                raise BadArgument(
-                    "answer must give one number that depends on the logits."
-                )
-            of_outputs = torch.autograd.grad(
-                value, [*outputs.values()], materialize_grads=True
+        with (
+            enabled,
+            scaled,
+            live.observe(recorder.keep_call),
+            live.silence(recorder.keep_output),
+        ):
+            answer = value_of(live, text, number)
+            check_answer(answer)
+            gradients = torch.autograd.grad(
+                answer, [*recorder.outputs.values()], materialize_grads=True
             )
-        gradients = zip(outputs, of_outputs, strict=True)
-        return float(value.detach()), {
-            layer: (calls[layer], x) for layer, x in gradients
-        }
+        layers = {}
+        for layer, gradient in zip(recorder.outputs, gradients, strict=True):
+            layers[layer] = LayerGradient(recorder.calls[layer], gradient)
+        return Derivative(float(answer.detach()), layers)
     except CheckpointError:
         return differentiate(live, text, number, chosen, size=size, recomputed=False)
-    finally:  # the graph has checkpoints, which have the functions above and their dicts
-        calls.clear()
-        outputs.clear()
+    finally:  # the graph has checkpoints, which have the functions and dicts of the recorder
+        recorder.clear()
 
 
-def score_gradient(
-    call: AttentionCall,
-    of_output: Float[Tensor, "batch row heads feature"],
-    heads: Int[Tensor, " head"],
-) -> tuple[
-    Float[Tensor, "batch head row key"], Float[Tensor, "batch head row _"], Tensor
-]:
-    """Gradient with respect to every score, A (g . v - g . o), scaled queries, and keys.
-
-    g is the gradient with respect to the outputs o.
-    """
-    call = call.of_heads(heads)
-    attention = attention_map(call)
-    q, k, v = (x.to(attention) for x in (call.query, call.key, call.value))
-    of_heads = of_output[:, :, heads.to(of_output.device)]
-    g, output = (x.to(attention).transpose(1, 2) for x in (of_heads, call.output))
-    slope, q = (
-        attention * (g @ v.mT - (g * output).sum(-1, keepdim=True)),
-        call.scale * q,
-    )
-    if call.softcap is not None:
-        slope = slope * (1 - (q @ k.mT / call.softcap).tanh().square())
-    return slope, q, k
+def check_answer(answer: object) -> None:
+    """Raise `BadArgument` unless a gradient of `answer` exists."""
+    if isinstance(answer, Tensor) and answer.numel() == 1 and answer.requires_grad:
+        return
+    raise BadArgument("answer must give one number that depends on the logits.")
 
 
 def value_of(live: LiveModel, text: Text, number: Number) -> Float[Tensor, "*axis"]:

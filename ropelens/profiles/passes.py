@@ -87,12 +87,13 @@ class BatchPass:
         self.fits = fits
         self.sets = sets
         self.also = also
+        self.tokens = int(batch.text.real.sum())
         width = batch.text.ids.shape[1]
         self.chunk = live.chunk_length(width)
         chunks = -(-width // (self.chunk or width))
         self.progress = PassProgress(
             progress,
-            tokens=int(batch.text.real.sum()),
+            tokens=self.tokens,
             calls=len(live.attending) * chunks,
             logits_cost=live.logits_cost,
         )
@@ -177,7 +178,7 @@ class BatchPass:
             row_weight=by_group(row_weight, text.group),
             group_loss=by_group(losses.nansum(1), text.group),
             group_predicted=by_group(text.predicted.sum(1), text.group),
-            tokens=int(text.real.sum()),
+            tokens=self.tokens,
             sequences=len(text),
             layers=self.layers,
             scores=self.scores,

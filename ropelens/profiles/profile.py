@@ -15,7 +15,8 @@ from ropelens.attention.sums import Sums
 from ropelens.budget.held_out import LayerFit, Sample
 from ropelens.budget.surrogates import DRAWS
 from ropelens.errors import BadArgument
-from ropelens.profiles.excerpts import EXCERPTED, excerpt_variables, read_excerpts
+from ropelens.profiles.excerpt_choice import EXCERPTED
+from ropelens.profiles.excerpts import excerpt_variables, read_excerpts
 from ropelens.profiles.layer_fits import FittingPass, LayerFitter
 from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.measures import MEASURES, STATISTICS, find_statistics

@@ -1,0 +1,112 @@
+"""Short sequences of tokens that a profile looks into: given ones, or pieces of its text."""
+
+from collections.abc import Iterable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from ropelens.attention.call import AttentionCall, attention_map
+from ropelens.errors import BadArgument
+from ropelens.model.live_model import LiveModel
+from ropelens.profiles.measurement import Measurement, check_ids
+from ropelens.text.rows import generator_of
+from ropelens.text.text import Text
+
+COUNT = 3  # excerpts that are chosen
+LENGTH = 40  # tokens of a chosen excerpt
+LONGEST_EXCERPT = 256
+CANDIDATES = 16  # pieces of the text from which excerpts are chosen, in one batch
+EXCERPTED = (CANDIDATES + COUNT) * LENGTH  # tokens that run to choose and to read them
+EXCERPT_WEIGHTS = 2**24  # most attention weights of an excerpt in a profile
+
+
+def check_excerpts(
+    config: PreTrainedConfig, excerpts: Iterable[Tensor]
+) -> list[Int[Tensor, " _"]]:
+    """Return the sequences; raise `BadArgument` for unknown tokens and for long texts."""
+    config = config.get_text_config()
+    longest = longest_excerpt(config)
+    checked = []
+    for tokens in excerpts:
+        if not 3 <= len(tokens) <= longest:
+            raise BadArgument(
+                f"A prompt to look into must have 3 to {longest} tokens.",
+                seen=f"{len(tokens):,} tokens",
+                means="a profile has the attention of every head",
+                hint="another prompt, or ropelens.capture for some of the heads",
+            )
+        text = Text(tokens[None])
+        check_ids(text.ids, vocabulary=config.vocab_size)
+        checked.append(text.ids[0])
+    return checked
+
+
+def longest_excerpt(config: PreTrainedConfig) -> int:
+    """Most tokens of an excerpt, so that the attention of all heads fits into a profile."""
+    heads = config.num_hidden_layers * config.num_attention_heads
+    return min(LONGEST_EXCERPT, int((EXCERPT_WEIGHTS / heads) ** 0.5))
+
+
+def chosen_excerpts(measurement: Measurement) -> list[Int[Tensor, " position"]]:
+    """The `COUNT` random pieces on which heads choose keys most sharply."""
+    candidates = draw_pieces(measurement)
+    bits = sharpness(measurement.live, candidates)
+    sharpest = bits.argsort(descending=True, stable=True)[:COUNT]
+    return list(candidates[sharpest])
+
+
+def draw_pieces(measurement: Measurement) -> Int[Tensor, "piece position"]:
+    """Up to `CANDIDATES` different random pieces of the text, of equal length."""
+    text = measurement.text
+    first_token = common_first_token(measurement)
+    real_tokens = text.real.sum(1)
+    longest = longest_excerpt(measurement.live.config)
+    length = min(LENGTH, longest, int(real_tokens.max()))
+    long = (real_tokens >= length).nonzero().flatten()
+    generator = generator_of(measurement.seed, len(long))
+    order = long[torch.randperm(len(long), generator=generator)].tolist()
+    pieces = []
+    for number in range(CANDIDATES):
+        sequence = order[number % len(order)]  # few sequences give several pieces
+        real = text.real[sequence].to(text.ids.device)
+        ids = text.ids[sequence][real]
+        starts = len(ids) - length + 1
+        start = int(torch.randint(starts, (), generator=generator))
+        piece = ids[start : start + length].clone()
+        if first_token is not None:
+            piece[0] = first_token
+        pieces.append(piece)
+    return torch.stack(pieces).unique(dim=0)
+
+
+def common_first_token(measurement: Measurement) -> int | None:
+    """The token that all sequences begin with, if it is BOS or similar, or None.
+
+    In a single sequence it may be any word.
+    """
+    first = measurement.text.ids[:, 0]
+    alike = len(first) > 1 and bool((first == first[0]).all())
+    if alike or int(first[0]) == measurement.live.bos:
+        return int(first[0])
+    return None
+
+
+def sharpness(
+    live: LiveModel, pieces: Int[Tensor, "piece position"]
+) -> Float[Tensor, " piece"]:
+    """How sharply all heads choose keys on each piece, in bits."""
+    total = torch.zeros(len(pieces)).double()
+    for bits in live.record_calls(pieces, divergence_from_even).values():
+        total = total + bits
+    return total
+
+
+def divergence_from_even(call: AttentionCall) -> Float[Tensor, " piece"]:
+    """Divergence from even attention without the first key, over heads, mean of queries."""
+    weights = attention_map(call)[..., 1:, 1:].double().cpu()
+    keys = torch.arange(1, weights.shape[-1] + 1).double()[:, None]
+    conditional = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
+    log_ratio = (conditional * keys).clamp(min=1e-30).log2()
+    return (weights * log_ratio).sum(-1).mean(-1).sum(-1)
