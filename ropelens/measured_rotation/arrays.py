@@ -1,229 +1,270 @@
 """The rotation in queries and keys that any runtime wrote as arrays; see `measure_rope`."""
 
-import re
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int
-from safetensors.torch import load_file
+from jaxtyping import Complex, Float, Int
 from torch import Tensor
 from transformers import PreTrainedConfig
 
 from ropelens.config_facts import changes_with_position
-from ropelens.errors import BadArgument, explained
+from ropelens.errors import BadArgument
+from ropelens.measured_rotation.array_source import (
+    LAYOUT,
+    ArraySource,
+    HeadVectors,
+    RuntimeArrays,
+    SideArrays,
+    read_arrays,
+)
 from ropelens.measured_rotation.conformance import (
+    AskedRotation,
     LayerRotation,
     asked_rotations,
     rotation_differences,
 )
-from ropelens.measured_rotation.read import MeasuredRotation, read_rotation
+from ropelens.measured_rotation.read import (
+    MeasuredRotation,
+    planes_around,
+    read_rotation,
+)
 from ropelens.noise import FLOOR, allowed_residual
 from ropelens.rope.planes import PAIRINGS, Planes
 
-ArraySource = Mapping[str, Any] | str | Path
-OfHeads = Float[Tensor, "head position coordinate"]
-
-LAYOUT = (
-    "q and k after RoPE, [position, head, coordinate] (q.3 is layer 3) or [layer, position, "
-    "head, coordinate]; q_before and k_before of the same shapes; positions, with 0 and 1"
-)
-
 NOT_A_ROTATION = 0.05  # relative change of lengths; bfloat16 stays below
-EXACT, LARGEST_NOISE = 1e-5, 1e-2  # relative noise in float32 and in any runtime
+EXACT = 1e-5  # relative noise in float32
+LARGEST_NOISE = 1e-2  # relative noise in any runtime
 FARTHEST_SHIFT = 4096  # tokens
 
 
-class ArrayRotation(NamedTuple):
-    """The rotation of queries or keys of a layer; arrays before RoPE give `factor`, `shift`."""
+@dataclass(frozen=True)
+class ArrayLayers:
+    """The rotation of each layer, and all differences from the configuration."""
 
+    layers: dict[int, LayerRotation]  # of q, or of k if q is missing
+    faults: list[str]
+
+
+@dataclass(frozen=True)
+class ArrayRotation:
+    """The rotation of queries or keys of a layer.
+
+    `fault` is "" if one rotation explains the array. `growth` is the length relative to the
+    first position. If the array before RoPE is known, `factor` is the attention factor, and
+    `shifts` are the positions by which RoPE rotates each head too far.
+    """
+
+    positions: Int[Tensor, " position"]
     measured: MeasuredRotation
-    fault: str  # "" if one rotation explains the array
-    growth: Float[Tensor, " position"]  # length relative to the first position
-    factor: float | None = None  # the attention factor
-    shift: tuple[int, ...] = ()  # positions by which RoPE rotates each head too far
+    fault: str
+    growth: Float[Tensor, " position"]
+    factor: float | None = None
+    shifts: tuple[int, ...] = ()
+
+    @property
+    def of_layer(self) -> LayerRotation:
+        growth = zip(self.positions.tolist(), self.growth.tolist(), strict=True)
+        return LayerRotation(
+            measured=self.measured,
+            stated=None,
+            planes=self.measured.planes,
+            query_scale=dict(growth),
+            factor=self.factor,
+        )
+
+    def faults(self, asked: AskedRotation, *, may_grow: bool) -> list[str]:
+        """Differences from the rotation that a configuration asks for."""
+        if self.fault:
+            faults = [self.fault]
+        else:
+            longest = int(self.positions[-1] - self.positions[0])
+            faults = rotation_differences(self.of_layer, asked, longest=longest)
+        rotates = self.measured.planes.rotary_dim > 0
+        if rotates and not may_grow and (self.growth != 1).any():
+            faults.append("the length changes with position")
+        return faults
 
 
-def read_arrays(
-    source: ArraySource,
-) -> tuple[
-    Int[Tensor, " position"], dict[tuple[int, str], tuple[OfHeads, OfHeads | None]]
-]:
-    """Positions, and arrays after and before RoPE for each layer and each of "q" and "k"."""
-    with explained("The arrays cannot be read.", LAYOUT, error=BadArgument):
-        if isinstance(source, (str, Path)):
-            numpy = Path(source).suffix == ".npz"
-            source = np.load(source, allow_pickle=False) if numpy else load_file(source)
-        arrays = {
-            name: x.detach().cpu()
-            if isinstance(x, Tensor)
-            else torch.from_numpy(np.array(x))
-            for name, x in source.items()
-        }
-        by_name, known = dict[tuple[int, str], Tensor](), {"positions"}
-        for name, x in arrays.items():
-            match = re.fullmatch(r"([qk](?:_before)?)(?:\.(\d+))?", name)
-            if match and x.is_floating_point():
-                layers = enumerate(x) if x.ndim == 4 else [(int(match[2] or 0), x)]
-                by_name |= {(layer, match[1]): part for layer, part in layers}
-                known.add(name)
-        after = {key: x for key, x in by_name.items() if "_" not in key[1]}
-        longest = max((len(x) for x in after.values()), default=0)
-        positions = arrays.get("positions", torch.arange(longest)).long()
-        order = positions.argsort()
-        steps = positions[order].diff().tolist()
-        sides, before = (
-            {name for _, name in after},
-            {n[0] for _, n in by_name if "_" in n},
-        )
-        fits = (
-            bool(sides)
-            and before in (set(), sides)
-            and steps[:1] == [1]
-            and 0 not in steps
-        )
-        for (layer, name), x in by_name.items():
-            same = x.shape == by_name.get((layer, name[0]), x[:0]).shape
-            fits &= same and x.ndim == 3 and len(x) == len(positions)
-            fits &= bool(x.isfinite().all())
-        if not fits or arrays.keys() - known:
-            shapes = (f"{name} {[*x.shape]} of {x.dtype}" for name, x in arrays.items())
-            raise ValueError(
-                f"{', '.join(shapes)}, positions {positions[:3].tolist()}, ..."
-            )
-    by_head = {key: x[order].transpose(0, 1) for key, x in by_name.items()}
-    return positions[order], {
-        (layer, name): (by_head[layer, name], by_head.get((layer, f"{name}_before")))
-        for layer, name in sorted(after, key=lambda key: (key[0], key[1] == "k"))
-    }
+@dataclass(frozen=True)
+class TokenVectors:
+    """Vectors of one token at several positions, or factors that rotate such vectors.
+
+    `rounding` is the relative rounding error of the vectors. `counts` are the numbers of
+    planes to try first.
+    """
+
+    vectors: HeadVectors
+    positions: Int[Tensor, " position"]
+    rounding: float
+    counts: list[int]
 
 
 def array_layers(
     source: ArraySource, config: PreTrainedConfig | None, context: int | None
-) -> tuple[dict[int, LayerRotation], list[str]]:
-    """The rotation of q by layer (of k if q is missing), and all differences from `config`."""
-    positions, arrays = read_arrays(source)
-    longest, count = (
-        int(positions[-1] - positions[0]),
-        1 + max(layer for layer, _ in arrays),
-    )
-    facts = {} if config is None else config.to_dict()
-    known = {facts.get("num_attention_heads"), facts.get("num_key_value_heads")}
-    heads, seen = {len(x) for x, _ in arrays.values()}, ""
-    if config is not None and count > config.num_hidden_layers:
-        seen = f"layer {count - 1}; the configuration has {config.num_hidden_layers} layers"
-    elif not heads & known and len(positions) in known:
-        seen = (
-            f"{len(positions)} positions of {min(heads)} heads: the axes are exchanged"
-        )
-    if seen:
-        raise BadArgument(
-            "The arrays do not fit the configuration.", seen=seen, hint=LAYOUT
-        )
+) -> ArrayLayers:
+    """Measure the rotation in the arrays of a runtime, and compare it with `config`."""
+    arrays = read_arrays(source)
+    if config is not None:
+        _check_sizes(arrays, config)
     asked = asked_rotations(
-        config, layers=count, length=context or int(positions[-1]) + 1
+        config,
+        layers=arrays.layers,
+        length=context or int(arrays.positions[-1]) + 1,
     )
-    grows = config is None or changes_with_position(config)
+    may_grow = config is None or changes_with_position(config)
     layers: dict[int, LayerRotation] = {}
-    faults, shifts = [], dict[int, set[int]]()
-    for (layer, name), (x, before) in arrays.items():
-        inv_freq = asked[layer].inv_freq
-        found = read_array(
-            x, before, positions, [] if inv_freq is None else [len(inv_freq)]
-        )
-        planes = found.measured.planes
-        scale = dict(zip(positions.tolist(), found.growth.tolist(), strict=True))
-        rotation = LayerRotation(found.measured, None, planes, scale, found.factor)
-        texts = [found.fault] * bool(found.fault)
-        texts = texts or rotation_differences(rotation, asked[layer], longest=longest)
-        if not grows and planes.rotary_dim and (found.growth != 1).any():
-            texts.append("the length changes with position")
-        faults += [f"layer {layer}, {name}: {'; '.join(texts)}"] * bool(texts)
-        layers.setdefault(layer, rotation)
-        shifts.setdefault(layer, set()).update(found.shift)
-    faults += [
-        f"layer {layer}: heads rotate {sorted(shift)} positions too far"
-        for layer, shift in shifts.items()
-        if len(shift) > 1
-    ]
-    return layers, faults
-
-
-def read_array(
-    x: OfHeads,
-    before: OfHeads | None,
-    positions: Int[Tensor, " position"],
-    counts: list[int],
-) -> ArrayRotation:
-    """Read the rotation of one array; `counts` are the numbers of planes to try first."""
-    halves = (torch.bfloat16, torch.float16)
-    exact = (dtype for dtype in halves if torch.equal(x.to(dtype).to(x.dtype), x))
-    rounding = torch.finfo(next(exact, torch.float32)).eps / 4
-    offsets, size = positions - positions[0], x.shape[-1]
-    if before is None:
-        return _read_token(x.double(), offsets, rounding, counts)
-    x, before = x.double(), before.double()
-    moved = (x - before).square().mean(
-        (0, 1)
-    ).sqrt() > FLOOR * before.square().mean().sqrt()
-    changed = moved.nonzero()[:, 0].tolist() or [0]
-    start, options = changed[0] - changed[0] % 2, []
-    shapes = [(n, 0) for n in (*counts, size // 2) if changed[-1] < 2 * n <= size]
-    for count, offset in (*shapes, ((changed[-1] - start) // 2 + 1, start)):
-        for pairing in PAIRINGS:
-            planes = Planes(torch.zeros(count), size, pairing, offset)
-            ratio, factor = x / before, planes.complex(x) / planes.complex(before)
-            # If each plane of a token is 1, RoPE changes it to this factor.
-            ratio[..., planes.first], ratio[..., planes.second] = (
-                factor.real,
-                factor.imag,
+    faults = []
+    shifts: dict[int, set[int]] = {}
+    for side in arrays.sides:
+        wanted = asked[side.layer]
+        rotation = read_side(side, arrays.positions, wanted.plane_counts)
+        differences = rotation.faults(wanted, may_grow=may_grow)
+        if differences:
+            faults.append(f"layer {side.layer}, {side.side}: {'; '.join(differences)}")
+        layers.setdefault(side.layer, rotation.of_layer)
+        shifts.setdefault(side.layer, set()).update(rotation.shifts)
+    for layer, shift in shifts.items():
+        if len(shift) > 1:
+            faults.append(
+                f"layer {layer}: heads rotate {sorted(shift)} positions too far"
             )
-            ratio = ratio.nan_to_num(1, 1, 1)
-            options.append((_read_token(ratio, offsets, rounding, counts), ratio))
-    least = min(found.measured.residual for found, _ in options) + 8 * rounding
-    found, ratio = next(o for o in options if o[0].measured.residual <= 2 * least)
-    planes, turns = (
-        found.measured.planes,
-        torch.arange(-FARTHEST_SHIFT, FARTHEST_SHIFT + 1),
-    )
-    if planes.pairing == "none":
-        return found
-    z = planes.complex(ratio)
-    angle = (positions[0] + turns)[:, None] * planes.inv_freq.double()
-    agreement = (z[:, :1] * torch.exp(-1j * angle.nan_to_num(0))).real.sum(-1)
-    shift = tuple(turns[agreement.argmax(1)].tolist())
-    return found._replace(factor=float(z.abs().mean()), shift=shift)
+    return ArrayLayers(layers, faults)
 
 
-def _read_token(
-    x: OfHeads, offsets: Int[Tensor, " position"], rounding: float, counts: list[int]
+def _check_sizes(arrays: RuntimeArrays, config: PreTrainedConfig) -> None:
+    sizes = config.to_dict()
+    configured = {sizes.get("num_attention_heads"), sizes.get("num_key_value_heads")}
+    heads = {len(side.after) for side in arrays.sides}
+    positions = len(arrays.positions)
+    if arrays.layers > config.num_hidden_layers:
+        seen = f"layer {arrays.layers - 1}; the configuration has "
+        seen += f"{config.num_hidden_layers} layers"
+    elif positions in configured and not heads & configured:
+        seen = f"{positions} positions of {min(heads)} heads: the axes are exchanged"
+    else:
+        return
+    what = "The arrays do not fit the configuration."
+    raise BadArgument(what, seen=seen, hint=LAYOUT)
+
+
+def read_side(
+    side: SideArrays, positions: Int[Tensor, " position"], counts: list[int]
 ) -> ArrayRotation:
-    """Read one token at positions that start with 0 and 1, and check that it only rotates."""
-    length, allowed = x.square().sum((0, 2)).sqrt(), allowed_residual(0, rounding)
+    """Measure the rotation of queries or keys; see `TokenVectors` for `counts`."""
+    rounding = _rounding(side.after)
+    token = TokenVectors(side.after.double(), positions, rounding, counts)
+    if side.before is None:
+        return read_token(token)
+    return _read_change(token, side.before.double())
+
+
+def _read_change(token: TokenVectors, before: HeadVectors) -> ArrayRotation:
+    """Measure the rotation from vectors `before` RoPE to the vectors of `token`."""
+    candidates = [
+        replace(token, vectors=_factors(before, token.vectors, planes))
+        for planes in _candidate_planes(before, token)
+    ]
+    rotations = [read_token(candidate) for candidate in candidates]
+    residuals = [rotation.measured.residual for rotation in rotations]
+    least = min(residuals) + 8 * token.rounding
+    fits = [residual <= 2 * least for residual in residuals]
+    best = fits.index(True)  # the first, because several may fit
+    rotation = rotations[best]
+    if rotation.measured.planes.pairing == "none":
+        return rotation
+    z = rotation.measured.planes.complex(candidates[best].vectors)
+    return replace(rotation, factor=float(z.abs().mean()), shifts=_shifts(z, rotation))
+
+
+def _shifts(
+    z: Complex[Tensor, "head position plane"], rotation: ArrayRotation
+) -> tuple[int, ...]:
+    """Positions by which RoPE rotates each head too far, from its factor of each plane."""
+    turned = torch.arange(-FARTHEST_SHIFT, FARTHEST_SHIFT + 1)
+    inv_freq = rotation.measured.planes.inv_freq.double()
+    angle = (rotation.positions[0] + turned)[:, None] * inv_freq
+    agreement = (z[:, :1] * torch.exp(-1j * angle.nan_to_num(0))).real.sum(-1)
+    return tuple(turned[agreement.argmax(1)].tolist())
+
+
+def _rounding(vectors: HeadVectors) -> float:
+    """Relative rounding error of the narrowest dtype that holds these numbers."""
+    for dtype in (torch.bfloat16, torch.float16):
+        if torch.equal(vectors.to(dtype).to(vectors.dtype), vectors):
+            return torch.finfo(dtype).eps / 4
+    return torch.finfo(torch.float32).eps / 4
+
+
+def _candidate_planes(before: HeadVectors, token: TokenVectors) -> list[Planes]:
+    """Planes that include every coordinate that RoPE changes."""
+    size = before.shape[-1]
+    change = (token.vectors - before).square().mean((0, 1)).sqrt()
+    moved = change > FLOOR * before.square().mean().sqrt()
+    changed = moved.nonzero()[:, 0].tolist() or [0]
+    candidates = []
+    for count in (*token.counts, size // 2):
+        if changed[-1] < 2 * count <= size:
+            inv_freq = torch.zeros(count)
+            candidates += [Planes(inv_freq, size, pairing) for pairing in PAIRINGS]
+    candidates += [planes_around(changed, size, pairing) for pairing in PAIRINGS]
+    return candidates
+
+
+def _factors(before: HeadVectors, after: HeadVectors, planes: Planes) -> HeadVectors:
+    """The factors by which RoPE multiplies each plane, and coordinates outside of planes.
+
+    RoPE gives these vectors to a token whose planes and coordinates are all 1.
+    """
+    of_planes = planes.complex(after) / planes.complex(before)
+    factors = after / before
+    factors[..., planes.first] = of_planes.real
+    factors[..., planes.second] = of_planes.imag
+    return factors.nan_to_num(1, 1, 1)
+
+
+def read_token(token: TokenVectors) -> ArrayRotation:
+    """Measure the rotation of one token, and check that the token only rotates."""
+    allowed = allowed_residual(0, token.rounding)
+    length = token.vectors.square().sum((0, 2)).sqrt()
     growth = length / length[0]
     growth = growth.where((growth - 1).abs() > allowed, 1)
-    x = x / growth[:, None]
+    of_one_length = replace(token, vectors=token.vectors / growth[:, None])
+    measured = _measure(of_one_length)
+    grown = (growth - 1).abs() > measured.residual
+    return ArrayRotation(
+        positions=token.positions,
+        measured=measured,
+        fault=_fault(of_one_length, measured),
+        growth=growth.where(grown, 1),
+    )
+
+
+def _measure(token: TokenVectors) -> MeasuredRotation:
+    x = token.vectors
+    offsets = token.positions - token.positions[0]
     size = x.square().mean((0, 1)).sqrt()
     size = size.clamp(min=0.1 * size.square().mean().sqrt())
-    measured = read_rotation(x, offsets, noise=rounding * size, counts=counts)
+    noise = token.rounding * size
+    measured = read_rotation(x, offsets, noise=noise, counts=token.counts)
     if measured.residual > EXACT:  # lengths show the noise of a runtime in bfloat16
-        share = min(measured.residual / 2, LARGEST_NOISE)
-        measured = read_rotation(x, offsets, noise=share * size, counts=counts)
-    z, distance = measured.planes.complex(x), offsets[:, None]
-    still = z * torch.exp(
-        -1j * distance * measured.planes.inv_freq.double().nan_to_num(0)
-    )
+        noise = min(measured.residual / 2, LARGEST_NOISE) * size
+        measured = read_rotation(x, offsets, noise=noise, counts=token.counts)
+    return measured
+
+
+def _fault(token: TokenVectors, measured: MeasuredRotation) -> str:
+    """Why the measured rotation does not explain the vectors; "" if it does."""
+    if measured.residual > NOT_A_ROTATION:
+        return f"changes with position, but not by a rotation ({measured.residual:.2g})"
+    x = token.vectors
+    z = measured.planes.complex(x)
+    distance = (token.positions - token.positions[0])[:, None]
+    inv_freq = measured.planes.inv_freq.double().nan_to_num(0)
+    still = z * torch.exp(-1j * distance * inv_freq)
     error = distance * measured.resolution.nan_to_num(0, 0, 0) * z.abs()
     moved = ((still - still[:, :1]).abs() - error).clamp(min=0).square().sum(-1)
-    moved = (moved / x.square().sum(-1)).sqrt() > max(allowed, 4 * measured.residual)
-    fault = "changes with position, but not by one rotation of all heads" * bool(
-        moved.any()
-    )
-    if measured.residual > NOT_A_ROTATION:
-        fault = (
-            f"changes with position, but not by a rotation ({measured.residual:.2g})"
-        )
-    grown = (growth - 1).abs() > measured.residual
-    return ArrayRotation(measured, fault, growth.where(grown, 1))
+    change = (moved / x.square().sum(-1)).sqrt()
+    allowed = max(allowed_residual(0, token.rounding), 4 * measured.residual)
+    if (change > allowed).any():
+        return "changes with position, but not by one rotation of all heads"
+    return ""

@@ -46,6 +46,11 @@ class AskedRotation(NamedTuple):
     pairings: tuple[Pairing, ...]  # an implementation may have any of them
     direction: int
 
+    @property
+    def plane_counts(self) -> list[int]:
+        """The number of planes of a head, if it is known."""
+        return [] if self.inv_freq is None else [len(self.inv_freq)]
+
 
 @dataclass(frozen=True)
 class LayerRotation:

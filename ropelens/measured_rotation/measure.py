@@ -14,7 +14,8 @@ from torch.nn.functional import pad
 from ropelens.arguments import IN_WORDS, Positive, public
 from ropelens.attention.call import AttentionCall
 from ropelens.checkpoints.files import ConfigInput, read_config_of
-from ropelens.measured_rotation.arrays import ArraySource, array_layers
+from ropelens.measured_rotation.array_source import ArraySource
+from ropelens.measured_rotation.arrays import array_layers
 from ropelens.measured_rotation.conformance import asked_rotations, configuration_faults
 from ropelens.measured_rotation.layer_kinds import LayerKind
 from ropelens.measured_rotation.probe import RotationProbe
@@ -72,7 +73,8 @@ def measure_rope(
     """
     config = None if config is None else read_config_of(config)
     if isinstance(model, (Mapping, str, Path)):
-        by_layer, faults = array_layers(model, config, context)
+        read = array_layers(model, config, context)
+        by_layer, faults = read.layers, read.faults
         layers = list(by_layer.values())
         kinds = [LayerKind("", 0, math.nan, "")] * len(layers)
         edited, context = (

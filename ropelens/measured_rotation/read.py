@@ -33,6 +33,13 @@ def probe_positions(longest: int) -> Int[Tensor, " position"]:
     return torch.tensor(sorted({0, longest} | powers))
 
 
+def planes_around(changed: list[int], head_dim: int, pairing: Pairing) -> Planes:
+    """The fewest planes that contain all `changed` coordinates."""
+    offset = changed[0] - changed[0] % 2
+    count = (changed[-1] - offset) // 2 + 1
+    return Planes(torch.zeros(count), head_dim, pairing, offset)
+
+
 def read_rotation(
     vectors: Float[Tensor, "vector position coordinate"],
     positions: Int[Tensor, " position"],
@@ -58,16 +65,11 @@ def read_rotation(
     if not changed:
         return MeasuredRotation(still, 0.0, relative, torch.zeros(0))
 
-    offset = changed[0] - changed[0] % 2
-    count = (changed[-1] - offset) // 2 + 1
     stated = [n for n in counts if changed[-1] < 2 * n <= head_dim]
-    shapes: list[tuple[Pairing, int, int]] = [
-        *((pairing, n, 0) for n in stated for pairing in PAIRINGS),
-        ("half", head_dim // 2, 0),
-        *((pairing, count, offset) for pairing in PAIRINGS),
-    ]
     candidates = [
-        Planes(torch.zeros(n), head_dim, pair, begin) for pair, n, begin in shapes
+        *(Planes(torch.zeros(n), head_dim, pair) for n in stated for pair in PAIRINGS),
+        Planes(torch.zeros(head_dim // 2), head_dim, "half"),
+        *(planes_around(changed, head_dim, pairing) for pairing in PAIRINGS),
     ]
     residuals = []  # largest change of a root-mean-square length, relative to the mean length
     for planes in candidates:
