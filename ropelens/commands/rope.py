@@ -85,7 +85,9 @@ def rope_command(
         loaded = opened.read()
         with rl.edit_rope(loaded, *([variant] if variant else [])):
             rotation = measure(loaded)
-        wrong, sentence = check_row_order(as_live_model(loaded, opened.tokenizer))
+        order = check_row_order(as_live_model(loaded, opened.tokenizer))
+        wrong = order.wrong
+        sentence = order.sentence
     print_lines(_summary(rotation))
     for group in _groups(rotation, by_layer=verbose):
         print_lines(_table(rotation.isel(layer=group)))

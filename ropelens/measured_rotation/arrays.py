@@ -19,11 +19,11 @@ from ropelens.measured_rotation.array_source import (
 )
 from ropelens.measured_rotation.conformance import (
     AskedRotation,
-    LayerRotation,
     asked_rotations,
     rotation_differences,
 )
 from ropelens.measured_rotation.read import (
+    LayerRotation,
     MeasuredRotation,
     planes_around,
     read_rotation,

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -12,16 +11,28 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from ropelens.measured_rotation.read import MeasuredRotation
+from ropelens.measured_rotation.read import LayerRotation
 from ropelens.measured_rotation.stated import unused_keys
-from ropelens.rope.planes import PAIRINGS, Pairing, Planes
+from ropelens.rope.planes import PAIRINGS, Frequencies, Pairing, Planes
 from ropelens.rope.variant_config import frequencies, stated_shape
 from ropelens.rope.variants import parse_variant
 
 # Model types of transformers that pair coordinates 2f and 2f + 1, that rotate only in their
 # layers of sliding attention, and whose planes rotate by a negative angle.
-INTERLEAVED = {"cohere", "cohere2", "cohere2_moe", "codegen", "deepseek_v2", "ernie4_5"}
-INTERLEAVED |= {"ernie4_5_moe", "glm", "glm4", "gptj", "helium", "llama4_text"}
+INTERLEAVED = {
+    "cohere",
+    "cohere2",
+    "cohere2_moe",
+    "codegen",
+    "deepseek_v2",
+    "ernie4_5",
+    "ernie4_5_moe",
+    "glm",
+    "glm4",
+    "gptj",
+    "helium",
+    "llama4_text",
+}
 ROTATES_IF_SLIDING = {
     "afmoe",
     "cohere2",
@@ -32,18 +43,24 @@ ROTATES_IF_SLIDING = {
 }
 CLOCKWISE = {"nanochat"}
 
+FARTHEST = 2**24  # tokens, up to which models are measured
 TURNED = 0.05  # rad: a plane that turns less over all positions may look still
 SAME_FACTOR = 3e-3  # relative difference of attention factors that bfloat16 causes
+HALF_PRECISION = 4e-3  # relative change of frequencies that are rounded to bfloat16
+SAME_RATIO = 1e-3  # relative difference of ratios of frequencies that count as equal
 
 
-class AskedRotation(NamedTuple):
-    """The rotation of one layer that a configuration asks for."""
+@dataclass(frozen=True)
+class AskedRotation:
+    """The rotation of one layer that a configuration asks for.
 
-    inv_freq: (
-        Float[Tensor, " frequency"] | None
-    )  # None: unknown; empty: it must not rotate
+    `inv_freq` (rad/token) is None if it is unknown, and empty if the layer must not rotate. An
+    implementation may have any of the `pairings`. `direction` is -1 for clockwise rotation.
+    """
+
+    inv_freq: Frequencies | None
     factor: float
-    pairings: tuple[Pairing, ...]  # an implementation may have any of them
+    pairings: tuple[Pairing, ...]
     direction: int
 
     @property
@@ -53,14 +70,14 @@ class AskedRotation(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LayerRotation:
-    """Rotation of one layer: `measured`, `stated` by the model, and the `planes` to use."""
+class ConfiguredRope:
+    """Frequencies in rad/token (None: unknown) and the attention factor."""
 
-    measured: MeasuredRotation
-    stated: Float[Tensor, " frequency"] | None
-    planes: Planes  # with the stated frequencies, exact to the bit, if the model states some
-    query_scale: dict[int, float]  # factor on queries at each position
-    factor: float | None = None  # the attention factor, if it is known
+    inv_freq: Frequencies | None
+    factor: float
+
+
+UNKNOWN_ROPE = ConfiguredRope(None, 1.0)
 
 
 def asked_rotations(
@@ -69,98 +86,158 @@ def asked_rotations(
     """The rotation of each layer that the configuration asks for; any without one."""
     if config is None:
         return [AskedRotation(None, 1.0, PAIRINGS, 1)] * layers
-    facts, kind = config.to_dict(), config.model_type
-    pairings: tuple[Pairing, ...] = (
-        PAIRINGS[1:] if kind in INTERLEAVED else PAIRINGS[:1]
-    )
-    if facts.get("rope_interleave") or kind not in CONFIG_MAPPING:
-        pairings = PAIRINGS
-    direction = -1 if kind in CLOCKWISE else 1
-    types = facts.get("layer_types") or [None]
-    rotates = facts.get("no_rope_layers") or facts.get("layer_rope_theta") or [True]
-    configured = {of_type: _configured(config, of_type, length) for of_type in types}
-    sliding = facts.get("sliding_window") is not None and kind in ROTATES_IF_SLIDING
+    settings = config.to_dict()
+    layer_types = settings.get("layer_types") or [None]
+    rotates = settings.get("no_rope_layers") or settings.get("layer_rope_theta")
+    rotates = rotates or [True]
+    ropes = {
+        layer_type: _configured(config, layer_type, length)
+        for layer_type in layer_types
+    }
+    has_window = settings.get("sliding_window") is not None
+    only_sliding = has_window and config.model_type in ROTATES_IF_SLIDING
+    pairings = _pairings(config)
+    direction = -1 if config.model_type in CLOCKWISE else 1
     asked = []
     for layer in range(layers):
-        layer_type = types[layer % len(types)]
-        inv_freq, factor = configured[layer_type]
-        full = sliding and layer_type != "sliding_attention"
-        if full or not rotates[layer % len(rotates)]:
+        layer_type = layer_types[layer % len(layer_types)]
+        inv_freq = ropes[layer_type].inv_freq
+        if only_sliding and layer_type != "sliding_attention":
             inv_freq = torch.zeros(0)
-        asked.append(AskedRotation(inv_freq, factor, pairings, direction))
+        if not rotates[layer % len(rotates)]:
+            inv_freq = torch.zeros(0)
+        asked.append(
+            AskedRotation(
+                inv_freq=inv_freq,
+                factor=ropes[layer_type].factor,
+                pairings=pairings,
+                direction=direction,
+            )
+        )
     return asked
+
+
+def _pairings(config: PreTrainedConfig) -> tuple[Pairing, ...]:
+    if config.to_dict().get("rope_interleave"):
+        return PAIRINGS
+    if config.model_type not in CONFIG_MAPPING:
+        return PAIRINGS
+    return ("interleaved",) if config.model_type in INTERLEAVED else ("half",)
 
 
 def _configured(
     config: PreTrainedConfig, layer_type: str | None, length: int | None
-) -> tuple[Float[Tensor, " frequency"] | None, float]:
-    """Frequencies (rad/token; None if unknown) and attention factor that it asks for."""
-    facts = config.to_dict()
-    part = facts.get("rope_parameters") or {}
-    if {*(facts.get("layer_rope_theta") or ())} - {0, part.get("rope_theta")}:
-        return None, 1.0
-    layer_type = layer_type if isinstance(part.get(layer_type), dict) else None
-    part = part if layer_type is None else part[layer_type]
-    init = ROPE_INIT_FUNCTIONS.get(part.get("rope_type", "default"))
+) -> ConfiguredRope:
+    settings = config.to_dict()
+    parameters = settings.get("rope_parameters") or {}
+    bases = set(settings.get("layer_rope_theta") or ())
+    if bases - {0, parameters.get("rope_theta")}:
+        return UNKNOWN_ROPE
+    if isinstance(parameters.get(layer_type), dict):
+        parameters = parameters[layer_type]
+    else:
+        layer_type = None
+    formula = ROPE_INIT_FUNCTIONS.get(parameters.get("rope_type", "default"))
     with suppress(AttributeError, KeyError, TypeError, ValueError):  # unknown keys
-        if init is not None:
-            w, factor = init(config, "cpu", seq_len=length, layer_type=layer_type)
-            return w.double(), float(factor)
-        shape = stated_shape(config, part)
-        rotary = int(shape.head_dim * (part.get("partial_rotary_factor") or 1))
-        plain = frequencies(parse_variant("rope"), replace(shape, head_dim=rotary))
-        return plain[0].double(), 1.0
-    return None, 1.0
+        if formula is not None:
+            inv_freq, factor = formula(
+                config, "cpu", seq_len=length, layer_type=layer_type
+            )
+            return ConfiguredRope(inv_freq.double(), float(factor))
+        shape = stated_shape(config, parameters)
+        share = parameters.get("partial_rotary_factor") or 1
+        rotated = replace(shape, head_dim=int(shape.head_dim * share))
+        inv_freq, _ = frequencies(parse_variant("rope"), rotated)
+        return ConfiguredRope(inv_freq.double(), 1.0)
+    return UNKNOWN_ROPE
+
+
+@dataclass(frozen=True)
+class FrequencyComparison:
+    """Measured and wanted frequencies of common planes, and allowed errors, in rad/token."""
+
+    measured: Frequencies
+    wanted: Frequencies
+    error: Frequencies
+
+    def _equals(self, inv_freq: Frequencies) -> bool:
+        """Whether the planes rotate by `inv_freq`, up to whole turns per token."""
+        change = self.measured - inv_freq
+        turned = torch.remainder(change + math.pi, 2 * math.pi) - math.pi
+        return not (turned.abs() > self.error).any()
+
+    def describe(self) -> str:
+        """The difference in words; "" if there is none."""
+        if self._equals(self.wanted):
+            return ""
+        if self._equals(-self.wanted):
+            return "its planes rotate backward"
+        ratio = (self.measured / self.wanted).where(self.wanted != 0, 1).nan_to_num(1)
+        change = (ratio - 1).abs()
+        worst = int(change.argmax())
+        difference = "differ from its configuration"
+        if change[worst] <= HALF_PRECISION:
+            difference = "are rounded to half precision"
+        elif (ratio / ratio[0] - 1).abs().max() < SAME_RATIO:
+            times = f"{float(ratio[0]):.4g} times as high"
+            difference = f"are {times} as in its configuration"
+        measured = (
+            f"plane {worst} rotates by {float(self.measured[worst]):.6g} rad/token"
+        )
+        wanted = f"the configuration asks for {float(self.wanted[worst]):.6g}"
+        return f"the frequencies {difference}: {measured}, {wanted}"
 
 
 def rotation_differences(
-    layer: LayerRotation, asked: AskedRotation, *, longest: int = 2**24
+    layer: LayerRotation, asked: AskedRotation, *, longest: int = FARTHEST
 ) -> list[str]:
     """Properties in which a layer, measured up to `longest`, differs from what is asked for."""
-    planes, factor, wanted = layer.planes, layer.factor, asked.inv_freq
-    w = asked.direction * planes.inv_freq.double()
-    error = layer.measured.resolution if layer.stated is None else torch.zeros(len(w))
-    rotates = bool(w.any())
-    asks = rotates if wanted is None else bool((wanted.abs() * longest > TURNED).any())
+    rotates = bool(layer.planes.inv_freq.any())
+    asks = rotates
+    if asked.inv_freq is not None:
+        asks = bool((asked.inv_freq.abs() * longest > TURNED).any())
     if not rotates:
-        return ["it does not rotate"] * asks
+        return ["it does not rotate"] if asks else []
     if not asks:
         return ["the configuration asks for no rotation, but it rotates"]
-    texts = []
-    if planes.pairing not in asked.pairings:
-        texts.append(f"it has {planes.pairing} pairing, not {asked.pairings[0]}")
-    if wanted is None:
-        return texts
+    differences = []
+    if layer.planes.pairing not in asked.pairings:
+        pairing = f"{layer.planes.pairing} pairing, not {asked.pairings[0]}"
+        differences.append(f"it has {pairing}")
+    if asked.inv_freq is None:
+        return differences
+    factor = layer.factor
     if factor is not None and abs(factor / asked.factor - 1) > SAME_FACTOR:
-        texts.append(f"its attention factor is {factor:.6g}, not {asked.factor:.6g}")
-    count = min(len(w), len(wanted))
-    rest = torch.cat([w[count:], wanted[count:]]).abs().nan_to_num(0)
-    if (planes.pairing == "half" and len(w) != len(wanted)) or (
-        rest * longest > TURNED
-    ).any():
-        texts.append(
-            f"{2 * len(w)} coordinates of a head rotate, not {2 * len(wanted)}"
-        )
-    w, wanted = w[:count], wanted[:count]
-    error = error[:count] + 1e-6 * wanted.abs()
+        factors = f"{factor:.6g}, not {asked.factor:.6g}"
+        differences.append(f"its attention factor is {factors}")
+    if _other_coordinates_rotate(layer.planes, asked.inv_freq, longest):
+        sizes = f"{layer.planes.rotary_dim} coordinates of a head rotate, not "
+        differences.append(f"{sizes}{2 * len(asked.inv_freq)}")
+    difference = _compare_frequencies(layer, asked.inv_freq, asked.direction).describe()
+    return [*differences, difference] if difference else differences
 
-    def differ(inv_freq: Tensor) -> bool:
-        turned = torch.remainder(w - inv_freq + math.pi, 2 * math.pi) - math.pi
-        return bool((turned.abs() > error).any())
 
-    if not differ(wanted):
-        return texts
-    if not differ(-wanted):
-        return [*texts, "its planes rotate backward"]
-    ratio = (w / wanted).where(wanted != 0, 1).nan_to_num(1)
-    worst, cause = int((ratio - 1).abs().argmax()), "differ from its configuration"
-    if (ratio - 1).abs()[worst] <= 4e-3:
-        cause = "are rounded to half precision"
-    elif (ratio / ratio[0] - 1).abs().max() < 1e-3:
-        cause = f"are {float(ratio[0]):.4g} times as high as in its configuration"
-    seen = f"plane {worst} rotates by {float(w[worst]):.6g} rad/token"
-    asks_for = f"the configuration asks for {float(wanted[worst]):.6g}"
-    return [*texts, f"the frequencies {cause}: {seen}, {asks_for}"]
+def _other_coordinates_rotate(
+    planes: Planes, asked: Float[Tensor, " asked"], longest: int
+) -> bool:
+    measured = planes.inv_freq.double()
+    if planes.pairing == "half" and len(measured) != len(asked):
+        return True
+    common = min(len(measured), len(asked))
+    rest = torch.cat([measured[common:], asked[common:]]).abs().nan_to_num(0)
+    return bool((rest * longest > TURNED).any())
+
+
+def _compare_frequencies(
+    layer: LayerRotation, asked: Float[Tensor, " asked"], direction: int
+) -> FrequencyComparison:
+    common = min(len(layer.planes.inv_freq), len(asked))
+    wanted = asked[:common]
+    error = 1e-6 * wanted.abs()
+    if layer.stated is None:
+        error = layer.measured.resolution[:common] + error
+    measured = direction * layer.planes.inv_freq[:common].double()
+    return FrequencyComparison(measured, wanted, error)
 
 
 def configuration_faults(
@@ -170,8 +247,9 @@ def configuration_faults(
     faults = unused_keys(config, [layer.planes for layer in layers])
     asked = asked_rotations(config, layers=len(layers), length=length)
     for number, (layer, wanted) in enumerate(zip(layers, asked, strict=True)):
-        found = rotation_differences(layer, wanted)
-        text = "; ".join(found if layer.planes.head_dim else [])
-        if text and not any(text in earlier for earlier in faults):
-            faults.append(f"layer {number}: {text}")
+        if not layer.planes.head_dim:  # the layer does not attend
+            continue
+        fault = "; ".join(rotation_differences(layer, wanted))
+        if fault and not any(fault in earlier for earlier in faults):
+            faults.append(f"layer {number}: {fault}")
     return faults

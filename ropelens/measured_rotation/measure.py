@@ -3,23 +3,32 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import xarray as xr
+from jaxtyping import Float
+from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.nn.functional import pad
+from transformers import PreTrainedConfig
 
 from ropelens.arguments import IN_WORDS, Positive, public
 from ropelens.attention.call import AttentionCall
 from ropelens.checkpoints.files import ConfigInput, read_config_of
 from ropelens.measured_rotation.array_source import ArraySource
-from ropelens.measured_rotation.arrays import array_layers
-from ropelens.measured_rotation.conformance import asked_rotations, configuration_faults
+from ropelens.measured_rotation.arrays import ArrayLayers, array_layers
+from ropelens.measured_rotation.conformance import (
+    AskedRotation,
+    asked_rotations,
+    configuration_faults,
+)
 from ropelens.measured_rotation.layer_kinds import LayerKind
 from ropelens.measured_rotation.probe import RotationProbe
+from ropelens.measured_rotation.read import LayerRotation
 from ropelens.model.as_live_model import Model, as_live_model
+from ropelens.model.live_model import LiveModel
 from ropelens.rope.planes import Planes
 from ropelens.schema import ROTATION, labelled, stack
 
@@ -71,72 +80,143 @@ def measure_rope(
     attention; and `BadArgument` for arrays that cannot be read, and if an edit makes heads of a
     layer differ.
     """
-    config = None if config is None else read_config_of(config)
+    configuration = None if config is None else read_config_of(config)
+    length = context
     if isinstance(model, (Mapping, str, Path)):
-        read = array_layers(model, config, context)
-        by_layer, faults = read.layers, read.faults
-        layers = list(by_layer.values())
-        kinds = [LayerKind("", 0, math.nan, "")] * len(layers)
-        edited, context = (
-            [x.planes for x in layers],
-            context or 1 + max(layers[0].query_scale),
-        )
+        read = array_layers(model, configuration, context)
+        measured = _measured_arrays(read)
+        first = next(iter(read.layers.values()))
+        if length is None:
+            length = 1 + max(first.query_scale)
     else:
         live = as_live_model(model)
-        probe = RotationProbe(live)
-        layers, edited = probe.layers(context), probe.planes(context, alike=True)
-        by_layer, kinds = dict(enumerate(layers)), probe.kinds
-        config = config or live.config
-        faults = configuration_faults(layers, config, context)
-    asked = asked_rotations(config, layers=1 + max(by_layer), length=context)
-    planes, measured = [], []
-    references: tuple[list[Tensor], list[Tensor]] = ([], [])
-    for layer, now, wanted in zip(
-        layers, edited, [asked[n] for n in by_layer], strict=True
-    ):
-        same = now is layer.planes or torch.equal(now.inv_freq, layer.planes.inv_freq)
-        planes.append(layer.measured.planes if same else now)
-        measured.append(wanted.direction * planes[-1].term_inv_freq)
-        edit = wanted.direction * now.inv_freq
-        configured = None if layer.planes.pairing == "none" else wanted.inv_freq
-        for column, inv_freq in zip(
-            references, (layer.stated, configured), strict=True
-        ):
-            inv_freq = inv_freq if same else edit
-            terms = planes[-1].terms
-            inv_freq = torch.zeros(0) if inv_freq is None else inv_freq[:terms].double()
-            column.append(pad(inv_freq, (0, terms - len(inv_freq)), value=math.nan))
-    values: dict[str, Any] = {
-        "inv_freq": stack(measured),
-        "wavelength": stack(2 * math.pi / w.double().abs() for w in measured),
-        "inv_freq_stated": stack(references[0]),
-        "inv_freq_configured": stack(references[1]),
-        "residual": [layer.measured.residual for layer in layers],
-        "pairing": [layer.pairing for layer in planes],
-        "rotary_dim": [layer.rotary_dim for layer in planes],
-        "layer_type": [kind.name for kind in kinds],
-        "base": [kind.base for kind in kinds],
-        "scaling": [kind.scaling for kind in kinds],
-        "reach": [kind.reach for kind in kinds],
-        "query_scale": [list(layer.query_scale.values()) for layer in layers],
+        configuration = configuration or live.config
+        measured = _measured_model(live, configuration, context)
+    asked = asked_rotations(
+        configuration, layers=1 + max(measured.layers), length=length
+    )
+    layers = [
+        _describe_layer(measured.layers[number], planes, asked[number])
+        for number, planes in measured.planes.items()
+    ]
+    attrs = _verdict(
+        measured.faults,
+        configured=configuration is not None,
+        rotates=any(layer.planes.rotary_dim for layer in layers),
+    )
+    return _dataset(measured, layers).assign_attrs(attrs)
+
+
+@dataclass(frozen=True)
+class MeasuredLayers:
+    """Rotations by the number of the layer, and differences from the configuration.
+
+    `planes` are the planes under the open edit; `layers` are without edits.
+    """
+
+    layers: dict[int, LayerRotation]
+    planes: dict[int, Planes]
+    kinds: list[LayerKind]
+    faults: list[str]
+
+
+def _measured_arrays(read: ArrayLayers) -> MeasuredLayers:
+    return MeasuredLayers(
+        layers=read.layers,
+        planes={number: layer.planes for number, layer in read.layers.items()},
+        kinds=[LayerKind("", 0, math.nan, "")] * len(read.layers),
+        faults=read.faults,
+    )
+
+
+def _measured_model(
+    live: LiveModel, config: PreTrainedConfig, context: int | None
+) -> MeasuredLayers:
+    probe = RotationProbe(live)
+    layers = probe.layers(context)
+    return MeasuredLayers(
+        layers=dict(enumerate(layers)),
+        planes=dict(enumerate(probe.planes(context, alike=True))),
+        kinds=probe.kinds,
+        faults=configuration_faults(layers, config, context),
+    )
+
+
+@dataclass(frozen=True)
+class LayerFrequencies:
+    """Frequencies of one layer by term, in rad/token; NaN if they are unknown."""
+
+    planes: Planes
+    measured: Float[Tensor, " term"]
+    stated: Float[Tensor, " term"]
+    configured: Float[Tensor, " term"]
+
+
+def _describe_layer(
+    layer: LayerRotation, edited: Planes, asked: AskedRotation
+) -> LayerFrequencies:
+    """Frequencies of a layer, or of its `edited` planes if an edit changes them."""
+    unedited = layer.planes.inv_freq
+    if edited is layer.planes or torch.equal(edited.inv_freq, unedited):
+        planes = layer.measured.planes
+        stated = layer.stated
+        configured = asked.inv_freq if layer.planes.pairing != "none" else None
+    else:
+        planes = edited
+        stated = asked.direction * edited.inv_freq
+        configured = stated
+    return LayerFrequencies(
+        planes=planes,
+        measured=asked.direction * planes.term_inv_freq,
+        stated=_by_term(stated, planes),
+        configured=_by_term(configured, planes),
+    )
+
+
+def _by_term(
+    inv_freq: Float[Tensor, " frequency"] | None, planes: Planes
+) -> Float[Tensor, " term"]:
+    if inv_freq is None:
+        return torch.full((planes.terms,), math.nan)
+    inv_freq = inv_freq[: planes.terms].double()
+    return pad(inv_freq, (0, planes.terms - len(inv_freq)), value=math.nan)
+
+
+def _dataset(measured: MeasuredLayers, layers: list[LayerFrequencies]) -> xr.Dataset:
+    rotations = measured.layers.values()
+    inv_freq = [layer.measured for layer in layers]
+    values: dict[str, ArrayLike] = {
+        "inv_freq": stack(inv_freq),
+        "wavelength": stack(2 * math.pi / w.double().abs() for w in inv_freq),
+        "inv_freq_stated": stack(layer.stated for layer in layers),
+        "inv_freq_configured": stack(layer.configured for layer in layers),
+        "residual": [rotation.measured.residual for rotation in rotations],
+        "pairing": [layer.planes.pairing for layer in layers],
+        "rotary_dim": [layer.planes.rotary_dim for layer in layers],
+        "layer_type": [kind.name for kind in measured.kinds],
+        "base": [kind.base for kind in measured.kinds],
+        "scaling": [kind.scaling for kind in measured.kinds],
+        "reach": [kind.reach for kind in measured.kinds],
+        "query_scale": [list(rotation.query_scale.values()) for rotation in rotations],
     }
-    coords = {"layer": list(by_layer), "position": list(layers[0].query_scale)}
-    verdict = "different" if faults else "same" if config else "unknown"
-    rotates = (
-        "rotates" if any(layer.rotary_dim for layer in planes) else "does not rotate"
-    )
-    why = (
-        "rotates as configured"
-        if config
-        else f"{rotates}; no configuration is compared"
-    )
+    first = next(iter(rotations))
+    coords = {"layer": list(measured.layers), "position": list(first.query_scale)}
+    return xr.Dataset(labelled(values, ROTATION), coords=coords)
+
+
+def _verdict(faults: list[str], *, configured: bool, rotates: bool) -> dict[str, str]:
+    """The attributes `verdict` and `why` of `measure_rope`."""
     if faults:
-        why = (
-            f"does not rotate{' as configured' * bool(config)}: {'; '.join(faults[:3])}"
-        )
-        why += f"; and {len(faults) - 3} more" * (len(faults) > 3)
-    attrs = {"verdict": verdict, "why": why}
-    return xr.Dataset(labelled(values, ROTATION), coords=coords, attrs=attrs)
+        why = "does not rotate as configured" if configured else "does not rotate"
+        why += f": {'; '.join(faults[:3])}"
+        if len(faults) > 3:
+            why += f"; and {len(faults) - 3} more"
+        return {"verdict": "different", "why": why}
+    if configured:
+        return {"verdict": "same", "why": "rotates as configured"}
+    rotation = "rotates" if rotates else "does not rotate"
+    why = f"{rotation}; no configuration is compared"
+    return {"verdict": "unknown", "why": why}
 
 
 @public

@@ -3,13 +3,16 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from ropelens.noise import FLOOR, NOISE_FACTOR
-from ropelens.rope.planes import PAIRINGS, Frequencies, Pairing, Planes, Vectors
+from ropelens.rope.planes import PAIRINGS, Frequencies, Pairing, Planes
+
+LARGEST_ANGLE = 1024.0  # rad: the error of float32 is 6e-8 of an angle
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,17 @@ class MeasuredRotation:
     residual: float
     noise: float
     resolution: Float[Tensor, " frequency"]
+
+
+@dataclass(frozen=True)
+class LayerRotation:
+    """Rotation of one layer: `measured`, `stated` by the model, and the `planes` to use."""
+
+    measured: MeasuredRotation
+    stated: Float[Tensor, " frequency"] | None
+    planes: Planes  # with the stated frequencies, exact to the bit, if the model states some
+    query_scale: dict[int, float]  # factor on queries at each position
+    factor: float | None = None  # the attention factor, if it is known
 
 
 def probe_positions(longest: int) -> Int[Tensor, " position"]:
@@ -53,64 +67,108 @@ def read_rotation(
     `noise` is in their units, and `counts` are the numbers of planes that the model states. The
     pairing keeps lengths constant. Doubling the distance unwraps the phase from position 0.
     """
-    x = vectors.double()
-    head_dim = x.shape[-1]
-    still = Planes(torch.zeros(0), head_dim, "none")
-    squares = x.square().mean(dim=(0, 1))  # of each coordinate
-    relative = float(noise.max() / squares.mean().sqrt())
-    # A plane that turns moves by its own length, and other coordinates by rounding.
-    moved = (x - x[:, :1]).square().mean(dim=0).amax(dim=0).sqrt()
-    limit = torch.maximum(NOISE_FACTOR * noise, FLOOR * squares.sqrt())
-    changed = (moved > limit).nonzero()[:, 0].tolist()
+    samples = Samples(vectors.double(), positions, noise)
+    head_dim = vectors.shape[-1]
+    relative_noise = float(noise.max() / samples.squares.mean().sqrt())
+    changed = samples.changed_coordinates()
     if not changed:
-        return MeasuredRotation(still, 0.0, relative, torch.zeros(0))
-
-    stated = [n for n in counts if changed[-1] < 2 * n <= head_dim]
-    candidates = [
-        *(Planes(torch.zeros(n), head_dim, pair) for n in stated for pair in PAIRINGS),
-        Planes(torch.zeros(head_dim // 2), head_dim, "half"),
-        *(planes_around(changed, head_dim, pairing) for pairing in PAIRINGS),
-    ]
-    residuals = []  # largest change of a root-mean-square length, relative to the mean length
-    for planes in candidates:
-        lengths = planes.norms(x)
-        change = (lengths - lengths[:, :1]).square().mean(dim=0).sqrt().max()
-        residuals.append(float(change / lengths.square().mean().sqrt()))
+        still = Planes(torch.zeros(0), head_dim, "none")
+        return MeasuredRotation(still, 0.0, relative_noise, torch.zeros(0))
+    candidates = _candidate_planes(changed, head_dim, counts)
+    residuals = [samples.residual(planes) for planes in candidates]
     # Planes of length 0 fit any count, so take the first shape, with most planes, that fits.
-    fits = max(2 * min(residuals), 4 * relative)
-    best = next(i for i, residual in enumerate(residuals) if not residual > fits)
-    inv_freq, resolution = _frequencies(x, positions, candidates[best], noise)
-    planes = replace(candidates[best], inv_freq=inv_freq)
-    return MeasuredRotation(planes, residuals[best], relative, resolution)
+    largest = max(2 * min(residuals), 4 * relative_noise)
+    fails = [residual > largest for residual in residuals]
+    best = fails.index(False)
+    frequencies = samples.frequencies(candidates[best])
+    return MeasuredRotation(
+        planes=replace(candidates[best], inv_freq=frequencies.inv_freq),
+        residual=residuals[best],
+        noise=relative_noise,
+        resolution=frequencies.resolution,
+    )
 
 
-def _frequencies(
-    x: Vectors,
-    positions: Int[Tensor, " position"],
-    planes: Planes,
-    noise: Float[Tensor, " coordinate"],
-) -> tuple[Frequencies, Frequencies]:
-    """Angular frequency of each plane and its error (rad/token); NaN without any length."""
-    z = planes.complex(x)
-    turned = (z * z[:, :1].conj()).sum(dim=0)  # [position, frequency]
-    inv_freq = turned[1].angle()
-    baseline = torch.ones_like(inv_freq)
-    for p, product in zip(positions[2:].tolist(), turned[2:], strict=True):
-        expected = inv_freq * p
-        correction = (
-            product * torch.polar(torch.ones_like(expected), -expected)
-        ).angle()
-        refined = inv_freq + correction / p
-        usable = (
-            refined.abs() * p <= 1024.0
-        )  # rad: the error of float32 is 6e-8 of an angle
-        inv_freq = torch.where(usable, refined, inv_freq)
-        baseline = torch.where(usable, float(p), baseline)
-    length = z.abs().square().mean(dim=(0, 1)).sqrt()
-    phase_noise = torch.hypot(noise[planes.first], noise[planes.second]) / length
-    still = inv_freq.abs() * baseline < 8 * phase_noise
-    seen = phase_noise < 1 / NOISE_FACTOR
-    inv_freq = torch.where(still, 0.0, inv_freq).where(seen, math.nan)
-    rounding = 32 * 2**-23 * inv_freq.abs()  # of angles in float32
-    resolution = (NOISE_FACTOR * phase_noise).clamp(min=FLOOR) / baseline + rounding
-    return inv_freq, resolution.where(seen, math.inf)
+def _candidate_planes(
+    changed: list[int], head_dim: int, counts: Iterable[int]
+) -> list[Planes]:
+    candidates = []
+    for count in counts:
+        if changed[-1] < 2 * count <= head_dim:
+            inv_freq = torch.zeros(count)
+            candidates += [Planes(inv_freq, head_dim, pairing) for pairing in PAIRINGS]
+    candidates.append(Planes(torch.zeros(head_dim // 2), head_dim, "half"))
+    candidates += [planes_around(changed, head_dim, pairing) for pairing in PAIRINGS]
+    return candidates
+
+
+@dataclass(frozen=True)
+class MeasuredFrequencies:
+    """Angular frequency of each plane and its error, in rad/token; NaN without any length."""
+
+    inv_freq: Frequencies
+    resolution: Frequencies
+
+
+@dataclass(frozen=True)
+class Unwrapped:
+    """Angular frequency of each plane, and the distance in tokens that shows it."""
+
+    inv_freq: Frequencies
+    baseline: Frequencies
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Vectors in float64 at several positions, and their rounding noise."""
+
+    vectors: Float[Tensor, "vector position coordinate"]
+    positions: Int[Tensor, " position"]
+    noise: Float[Tensor, " coordinate"]
+
+    @cached_property
+    def squares(self) -> Float[Tensor, " coordinate"]:
+        return self.vectors.square().mean(dim=(0, 1))
+
+    def changed_coordinates(self) -> list[int]:
+        """A plane that turns moves by its own length, and other coordinates by rounding."""
+        x = self.vectors
+        moved = (x - x[:, :1]).square().mean(dim=0).amax(dim=0).sqrt()
+        limit = torch.maximum(NOISE_FACTOR * self.noise, FLOOR * self.squares.sqrt())
+        return (moved > limit).nonzero()[:, 0].tolist()
+
+    def residual(self, planes: Planes) -> float:
+        """Largest change of a root mean square length, relative to the mean length."""
+        lengths = planes.norms(self.vectors)
+        change = (lengths - lengths[:, :1]).square().mean(dim=0).sqrt().max()
+        return float(change / lengths.square().mean().sqrt())
+
+    def frequencies(self, planes: Planes) -> MeasuredFrequencies:
+        z = planes.complex(self.vectors)
+        unwrapped = self._unwrap(z)
+        inv_freq = unwrapped.inv_freq
+        length = z.abs().square().mean(dim=(0, 1)).sqrt()
+        noise = torch.hypot(self.noise[planes.first], self.noise[planes.second])
+        phase_noise = noise / length
+        still = inv_freq.abs() * unwrapped.baseline < 8 * phase_noise
+        seen = phase_noise < 1 / NOISE_FACTOR
+        inv_freq = torch.where(still, 0.0, inv_freq).where(seen, math.nan)
+        of_noise = (NOISE_FACTOR * phase_noise).clamp(min=FLOOR) / unwrapped.baseline
+        of_rounding = 32 * 2**-23 * inv_freq.abs()  # of angles in float32
+        resolution = (of_noise + of_rounding).where(seen, math.inf)
+        return MeasuredFrequencies(inv_freq, resolution)
+
+    def _unwrap(self, z: Complex[Tensor, "vector position plane"]) -> Unwrapped:
+        """Refine each frequency from the first step to the farthest position."""
+        turned = (z * z[:, :1].conj()).sum(dim=0)  # [position, frequency]
+        inv_freq = turned[1].angle()
+        baseline = torch.ones_like(inv_freq)
+        farther = zip(self.positions[2:].tolist(), turned[2:], strict=True)
+        for position, product in farther:
+            expected = inv_freq * position
+            turned_back = product * torch.polar(torch.ones_like(expected), -expected)
+            refined = inv_freq + turned_back.angle() / position
+            usable = refined.abs() * position <= LARGEST_ANGLE
+            inv_freq = torch.where(usable, refined, inv_freq)
+            baseline = torch.where(usable, float(position), baseline)
+        return Unwrapped(inv_freq, baseline)

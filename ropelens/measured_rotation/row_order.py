@@ -6,6 +6,7 @@ and j + size / 2 in most families.
 
 import math
 import warnings
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from ropelens.errors import RopelensError
 from ropelens.intervals import paired_interval
-from ropelens.measured_rotation.probe import measure_layers
+from ropelens.measured_rotation.model_layers import measure_layers
+from ropelens.measured_rotation.read import LayerRotation
 from ropelens.model.live_model import LiveModel
 from ropelens.rope.turn import positions_by_plane, rotate_by
 from ropelens.text.tokenize import prompt_tokens
@@ -29,6 +31,33 @@ ORDERS = ((-1, 2), (2, -1))  # shapes of the coordinates, before they are transp
 KNOWLEDGE = 0.1  # nats/token by which a right order predicts better than chance
 
 
+@dataclass(frozen=True)
+class PermutedRows:
+    """An `InputPatch` that permutes the coordinates of queries and keys before RoPE.
+
+    The first row of the batch stays unchanged, and each further row gets one of `ORDERS`.
+    """
+
+    layers: list[LayerRotation]
+
+    def __call__(
+        self, layer: int, name: str, x: Tensor, _: Tensor, positions: Tensor
+    ) -> Tensor:
+        planes = self.layers[layer].planes
+        if name == "value" or not planes.rotary_dim:
+            return x
+        position = positions_by_plane(positions, planes).to(x.device)
+        angle = position[:, None] * planes.inv_freq.double().to(x.device)
+        unrotated = rotate_by(x, -angle, planes)
+        rotated = torch.arange(planes.offset, planes.offset + planes.rotary_dim)
+        for row, shape in enumerate(ORDERS, start=1):
+            order = rotated.view(shape).mT.flatten()
+            unrotated[row, ..., rotated] = unrotated[row, ..., order]
+        permuted = x.clone()
+        permuted[1:] = rotate_by(unrotated, angle, planes)[1:]
+        return permuted
+
+
 def order_losses(
     live: LiveModel, tokens: Int[Tensor, " position"]
 ) -> Float[np.ndarray, "order token"]:
@@ -36,57 +65,53 @@ def order_losses(
 
     Instead of rows, queries and keys before RoPE are permuted, which gives the same scores.
     """
-    layers = measure_layers(live)
-
-    def permute(
-        layer: int, name: str, x: Tensor, _: Tensor, positions: Tensor
-    ) -> Tensor:
-        planes = layers[layer].planes
-        if name == "value" or not planes.rotary_dim:
-            return x
-        inv_freq = planes.inv_freq.double().to(x.device)
-        angle = positions_by_plane(positions, planes).to(x.device)[:, None] * inv_freq
-        unrotated, x = rotate_by(x, -angle, planes), x.clone()
-        coordinates = torch.arange(planes.offset, planes.offset + planes.rotary_dim)
-        for row, order in enumerate(ORDERS, start=1):
-            permuted = unrotated[row, ..., coordinates.view(order).mT.flatten()]
-            unrotated[row, ..., coordinates] = permuted
-        x[1:] = rotate_by(unrotated, angle, planes)[1:]
-        return x
-
-    rows = tokens.expand(1 + len(ORDERS), -1)
-    with live.without_hooks(), live.patch(permute):
-        losses = live.losses(rows, torch.tensor([len(tokens)] * len(rows)))
+    batch = tokens.expand(1 + len(ORDERS), -1)
+    lengths = torch.tensor([len(tokens)] * len(batch))
+    permuted = PermutedRows(measure_layers(live))
+    with live.without_hooks(), live.patch(permuted):
+        losses = live.losses(batch, lengths)
     return losses[:, 1:].numpy()
 
 
-def check_row_order(live: LiveModel) -> tuple[bool, str]:
-    """Compare losses on a short story; return whether the order is wrong, and a sentence.
+@dataclass(frozen=True)
+class RowOrder:
+    """Whether the rows of q and k are in the wrong order, and a sentence; "" if unknown."""
+
+    wrong: bool
+    sentence: str
+
+
+def check_row_order(live: LiveModel) -> RowOrder:
+    """Compare losses on a short story.
 
     The order is wrong if another order predicts the story better than this order (the paired
-    95 % interval over tokens is above 0), and better than chance. "" if it is unknown.
+    95 % interval over tokens is above 0), and better than chance.
     """
+    unknown = RowOrder(wrong=False, sentence="")
     try:
         tokens = prompt_tokens(STORY, live.tokenizer)[: live.context]
         if len(tokens) < 3 or tokens.max() >= live.vocabulary:
-            return False, ""
+            return unknown
         losses = order_losses(live, tokens)
     except RopelensError:
-        return False, ""
-    as_is, other = losses[0], min(losses[1:], key=np.mean)
+        return unknown
+    as_is = losses[0]
+    other = min(losses[1:], key=np.mean)
     _, low, high = paired_interval(as_is - other)
-    knows = other.mean() < math.log(live.vocabulary) - KNOWLEDGE
+    better_than_chance = other.mean() < math.log(live.vocabulary) - KNOWLEDGE
+    wrong = bool(low > 0 and better_than_chance)
     order = "in an order that hardly affects the loss"
-    if wrong := bool(low > 0 and knows):
+    if wrong:
         order = "in the wrong order: they were permuted twice or not at all"
     elif high < 0:
         order = "in the right order"
     means = f"{as_is.mean():.2f} nats/token, permuted {other.mean():.2f}"
-    return wrong, f"The rows of q and k are {order}: loss on a short story {means}."
+    sentence = f"The rows of q and k are {order}: loss on a short story {means}."
+    return RowOrder(wrong, sentence)
 
 
 def warn_of_row_order(live: LiveModel, *, stacklevel: int = 2) -> None:
     """Warn if the rows of q and k are in the wrong order."""
-    wrong, sentence = check_row_order(live)
-    if wrong:
-        warnings.warn(sentence, stacklevel=stacklevel + 1)
+    order = check_row_order(live)
+    if order.wrong:
+        warnings.warn(order.sentence, stacklevel=stacklevel + 1)

@@ -1,10 +1,10 @@
 """Frequencies that a model states in its buffers and in its configuration; they can differ."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from itertools import product
+from dataclasses import dataclass, replace
+from typing import Any
 
 from accelerate.utils import align_module_device
 from jaxtyping import Float
@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropelens.config_facts import layer_parameters, rope_parameters
 from ropelens.errors import UnsupportedModel
-from ropelens.measured_rotation.read import MeasuredRotation
+from ropelens.measured_rotation.read import LayerRotation, MeasuredRotation
 from ropelens.model.live_model import LiveModel
 from ropelens.rope.planes import Planes
 from ropelens.rope.variant_config import stated_shape
@@ -23,51 +23,101 @@ from ropelens.rope.variants import Shape
 def stated_inv_freq(model: PreTrainedModel, layer_type: str) -> list[Tensor]:
     """Buffers `inv_freq` of rotary modules, in rad/token; a buffer of this type comes first."""
     stated = []
-    for name, module in product(
-        (f"{layer_type}_inv_freq", "inv_freq"), model.modules()
-    ):
-        if name in module._buffers:
-            with align_module_device(module):
-                # cloned, because longrope changes the buffer in place
-                stated.append(module.get_buffer(name).float().cpu().clone())
+    for name in (f"{layer_type}_inv_freq", "inv_freq"):
+        for module in model.modules():
+            if name in module._buffers:
+                with align_module_device(module):
+                    # cloned, because longrope changes the buffer in place
+                    stated.append(module.get_buffer(name).float().cpu().clone())
     return stated
 
 
 def stated_factor(model: PreTrainedModel, layer_type: str) -> float | None:
     """The attention factor that a rotary module states for a type of layers, or None."""
-    names = (f"{layer_type}_attention_scaling", "attention_scaling")
-    pairs = product(names, map(vars, model.modules()))
-    return next((float(module[name]) for name, module in pairs if name in module), None)
+    for name in (f"{layer_type}_attention_scaling", "attention_scaling"):
+        for module in model.modules():
+            if name in vars(module):
+                return float(vars(module)[name])
+    return None
+
+
+@dataclass(frozen=True)
+class StatedRope:
+    """What rotary modules state for one type of layers, in the order of their modules."""
+
+    inv_freq: list[Tensor]  # rad/token
+    factor: float | None
+
+    @property
+    def plane_counts(self) -> list[int]:
+        return [len(inv_freq) for inv_freq in self.inv_freq]
+
+    @property
+    def still(self) -> bool:
+        """Whether the planes of some module do not rotate."""
+        return any(len(w) > 0 and not w.any() for w in self.inv_freq)
+
+
+def stated_ropes(live: LiveModel) -> dict[str, StatedRope]:
+    """What the model states for each type of layers."""
+    return {
+        layer_type: StatedRope(
+            inv_freq=stated_inv_freq(live.model, layer_type),
+            factor=stated_factor(live.model, layer_type),
+        )
+        for layer_type in set(live.layer_types)
+    }
 
 
 def match_stated(
-    rotation: MeasuredRotation, candidates: Sequence[Tensor], name: tuple[str, int]
-) -> tuple[MeasuredRotation, Float[Tensor, " stated"] | None, Planes]:
-    """Return the measured rotation, the `candidate` that it matches, and the planes.
+    rotation: LayerRotation,
+    candidates: Sequence[Tensor],
+    *,
+    class_name: str,
+    layer: int,
+) -> LayerRotation:
+    """The rotation, with the `candidate` that it matches and the planes of this candidate.
 
-    `candidates` are the frequencies that the model states, and `name` is its class and the
-    number of the layer. A layer that does not rotate although its model states frequencies is
-    a NoPE layer (SmolLM3). If all of them are 0, the layer has planes of frequency 0. Raises
-    `UnsupportedModel` if the rotation matches no candidate.
+    `candidates` are the frequencies that the model states. A layer that does not rotate
+    although its model states frequencies is a NoPE layer (SmolLM3). If all of them are 0, the
+    layer has planes of frequency 0. Raises `UnsupportedModel`, which names the class of the
+    model and the number of the layer, if the rotation matches no candidate.
     """
-    planes = rotation.planes
+    measured = rotation.measured
+    planes = measured.planes
     if planes.pairing == "none":
-        zero = [w for w in candidates if not w.any() and 2 * len(w) <= planes.head_dim]
-        if zero:
-            planes = replace(planes, inv_freq=zero[0], pairing="half")
-        return rotation, zero[0] if zero else None, planes
-    for stated, direction in product(candidates, (1, -1)):
-        used = replace(planes, inv_freq=direction * stated)
-        turns = _whole_turns(rotation, used.inv_freq)
-        if turns is not None:
-            aligned = replace(planes, inv_freq=planes.inv_freq + 2 * math.pi * turns)
-            return replace(rotation, planes=aligned), stated, used
-    if candidates:
-        seen, stated = f"layer {name[1]}: {len(planes.inv_freq)} planes", candidates[0]
-        seen += f", the fastest at {planes.inv_freq[0]:.6g} rad/token; the buffer inv_freq has "
-        seen += f"{len(stated)}, the fastest at {stated[0]:.6g}"
-        raise UnsupportedModel(f"{name[0]} does not rotate as it states.", seen=seen)
-    return rotation, None, replace(planes, inv_freq=planes.inv_freq.nan_to_num(0))
+        return _match_zero(rotation, candidates)
+    for stated in candidates:
+        for inv_freq in (stated, -stated):
+            turns = _whole_turns(measured, inv_freq)
+            if turns is None:
+                continue
+            aligned = planes.inv_freq + 2 * math.pi * turns
+            return replace(
+                rotation,
+                measured=replace(measured, planes=replace(planes, inv_freq=aligned)),
+                stated=stated,
+                planes=replace(planes, inv_freq=inv_freq),
+            )
+    if not candidates:
+        without_nan = replace(planes, inv_freq=planes.inv_freq.nan_to_num(0))
+        return replace(rotation, planes=without_nan)
+    stated = candidates[0]
+    seen = f"layer {layer}: {len(planes.inv_freq)} planes"
+    seen += (
+        f", the fastest at {planes.inv_freq[0]:.6g} rad/token; the buffer inv_freq has "
+    )
+    seen += f"{len(stated)}, the fastest at {stated[0]:.6g}"
+    raise UnsupportedModel(f"{class_name} does not rotate as it states.", seen=seen)
+
+
+def _match_zero(rotation: LayerRotation, candidates: Sequence[Tensor]) -> LayerRotation:
+    planes = rotation.measured.planes
+    for stated in candidates:
+        if not stated.any() and 2 * len(stated) <= planes.head_dim:
+            still = replace(planes, inv_freq=stated, pairing="half")
+            return replace(rotation, stated=stated, planes=still)
+    return rotation
 
 
 def _whole_turns(
@@ -86,37 +136,47 @@ def _whole_turns(
 
 def unused_keys(config: PreTrainedConfig, layers: list[Planes]) -> list[str]:
     """Keys that do not change a rotation and that transformers does not report itself."""
-    facts = config.to_dict()
-    with suppress(OSError, ValueError):  # transformers drops some keys of the file
-        written, _ = config.get_config_dict(
-            str(config.name_or_path), local_files_only=True
-        )
-        facts = written | written.get("text_config", {}) | facts
-    bases = {None, *(part.get("rope_theta") for part in rope_parameters(config))}
+    settings = _written_settings(config)
     unused = [
-        f"{name} {facts[name]:g}, unlike the base in rope_parameters"
-        for name in ("rope_theta", "rotary_emb_base")
-        if facts.get(name) not in bases
+        *_unused_bases(settings, config),
+        *_unused_sizes(settings, layers),
     ]
-    rotating = {
-        planes.rotary_dim: planes.head_dim for planes in layers if planes.rotary_dim
-    }
-    for name, unit in (
-        ("rotary_dim", 1),
-        ("rotary_pct", max(rotating.values(), default=0)),
-    ):
-        if (
-            rotating
-            and facts.get(name) is not None
-            and int(facts[name] * unit) not in rotating
-        ):
-            unused.append(
-                f"{name} {facts[name]}, but {max(rotating)} coordinates rotate"
-            )
-    if facts.get("rope_interleave") and not hasattr(type(config), "rope_interleave"):
+    if settings.get("rope_interleave") and not hasattr(type(config), "rope_interleave"):
         unused.append("rope_interleave, a key of other families")
     fault = "the configuration has a key that the model does not read"
     return [f"{fault}: {key}" for key in unused]
+
+
+def _written_settings(config: PreTrainedConfig) -> dict[str, Any]:
+    """Settings of a config, and the keys of its file that transformers drops."""
+    settings = config.to_dict()
+    folder = str(config.name_or_path)
+    with suppress(OSError, ValueError):
+        written, _ = config.get_config_dict(folder, local_files_only=True)
+        settings = written | written.get("text_config", {}) | settings
+    return settings
+
+
+def _unused_bases(settings: dict[str, Any], config: PreTrainedConfig) -> Iterator[str]:
+    bases = {parameters.get("rope_theta") for parameters in rope_parameters(config)}
+    for name in ("rope_theta", "rotary_emb_base"):
+        base = settings.get(name)
+        if base is not None and base not in bases:
+            yield f"{name} {base:g}, unlike the base in rope_parameters"
+
+
+def _unused_sizes(settings: dict[str, Any], layers: list[Planes]) -> Iterator[str]:
+    """Sizes of the rotated part of a head that no layer has."""
+    rotating = {
+        planes.rotary_dim: planes.head_dim for planes in layers if planes.rotary_dim
+    }
+    if not rotating:
+        return
+    largest_head = max(rotating.values())
+    for name, unit in (("rotary_dim", 1), ("rotary_pct", largest_head)):
+        size = settings.get(name)
+        if size is not None and int(size * unit) not in rotating:
+            yield f"{name} {size}, but {max(rotating)} coordinates rotate"
 
 
 def shape_of(live: LiveModel, layer: int, *, rotary_dim: int, length: int) -> Shape:
@@ -124,17 +184,17 @@ def shape_of(live: LiveModel, layer: int, *, rotary_dim: int, length: int) -> Sh
     parameters = layer_parameters(live.config, layer)
     if "rope_theta" not in parameters:
         what = f"{live.class_name} does not state the base of its RoPE."
-        raise UnsupportedModel(
-            what, hint="ropelens.rescale with the frequencies themselves"
-        )
-    return replace(
-        stated_shape(live.config, parameters), head_dim=rotary_dim, length=length
-    )
+        hint = "ropelens.rescale with the frequencies themselves"
+        raise UnsupportedModel(what, hint=hint)
+    shape = stated_shape(live.config, parameters)
+    return replace(shape, head_dim=rotary_dim, length=length)
 
 
 def sharpening(live: LiveModel) -> float:
     """Factor by which modules with latent keys multiply their scale (DeepSeek's mscale)."""
-    for module in map(vars, live.model.modules()):
-        if {"scaling", "qk_head_dim"} <= {*module}:
-            return float(module["scaling"] * math.sqrt(module["qk_head_dim"]))
+    for module in live.model.modules():
+        attributes = vars(module)
+        if "scaling" in attributes and "qk_head_dim" in attributes:
+            size = math.sqrt(attributes["qk_head_dim"])
+            return float(attributes["scaling"] * size)
     return 1.0

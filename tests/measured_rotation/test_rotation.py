@@ -22,9 +22,12 @@ from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_
 
 import ropelens as rl
 from ropelens.errors import UnsupportedModel
-from ropelens.measured_rotation.conformance import LayerRotation
 from ropelens.measured_rotation.probe import RotationProbe
-from ropelens.measured_rotation.read import probe_positions, read_rotation
+from ropelens.measured_rotation.read import (
+    LayerRotation,
+    probe_positions,
+    read_rotation,
+)
 from ropelens.model.as_live_model import as_live_model
 from ropelens.rope.planes import Planes
 

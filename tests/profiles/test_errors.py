@@ -23,7 +23,7 @@ import ropelens as rl
 from ropelens.errors import BadArgument, BadText, RopelensError, UnsupportedModel
 from ropelens.interventions.edit import ModelEdit
 from ropelens.interventions.truncation_table import DEFAULT_MEASURES
-from ropelens.measured_rotation import probe
+from ropelens.measured_rotation import model_layers
 from ropelens.model.as_live_model import as_live_model
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles import measurement
@@ -283,7 +283,7 @@ def test_a_text_is_checked_once(measure: str, kind: str):
         for name in ("model_text", "attention_across", "count_length_mismatches"):
             patches.enter_context(count(measurement, name))
         patches.enter_context(count(measurement, "check_padding"))
-        patches.enter_context(count(probe, "probe_single_tokens"))
+        patches.enter_context(count(model_layers, "probe_single_tokens"))
         warnings.simplefilter("always")
         MEASURED[measure](model, text)
     assert calls.pop("attention_across").call_count == (kind == "packed")

@@ -1,0 +1,137 @@
+"""The rotation of each layer of a live model, measured, checked and matched with statements."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ropelens.config_facts import trained_length
+from ropelens.errors import UnsupportedModel
+from ropelens.measured_rotation.conformance import FARTHEST
+from ropelens.measured_rotation.read import (
+    LayerRotation,
+    MeasuredRotation,
+    probe_positions,
+)
+from ropelens.measured_rotation.single_tokens import (
+    SingleTokenProbe,
+    probe_single_tokens,
+    relative_change,
+)
+from ropelens.measured_rotation.stated import (
+    match_stated,
+    stated_inv_freq,
+    stated_ropes,
+)
+from ropelens.model.live_model import LiveModel
+from ropelens.noise import NOISE_FACTOR, allowed_residual
+from ropelens.rope.planes import Planes
+
+
+def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRotation]:
+    """Rotation of each layer without edits; `measure_rope` explains `context`."""
+    positions = probe_positions(_farthest_position(live, context))
+    probes = probe_single_tokens(live, positions)
+    stated = stated_ropes(live)  # RoPE that changes with the length changes its buffers
+    measured = {
+        layer: probe.rotation(stated[live.layer_types[layer]].plane_counts)
+        for layer, probe in probes.items()
+    }
+    check_rotation(
+        live, measured, probes, may_be_still=any(rope.still for rope in stated.values())
+    )
+    layers = [_unmeasured(positions)] * live.layers
+    for layer, rotation in measured.items():
+        rope = stated[live.layer_types[layer]]
+        scales = probes[layer].query_scale.tolist()
+        unmatched = LayerRotation(
+            measured=rotation,
+            stated=None,
+            planes=rotation.planes,
+            query_scale=dict(zip(positions.tolist(), scales, strict=True)),
+            factor=rope.factor,
+        )
+        layers[layer] = match_stated(
+            unmatched, rope.inv_freq, class_name=live.class_name, layer=layer
+        )
+    if any("mrope_section" in vars(module) for module in live.model.modules()):
+        return _with_axes(live, layers, positions)
+    return layers
+
+
+def _farthest_position(live: LiveModel, context: int | None) -> int:
+    layer_types = set(live.layer_types)
+    has_buffers = any(stated_inv_freq(live.model, name) for name in layer_types)
+    if "rope_parameters" not in live.config.to_dict() or not has_buffers:
+        return live.context - 1  # positions may index a table
+    if live.depends_on_length:
+        return max(context or 0, trained_length(live.config)) - 1
+    return FARTHEST  # a wavelength of 10 million tokens still turns
+
+
+def _unmeasured(positions: Int[Tensor, " position"]) -> LayerRotation:
+    """The rotation of a layer that does not attend."""
+    nothing = Planes(torch.zeros(0), 0, "none")
+    return LayerRotation(
+        measured=MeasuredRotation(nothing, math.nan, math.nan, torch.zeros(0)),
+        stated=None,
+        planes=nothing,
+        query_scale=dict.fromkeys(positions.tolist(), math.nan),
+    )
+
+
+def check_rotation(
+    live: LiveModel,
+    measured: Mapping[int, MeasuredRotation],
+    probes: Mapping[int, SingleTokenProbe],
+    *,
+    may_be_still: bool,
+) -> None:
+    """Refuse a model whose queries do not rotate or whose values do."""
+    for layer, rotation in measured.items():
+        allowed = allowed_residual(rotation.noise, live.eps)
+        if not rotation.residual <= allowed:
+            seen = f"layer {layer}: the lengths of its planes change with position (residual "
+            seen += f"{rotation.residual:.2g}; a rotation keeps them to {allowed:.0e})"
+            fault = "changes its queries with position, but not by a rotation"
+            raise _not_a_rotation(live, fault, seen)
+    still = [rotation.planes.pairing == "none" for rotation in measured.values()]
+    if all(still) and not may_be_still:
+        seen = "queries and keys are the same at every position (residual 0)"
+        raise _not_a_rotation(live, "does not rotate its queries", seen)
+    for layer, probe in probes.items():
+        change = relative_change(probe.values, probe.values[:, :1])
+        if change > allowed_residual(probe.value_noise, live.eps):
+            seen = f"layer {layer}: the values of a token change with its position"
+            raise _not_a_rotation(live, "rotates its values too", seen)
+
+
+def _not_a_rotation(live: LiveModel, fault: str, seen: str) -> UnsupportedModel:
+    hint = (
+        "a model that rotates only queries and keys, such as Llama, Qwen, Gemma or GLM"
+    )
+    return UnsupportedModel(f"{live.class_name} {fault}.", seen=seen, hint=hint)
+
+
+def _with_axes(
+    live: LiveModel, layers: list[LayerRotation], positions: Int[Tensor, " position"]
+) -> list[LayerRotation]:
+    """Layers with the axis, of the three axes of M-RoPE, by which each plane rotates."""
+    moved: dict[int, list[Tensor]] = {}
+    for axis in range(3):
+        on_axis = positions * (torch.arange(3) == axis)[:, None]
+        for layer, probe in probe_single_tokens(live, on_axis).items():
+            first = layers[layer].planes.first
+            x = probe.vectors[..., first]
+            change = (x - x[:, :1]).square().mean((0, 1)).sqrt()
+            by_axis = moved.setdefault(layer, [])
+            by_axis.append(change > NOISE_FACTOR * probe.noise[first])
+    layers = list(layers)
+    for layer, by_axis in moved.items():
+        axis_of_plane = torch.stack(by_axis).byte().argmax(0)
+        planes = replace(layers[layer].planes, axis=axis_of_plane)
+        layers[layer] = replace(layers[layer], planes=planes)
+    return layers

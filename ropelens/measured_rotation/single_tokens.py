@@ -1,0 +1,181 @@
+"""Queries, keys and values of single tokens, each as a sequence of its own, at any position."""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ropelens.attention.call import AttentionCall
+from ropelens.errors import UnsupportedModel
+from ropelens.measured_rotation.read import MeasuredRotation, read_rotation
+from ropelens.model.live_model import LiveModel
+from ropelens.model.model_noise import CHANGED_WEIGHT, changed_embeddings
+from ropelens.noise import allowed_residual
+
+TOKENS = 4  # different tokens
+NOISE_REPEATS = 4  # further runs of each token at the first position, which show noise
+ROUNDED = 4  # further such runs with embeddings that are rounded otherwise
+
+
+@dataclass(frozen=True)
+class SingleTokenProbe:
+    """Queries and keys (`vectors`) and values of one layer for sequences of one token.
+
+    Some models scale queries by their position (Ministral 3, Llama 4). `vectors` are divided by
+    this factor, `query_scale`.
+    """
+
+    positions: Int[Tensor, "*axis position"]
+    vectors: Float[Tensor, "vector position coordinate"]
+    values: Float[Tensor, "token position kv_head feature"]
+    scale: float
+    query_scale: Float[Tensor, " position"]
+    noise: Float[Tensor, " coordinate"]  # rounding noise of `vectors`, in their units
+    value_noise: float  # relative to the size of the values
+
+    def rotation(self, counts: list[int]) -> MeasuredRotation:
+        """The rotation of the vectors; `counts` are the numbers of planes to try first."""
+        return read_rotation(
+            self.vectors, self.positions, noise=self.noise, counts=counts
+        )
+
+
+@torch.no_grad()
+def probe_single_tokens(
+    live: LiveModel, positions: Int[Tensor, "*axis position"]
+) -> dict[int, SingleTokenProbe]:
+    """Run four tokens, each as a sequence of its own at each of `positions`, without edits.
+
+    The differences of several runs at the first position are noise. Some of them have rounded
+    embeddings, because a few models (gpt-oss in half precision) amplify such rounding.
+    """
+    runs = TokenRuns(live, positions)
+    tokens = runs.tokens.repeat_interleave(runs.count)[:, None]
+    position_ids = torch.cat([runs.positions] * TOKENS, dim=-1)[..., None]
+    is_rounded = torch.arange(runs.count) >= runs.first_rounded
+    change = live.eps / 2 * is_rounded.repeat(TOKENS)
+    with live.without_hooks(), _autocast(live):
+        if live.depends_on_length:
+            live.forward(tokens[:1])  # a short sequence resets dynamic RoPE
+        with changed_embeddings(live.model, change):
+            return live.record_calls(tokens, runs.read, position_ids)
+
+
+def _autocast(live: LiveModel) -> AbstractContextManager:
+    """The autocast that is open, for a model of several dtypes, which runs only under it."""
+    device = live.device.type
+    dtypes = {x.dtype for x in live.model.parameters() if x.is_floating_point()}
+    enabled = len(dtypes) > 1 and torch.is_autocast_enabled(device)
+    return torch.autocast(device, torch.get_autocast_dtype(device), enabled=enabled)
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Runs at the first position whose change, multiplied by `weight`, is noise."""
+
+    runs: slice
+    weight: float
+
+
+class TokenRuns:
+    """Runs of each token: at each position, and then again at the first position."""
+
+    def __init__(
+        self, live: LiveModel, positions: Int[Tensor, "*axis position"]
+    ) -> None:
+        self.live = live
+        self.tokens = torch.arange(1, 1 + TOKENS) * live.vocabulary // 6
+        self.given = positions.shape[-1]  # number of different positions
+        self.first_rounded = self.given + NOISE_REPEATS
+        self.count = self.first_rounded + ROUNDED  # number of runs of each token
+        first = positions[..., :1]
+        repeats = first.expand(*first.shape[:-1], NOISE_REPEATS + ROUNDED)
+        self.positions = torch.cat([positions, repeats], dim=-1)
+        self.repeats = (
+            Repeats(slice(self.given, self.first_rounded), weight=1.0),
+            Repeats(slice(self.first_rounded, None), weight=CHANGED_WEIGHT),
+        )
+        self.row_scales = _row_scales(live, self.positions)
+
+    def read(self, call: AttentionCall) -> SingleTokenProbe:
+        query = self._by_token(call.query)
+        key = self._by_token(call.key)
+        values = self._by_token(call.value)
+        if not (query.isfinite().all() and key.isfinite().all()):
+            what = (
+                f"{self.live.class_name} has queries or keys that are NaN or infinite."
+            )
+            hint = "whole weights, and rope_parameters that give frequencies"
+            raise UnsupportedModel(what, seen=f"layer {call.layer}", hint=hint)
+        query_scale = self._query_scale(query)
+        query = query / query_scale[:, None, None]
+        vectors = torch.cat([query, key], dim=2).transpose(1, 2).flatten(0, 1)
+        row_scale = self.row_scales.get(call.layer, 1)
+        return SingleTokenProbe(
+            positions=self.positions[..., : self.given],
+            vectors=vectors[:, : self.given],
+            values=values[:, : self.given],
+            scale=float(call.scale),
+            query_scale=(query_scale * row_scale)[: self.given],
+            noise=self._noise(vectors),
+            value_noise=self._value_noise(values),
+        )
+
+    def _by_token(
+        self, x: Float[Tensor, "sequence head 1 coordinate"]
+    ) -> Float[Tensor, "token run head coordinate"]:
+        return x[:, :, 0].double().cpu().unflatten(0, (TOKENS, -1))
+
+    def _query_scale(
+        self, query: Float[Tensor, "token run head coordinate"]
+    ) -> Float[Tensor, " run"]:
+        """Length of the queries relative to the first position; 1 if noise explains it."""
+        length = query.square().sum((0, 2, 3)).sqrt()
+        scale = (length / length[0]).nan_to_num(1)
+        change = (scale - 1).abs()
+        noise = [
+            repeats.weight * float(change[repeats.runs].max())
+            for repeats in self.repeats
+        ]
+        return scale.where(change > allowed_residual(max(noise), self.live.eps), 1)
+
+    def _noise(
+        self, vectors: Float[Tensor, "vector run coordinate"]
+    ) -> Float[Tensor, " coordinate"]:
+        noise = []
+        for repeats in self.repeats:
+            change = vectors[:, repeats.runs] - vectors[:, :1]
+            noise.append((repeats.weight * change).square().mean((0, 1)).sqrt())
+        smallest = self.live.eps * vectors.square().mean().sqrt()
+        return torch.stack(noise).amax(0).clamp(min=smallest)
+
+    def _value_noise(self, values: Float[Tensor, "token run kv_head feature"]) -> float:
+        return max(
+            repeats.weight * relative_change(values[:, repeats.runs], values[:, :1])
+            for repeats in self.repeats
+        )
+
+
+def _row_scales(
+    live: LiveModel, positions: Int[Tensor, "*axis run"]
+) -> dict[int, Float[Tensor, "*axis run"]]:
+    """Factor on queries of some layers of Llama 4, which depends on the row of the query.
+
+    Sequences of one token have only the first row.
+    """
+    scales = {}
+    for module in live.model.modules():
+        settings = vars(module)
+        if settings.get("attn_temperature_tuning") and not settings["use_rope"]:
+            steps = (positions + 1) // settings["floor_scale"]
+            scale = 1 + settings["attn_scale"] * steps.double().log1p()
+            scales[settings["layer_idx"]] = scale
+    return scales
+
+
+def relative_change(x: Tensor, reference: Tensor) -> float:
+    """Root mean square difference, relative to the size of `reference`."""
+    size = reference.square().mean().sqrt().clamp(min=1e-30)
+    return float((x - reference).square().mean().sqrt() / size)
