@@ -7,6 +7,8 @@ triangle is computed.
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
+from copy import copy
 from functools import cached_property
 
 import torch
@@ -87,6 +89,21 @@ class Block:
         self.tokens = sampled.tokens[:, self.columns]
         group = self.q.shape[2]
         self.query_heads = slice(heads.start * group, heads.stop * group)
+
+    def of_heads(
+        self, heads: Int[Tensor, " some"], members: Int[Tensor, " member"]
+    ) -> "Block":
+        """Queries and unrotated keys of some heads, and of some members of their groups."""
+        part = copy(self)
+        with suppress(AttributeError):  # it was not needed before
+            del part.sink_variables
+        part.q = self.q[:, heads][:, :, members]
+        part.q_still = self.q_still[:, heads][:, :, members]
+        if len(heads) < self.q.shape[1]:
+            part.k_still = self.k_still[:, heads]
+        if self.sampled.sinks.shape[1] > 1:
+            part.sink_kind = self.sink_kind[:, heads][:, :, members]
+        return part
 
     @cached_property
     def self_column(self) -> Int[Tensor, "shared row"]:

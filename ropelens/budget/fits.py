@@ -4,10 +4,9 @@ S and P need no scores (see offsets.py). C and B compute the scores of all keys 
 evaluation. All heads and folds are one batch of problems.
 """
 
-from copy import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
-from itertools import count
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -18,27 +17,32 @@ from ropelens.attention.block import Block, blocks_of, sparse_rows
 from ropelens.attention.fast_products import BLOCK_ELEMENTS, softmax
 from ropelens.attention.formulas import information
 from ropelens.attention.sampled_call import SampledCall
-from ropelens.attention.visibility import offset_edges
+from ropelens.budget.head_sums import HeadSums, sum_folds
 from ropelens.budget.logit import (
-    MODELS,
     RIDGE,
     HeadWeights,
+    count_rows,
     fit_tolerance,
     head_weights,
     log_weights,
     normalize_weights,
-    sum_folds,
-    sum_heads,
 )
-from ropelens.budget.offsets import OffsetRows, fit_offsets
-from ropelens.budget.solver import ByVariable, Minimum, Moments, fit_log_linear
+from ropelens.budget.offsets import OffsetModels, OffsetRows, fit_offsets
+from ropelens.budget.solver import (
+    ByProblem,
+    ByVariable,
+    Curvature,
+    Minimum,
+    Moments,
+    fit_log_linear,
+)
 from ropelens.caches import kept, on_device
 from ropelens.text.rows import Rows
 from ropelens.text.text import SINKS
 
-CURVATURE_ROWS = (
-    64  # rows whose scores by plane give the curvature of the likelihood in beta
-)
+CURVATURE_ROWS = 64
+"""Rows whose scores by plane give the curvature of the likelihood in beta."""
+
 CURVATURE_KEYS = 64  # keys of such a row
 CURVATURE_EVALUATIONS = (0, 8, 24)  # evaluations of a fit that compute this curvature
 
@@ -53,180 +57,287 @@ def fit_models(
     contains, and has weight 0 for variables of other models. The ridge keeps a weight finite if
     no row constrains it; for 64 rows of 8 sequences it costs less than 0.01 of the bits.
     """
-    (kv_heads, group), context = sampled.row_q.shape[1:3], sampled.k.shape[2]
-    terms, first = sampled.planes.terms, sampled.planes.terms + len(SINKS)
-    size = first + context + len(offset_edges(context)) - 1
-    sampled, number = normalize_weights(sampled, folds)
-    rows = ((x.heads, x, information(x), x.attention) for x in blocks_of(sampled))
-    sums = sum_heads(sampled, rows, sampled.row_q.shape[:3], folds=folds).flatten(0, 2)
-    explained, observed = sums[:, 0], sums[:, 1:]
-    table = OffsetRows.of(sampled, folds=folds)
-    ridge = (RIDGE / number).to(observed.device).repeat_interleave(kv_heads * group)
-    tolerance = (
-        fit_tolerance(explained) / 10
-    )  # S and P cost little, and S may leave little
-    sink, position = fit_offsets(
-        observed[:, terms:], table, ridge=ridge, tolerance=tolerance
-    )
-    uniform = table.uniform.expand(folds, kv_heads * group).flatten()
-    tolerance = fit_tolerance(explained + sink.value - uniform)
-    fit = partial(
-        _fit_content, _parts_of(sampled, folds), ridge=ridge, tolerance=tolerance
-    )
-    start = pad(sink.point[:, : len(SINKS)], (terms, 0))
-    content = fit(observed[:, :first], start, slice(0, 0))
-    points = [pad(model.point, (terms, 0)) for model in (sink, position)]
-    points.append(pad(content.point, (0, size - first)))
+    problems = _Problems.of(sampled, folds)
+    of_offsets = problems.fit_offset_models()
+    tolerance = fit_tolerance(problems.left_by_sinks(of_offsets.sink))
+    parts = _parts_of(problems.sampled, folds)
+    sink = pad(of_offsets.sink.point, (problems.terms, 0))
+    position = pad(of_offsets.position.point, (problems.terms, 0))
+    of_content = problems.fit_content(parts, start=sink, tolerance=tolerance)
+    content = pad(of_content.point, (0, problems.size - problems.first))
     # Start B from the better of P and C, plus half of the step from S to the other model.
-    ahead = (position.value < content.value)[:, None]
-    start = (
-        torch.where(ahead, points[1], points[2]) + points[1] + points[2] - points[0]
-    ) / 2
-    points.append(fit(observed, start, slice(first, first + context)).point)
-    return torch.stack(points).view(len(MODELS), folds, -1, size)
+    position_leads = of_offsets.position.value < of_content.value
+    better = torch.where(position_leads[:, None], position, content)
+    start = (better + position + content - sink) / 2
+    both = problems.fit_both(parts, start=start, tolerance=tolerance)
+    models = torch.stack([sink, position, content, both.point])
+    return models.unflatten(1, (folds, sampled.q.shape[1]))
 
 
-def _fit_content(
-    parts: list["_Part"],
-    observed: ByVariable,
-    start: ByVariable,
-    offsets: slice,
-    *,
-    ridge: Float[Tensor, " problem"],
-    tolerance: Float[Tensor, " problem"],
-) -> Minimum:
-    """Fit B, or C if no variables belong to `offsets`. Problems are heads by fold."""
-    number, size = start.shape
-    model = "both" if offsets.stop else "content"
-    first, evaluations = offsets.start or size, count()
+@dataclass(frozen=True)
+class _Problems:
+    """All fits of a layer. The problems are the heads of each fold in turn.
 
-    def evaluate(point: Tensor, problems: Tensor, alive: Tensor) -> Moments:
-        nonlocal parts
-        curvature = next(evaluations) in CURVATURE_EVALUATIONS
-        weights = start.new_zeros(number, size).index_copy_(0, problems, point)
-        moments = start.new_zeros(number, 1 + size + (size - first) * curvature)
-        joint = start.new_zeros(number * curvature, first, first)
-        parts = [part for part in (part.of(alive) for part in parts) if part.blocks]
-        for part in parts:
-            index = on_device(part.problems, start.device)
-            of_heads = head_weights(weights[index], part.blocks[0], model)
-            moments.index_copy_(
-                0, index.flatten(), part.moments(of_heads, squares=curvature)
-            )
-            if curvature:
-                joint.index_add_(0, index.flatten(), part.covariance(of_heads))
-        log_z, expected, squares = moments[problems].tensor_split((1, 1 + size), dim=-1)
-        if not curvature:
-            return log_z[:, 0], expected, ()
-        diagonal = expected.clone()
-        diagonal[:, first:] -= squares
-        return (
-            log_z[:, 0],
-            expected,
-            (diagonal, _cholesky(joint[problems], ridge[problems])),
+    `sampled` has normalized weights of rows. `information` is KL(A || U) in nats, and
+    `observed` are the sums that the weights of B multiply. Both are means over the rows.
+    """
+
+    sampled: SampledCall
+    table: OffsetRows
+    information: ByProblem
+    observed: ByVariable
+    ridge: ByProblem
+
+    @classmethod
+    def of(cls, sampled: SampledCall, folds: int) -> "_Problems":
+        normalized = normalize_weights(sampled, folds)
+        sums = HeadSums(normalized, normalized.row_q.shape[:3])
+        for block in blocks_of(normalized):
+            sums.add(block, information(block), block.attention, block.heads)
+        by_problem = sums.by_fold(folds).flatten(0, 2)
+        ridge = (RIDGE / count_rows(sampled.rows, folds)).to(by_problem.device)
+        return cls(
+            sampled=normalized,
+            table=OffsetRows.of(normalized, folds=folds),
+            information=by_problem[:, 0],
+            observed=by_problem[:, 1:],
+            ridge=ridge.repeat_interleave(sampled.q.shape[1]),
         )
 
-    fit = partial(fit_log_linear, evaluate, observed, start=start, smooth=offsets)
-    return fit(ridge=ridge, tolerance=tolerance, divide=_divide)
+    @property
+    def terms(self) -> int:
+        """Number of weights beta."""
+        return self.sampled.planes.terms
+
+    @property
+    def first(self) -> int:
+        """Number of weights beta and sigma, which come first."""
+        return self.terms + len(SINKS)
+
+    @property
+    def size(self) -> int:
+        """Number of weights of B."""
+        return self.observed.shape[1]
+
+    def fit_offset_models(self) -> OffsetModels:
+        """Fit S and P. They cost little, and S may leave little, so the tolerance is small."""
+        return fit_offsets(
+            self.observed[:, self.terms :],
+            self.table,
+            ridge=self.ridge,
+            tolerance=fit_tolerance(self.information) / 10,
+        )
+
+    def left_by_sinks(self, sink: Minimum) -> ByProblem:
+        """Information in nats that S does not explain."""
+        heads = self.sampled.q.shape[1]
+        uniform = self.table.uniform.expand(-1, heads).flatten()
+        return self.information + sink.value - uniform
+
+    def fit_content(
+        self, parts: Sequence["_Part"], *, start: ByVariable, tolerance: ByProblem
+    ) -> Minimum:
+        """Fit C. Only its variables in `start` count."""
+        model = _ContentModel("content", parts, self.ridge, self.first, self.first)
+        return fit_log_linear(
+            model.evaluate,
+            self.observed[:, : self.first],
+            ridge=self.ridge,
+            smooth=slice(0, 0),
+            start=start[:, : self.first].contiguous(),
+            tolerance=tolerance,
+        )
+
+    def fit_both(
+        self, parts: Sequence["_Part"], *, start: ByVariable, tolerance: ByProblem
+    ) -> Minimum:
+        """Fit B."""
+        model = _ContentModel("both", parts, self.ridge, self.first, self.size)
+        context = self.sampled.k.shape[2]
+        return fit_log_linear(
+            model.evaluate,
+            self.observed,
+            ridge=self.ridge,
+            smooth=slice(self.first, self.first + context),
+            start=start,
+            tolerance=tolerance,
+        )
 
 
-def _divide(
-    vectors: Float[Tensor, "problem any variable"],
-    diagonal: Float[Tensor, "problem variable"],
-    factor: Float[Tensor, "problem first first"],
-) -> Float[Tensor, "problem any variable"]:
-    first = factor.shape[-1]
-    beta_and_sigma = torch.cholesky_solve(vectors[..., :first].mT, factor).mT
-    return torch.cat(
-        [beta_and_sigma, vectors[..., first:] / diagonal[:, None, first:]], -1
-    )
+class _ContentModel:
+    """C or B of all problems, which the solver evaluates.
+
+    `first` is the number of weights beta and sigma, and `size` the number of all weights.
+    """
+
+    def __init__(
+        self,
+        name: Literal["content", "both"],
+        parts: Sequence["_Part"],
+        ridge: ByProblem,
+        first: int,
+        size: int,
+    ) -> None:
+        self.name = name
+        self.parts = list(parts)
+        self.ridge = ridge
+        self.first = first
+        self.size = size
+        self.evaluations = 0
+
+    def evaluate(
+        self,
+        point: ByVariable,
+        problems: Int[Tensor, " problem"],
+        alive: Int[Tensor, " some"],
+    ) -> Moments:
+        """log Z and its derivatives, of some problems. Only the `alive` need values."""
+        with_curvature = self.evaluations in CURVATURE_EVALUATIONS
+        self.evaluations += 1
+        kept_parts = [part.keep(alive) for part in self.parts]
+        self.parts = [part for part in kept_parts if part is not None]
+        weights = point.new_zeros(len(self.ridge), self.size)
+        weights.index_copy_(0, problems, point)
+        of_parts = [self._weights_of(part, weights) for part in self.parts]
+        sums = self._sums(of_parts, squares=with_curvature)[problems]
+        log_z, expected, squares = sums.tensor_split((1, 1 + self.size), dim=-1)
+        if not with_curvature:
+            return Moments(log_z[:, 0], expected)
+        diagonal = expected.clone()
+        diagonal[:, self.first :] -= squares
+        covariance = self._covariance(of_parts)[problems]
+        factor = _cholesky(covariance, self.ridge[problems])
+        return Moments(log_z[:, 0], expected, Curvature(diagonal, factor))
+
+    def _weights_of(self, part: "_Part", weights: ByVariable) -> HeadWeights:
+        of_heads = weights[part.index].unflatten(0, part.problems.shape)
+        return head_weights(of_heads, part.blocks[0], self.name)
+
+    def _sums(
+        self, of_parts: Sequence[HeadWeights], *, squares: bool
+    ) -> Float[Tensor, "problem sum"]:
+        """log Z, the expected sums, and with `squares` the expected squares by offset."""
+        columns = 1 + self.size
+        if squares:
+            columns += self.size - self.first
+        sums = self.ridge.new_zeros(len(self.ridge), columns)
+        for part, weights in zip(self.parts, of_parts, strict=True):
+            sums.index_copy_(0, part.index, part.sums(weights, squares=squares))
+        return sums
+
+    def _covariance(
+        self, of_parts: Sequence[HeadWeights]
+    ) -> Float[Tensor, "problem first first"]:
+        """Hessian of log Z in beta and sigma of all problems."""
+        total = self.ridge.new_zeros(len(self.ridge), self.first, self.first)
+        for part, weights in zip(self.parts, of_parts, strict=True):
+            total.index_add_(0, part.index, part.covariance(weights))
+        return total
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Blocks of some heads of some folds, and blocks of the rows that give the curvature."""
+    """Blocks of some heads of some folds, and blocks of the rows that give the curvature.
+
+    `problems` are on the host.
+    """
 
     problems: Int[Tensor, "fold kv_head group"]
     blocks: list[Block]
-    few: list[Block]
+    curvature_blocks: list[Block]
 
-    def of(self, alive: Int[Tensor, " problem"]) -> "_Part":
-        """The part without most of the heads that have no problem in `alive`."""
+    @property
+    def index(self) -> Int[Tensor, " problem"]:
+        """`problems` on the device of the blocks."""
+        return on_device(self.problems, self.blocks[0].q.device).flatten()
+
+    def keep(self, alive: Int[Tensor, " some"]) -> "_Part | None":
+        """The part without most of the heads that have no problem in `alive`.
+
+        None if no head is left.
+        """
         is_alive = torch.isin(self.problems, alive)
-        heads, members = is_alive.any(2).any(0), is_alive.any(0).any(0)
-        have, need = is_alive[0].numel(), int(heads.sum() * members.sum())
-        if need == have or (
-            need and len(heads) > 1 and 2 * need > have
-        ):  # keys are copied
+        heads = is_alive.any(2).any(0)
+        members = is_alive.any(0).any(0)
+        all_heads = is_alive[0].numel()
+        needed = int(heads.sum() * members.sum())
+        if needed == 0:
+            return None
+        # Heads of several key-value heads are copied with their keys.
+        copies_keys = len(heads) > 1
+        if needed == all_heads or (copies_keys and 2 * needed > all_heads):
             return self
-        if not need:
-            return _Part(self.problems, [], [])
         device = self.blocks[0].q.device
-        index = [on_device(x.nonzero()[:, 0], device) for x in (heads, members)]
-        blocks, few = (
-            [_of_heads(x, *index) for x in y] for y in (self.blocks, self.few)
+        kv_heads = on_device(heads.nonzero()[:, 0], device)
+        of_group = on_device(members.nonzero()[:, 0], device)
+        return _Part(
+            problems=self.problems[:, heads][:, :, members],
+            blocks=[x.of_heads(kv_heads, of_group) for x in self.blocks],
+            curvature_blocks=[
+                x.of_heads(kv_heads, of_group) for x in self.curvature_blocks
+            ],
         )
-        return _Part(self.problems[:, heads][:, :, members], blocks, few)
 
-    def moments(
+    def sums(
         self, weights: HeadWeights, *, squares: bool
-    ) -> Float[Tensor, "problem moment"]:
+    ) -> Float[Tensor, "problem sum"]:
         """log Z, the expected sums, and with `squares` the expected squares by offset."""
-        model = ((x, *softmax(log_weights(x, weights))) for x in self.blocks)
-        rows = ((slice(None), x, log_norm, modelled) for x, modelled, log_norm in model)
-        sampled, shape = self.blocks[0].sampled, self.blocks[0].q.shape[:3]
-        with_offsets = weights.kappa is not None
-        options = {"offsets": with_offsets, "squares": squares and with_offsets}
-        return sum_heads(
-            sampled, rows, shape, folds=len(self.problems), **options
-        ).flatten(0, 2)
+        sums = HeadSums(
+            self.blocks[0].sampled,
+            self.blocks[0].q.shape[:3],
+            offsets=weights.kappa is not None,
+            squares=weights.kappa is not None and squares,
+        )
+        for block in self.blocks:
+            modelled, log_z = softmax(log_weights(block, weights))
+            sums.add(block, log_z, modelled, heads=slice(None))
+        return sums.by_fold(folds=len(self.problems)).flatten(0, 2)
 
     def covariance(self, weights: HeadWeights) -> Float[Tensor, "problem first first"]:
-        blocks = (
-            sum_folds(covariance(x, weights), len(self.problems)) for x in self.few
-        )
-        return reduce(torch.add, blocks).flatten(0, 2)
+        """Hessian of log Z in beta and sigma, from a few rows."""
+        folds = len(self.problems)
+        first, *others = self.curvature_blocks
+        total = sum_folds(covariance(first, weights), folds)
+        for block in others:
+            total = total + sum_folds(covariance(block, weights), folds)
+        return total.flatten(0, 2)
 
 
 def _parts_of(sampled: SampledCall, folds: int) -> list[_Part]:
     """All folds together on a GPU; on a CPU, parts that fit into its caches."""
-    (kv_heads, group), device, parts = (
-        sampled.row_q.shape[1:3],
-        sampled.k.device.type,
-        [],
-    )
-    step = folds if device == "cpu" else 1
-    few = sampled.with_rows(_curvature_rows(sampled.rows, folds))
-    few, _ = normalize_weights(few, folds)
+    kv_heads, group = sampled.row_q.shape[1:3]
+    few_rows = sampled.with_rows(_curvature_rows(sampled.rows, folds))
+    few_rows = normalize_weights(few_rows, folds)
     problems = torch.arange(folds * kv_heads * group).view(-1, kv_heads, group)
-    for own in (slice(fold, None, step) for fold in range(step)):
-        some = [x.of_sequences(own) for x in (sampled, few)]
-        batch, count = some[0].weight.shape
-        cells = batch * group * sparse_rows(count, device) * sampled.k.shape[2]
-        together = max(1, BLOCK_ELEMENTS[device] // 2 // cells)
+    step = folds if sampled.k.device.type == "cpu" else 1
+    parts = []
+    for fold in range(step):
+        of_folds = slice(fold, None, step)
+        part_rows = sampled.of_sequences(of_folds)
+        part_few_rows = few_rows.of_sequences(of_folds)
+        together = _heads_together(part_rows)
         for begin in range(0, kv_heads, together):
             heads = slice(begin, min(begin + together, kv_heads))
-            blocks, of_few = (list(blocks_of(x, heads)) for x in some)
-            parts.append(_Part(problems[own, heads], blocks, of_few))
+            part = _Part(
+                problems=problems[of_folds, heads],
+                blocks=list(blocks_of(part_rows, heads)),
+                curvature_blocks=list(blocks_of(part_few_rows, heads)),
+            )
+            parts.append(part)
     return parts
 
 
-def _of_heads(block: Block, heads: Tensor, members: Tensor) -> Block:
-    """The part of a block that has some key-value heads, and some members of their groups."""
-    part = copy(block)
-    vars(part).pop("sink_variables", None)
-    part.q, part.q_still = (
-        x[:, heads][:, :, members] for x in (block.q, block.q_still)
-    )
-    if len(heads) < block.q.shape[1]:
-        part.k_still = block.k_still[:, heads]
-    if block.sampled.sinks.shape[1] > 1:
-        part.sink_kind = block.sink_kind[:, heads][:, :, members]
-    return part
+def _heads_together(sampled: SampledCall) -> int:
+    """Number of key-value heads that one part has."""
+    device = sampled.k.device.type
+    batch, rows = sampled.weight.shape
+    group = sampled.row_q.shape[2]
+    cells = batch * group * sparse_rows(rows, device) * sampled.k.shape[2]
+    return max(1, BLOCK_ELEMENTS[device] // 2 // cells)
 
 
 def _cholesky(
-    curvature: Float[Tensor, "problem first first"], ridge: Float[Tensor, " problem"]
+    curvature: Float[Tensor, "problem first first"], ridge: ByProblem
 ) -> Float[Tensor, "problem first first"]:
     """Cholesky factor of each curvature, or its diagonal if rounding made it indefinite."""
     variance = curvature.diagonal(dim1=-2, dim2=-1)
@@ -252,41 +363,54 @@ def covariance(
     steps = (torch.arange(CURVATURE_KEYS, device=share.device) + 0.5) / CURVATURE_KEYS
     key = torch.searchsorted(running, running[..., -1:] * steps)
     key.clamp_(max=len(block.keys) - 1)  # NaN ends the fit
-    part = share.gather(-1, key) / drawn.gather(-1, key)
-    part /= part.sum(-1, keepdim=True)
+    key_weight = share.gather(-1, key) / drawn.gather(-1, key)
+    key_weight /= key_weight.sum(-1, keepdim=True)
     features = _features(block, key)
     # Subtract row means, or rounding could exceed the variance of a sharp head.
-    features -= part[..., None, :] @ features
-    weighted = features * (part * block.weight[:, None, None, :, None])[..., None]
+    features -= key_weight[..., None, :] @ features
+    of_rows = block.weight[:, None, None, :, None]
+    weighted = features * (key_weight * of_rows)[..., None]
     return (weighted.flatten(3, 4).mT @ features.flatten(3, 4)).double()
 
 
 def _features(
     block: Block, key: Int[Tensor, "batch kv_head group row drawn"]
 ) -> Float[Tensor, "batch kv_head group row drawn first"]:
-    batch, kv_heads, keys, coordinates = block.k_still.shape
-    head = torch.arange(batch * kv_heads, device=key.device).view(
-        batch, kv_heads, 1, 1, 1
-    )
-    k = block.k_still.reshape(-1, coordinates).index_select(
-        0, (key + head * keys).flatten()
-    )
-    q = (block.call.scale * block.q_still)[..., None, :]
-    by_plane = block.planes.sum_coordinates(q * k.view(*key.shape, coordinates))
-    kind = key.new_zeros(*key.shape[:3], keys)
+    """What beta and sigma multiply at the `key` of each row: c~ by plane, sinks by kind."""
+    kind = key.new_zeros(*key.shape[:3], len(block.keys))
     kind[..., block.sinks] = block.sink_kind[..., 0, :].expand(*key.shape[:3], -1)
-    kind = kind.gather(-1, key.flatten(-2)).view(*key.shape, 1)
+    of_keys = kind.gather(-1, key.flatten(-2)).view(*key.shape, 1)
     kinds = torch.arange(1, 1 + len(SINKS), device=key.device)
-    return torch.cat([by_plane, (kind == kinds).to(by_plane.dtype)], dim=-1)
+    by_plane = _scores_by_plane(block, key)
+    return torch.cat([by_plane, (of_keys == kinds).to(by_plane.dtype)], dim=-1)
+
+
+def _scores_by_plane(
+    block: Block, key: Int[Tensor, "batch kv_head group row drawn"]
+) -> Float[Tensor, "batch kv_head group row drawn plane"]:
+    """c~ of each plane at the `key` of each row."""
+    batch, kv_heads, keys, coordinates = block.k_still.shape
+    head = torch.arange(batch * kv_heads, device=key.device)
+    index = key + head.view(batch, kv_heads, 1, 1, 1) * keys
+    all_keys = block.k_still.reshape(-1, coordinates)
+    k = all_keys.index_select(0, index.flatten()).view(*key.shape, coordinates)
+    q = (block.call.scale * block.q_still)[..., None, :]
+    return block.planes.sum_coordinates(q * k)
 
 
 @kept()
 def _curvature_rows(rows: Rows, folds: int) -> Rows:
     """A few rows of each sequence, spread evenly and different for each sequence."""
-    batch, have = rows.position.shape
-    number = min(-(-CURVATURE_ROWS * folds // batch), have)
-    step, sequence = torch.arange(number) * have // number, torch.arange(batch)
-    shift = (2 * (sequence // folds) + sequence % folds) % max(1, have // number)
-    pick = step + shift[:, None]
-    position, weight = rows.position.gather(1, pick), rows.weight.gather(1, pick)
-    return replace(rows, position=position, weight=weight, dense=False)
+    batch, available = rows.position.shape
+    number = min(-(-CURVATURE_ROWS * folds // batch), available)
+    step = torch.arange(number) * available // number
+    sequence = torch.arange(batch)
+    turn = 2 * (sequence // folds) + sequence % folds
+    shift = turn % max(1, available // number)
+    index = step + shift[:, None]
+    return replace(
+        rows,
+        position=rows.position.gather(1, index),
+        weight=rows.weight.gather(1, index),
+        dense=False,
+    )

@@ -81,9 +81,11 @@ class LayerFit:
     ) -> Float[Tensor, "group set head score"]:
         """`SCORES` and `FOLLOW` of each group and set; models belong to the opposite fold."""
         context, longest = sampled.k.shape[2], self.found_sinks.shape[1]
-        beta, sigma, kappa, tau = split_weights(self.weights, self.terms, longest)
-        kappa, tau = kappa[..., :context], tau[..., : len(offset_edges(context)) - 1]
-        weights = torch.cat([beta, sigma, kappa, tau], dim=-1).to(sampled.k.device)
+        parts = split_weights(self.weights, self.terms, longest)
+        kappa = parts.kappa[..., :context]
+        tau = parts.tau[..., : len(offset_edges(context)) - 1]
+        weights = torch.cat([parts.beta, parts.sigma, kappa, tau], dim=-1)
+        weights = weights.to(sampled.k.device)
         sets = _all_rows(sampled.rows, context) if sets is None else sets
         if text.single_long_sequence:  # it is in both folds, with every second row
             first, second = (
@@ -102,7 +104,7 @@ class LayerFit:
     def kappa(self) -> Float[Tensor, "head offset"]:
         """Log weight of every offset in the position model, the mean of both folds."""
         position = self.weights[MODELS.index("position")].double().mean(0)
-        return split_weights(position, self.terms, self.found_sinks.shape[1])[2]
+        return split_weights(position, self.terms, self.found_sinks.shape[1]).kappa
 
 
 @dataclass(frozen=True)

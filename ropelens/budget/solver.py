@@ -7,65 +7,103 @@ converged, because it has to wait for the answer.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.linalg import solve_triangular, vecdot
 
-DECREASE = (
-    1e-4  # least decrease by a step, as a share of the promised decrease (Armijo)
-)
-SHORTEST_STEP = (
-    1e-6  # shortest share of a step that is tried: rounding hides the gain of less
-)
-SMOOTH = 3.0  # weight of squared steps between neighbours, relative to squared weights
-LONGEST_STEP = (
-    8.0  # of a weight: a fit in single precision cannot return from a larger step
-)
-ROUNDING = (
-    4 * torch.finfo(torch.float32).eps
-)  # relative increase that rounding may cause
+DECREASE = 1e-4
+"""Least decrease by a step, as a share of the promised decrease (Armijo)."""
+
+SHORTEST_STEP = 1e-6
+"""Shortest share of a step that is tried: rounding hides the gain of less."""
+
+SMOOTH = 3.0
+"""Weight of squared steps between neighbours, relative to squared weights."""
+
+LONGEST_STEP = 8.0
+"""Longest step of a weight: a fit in single precision cannot return from a larger step."""
+
+ROUNDING = 4 * torch.finfo(torch.float32).eps
+"""Relative increase that rounding may cause."""
+
 MEMORY = 5  # steps that correct the curvature
-LOOK_EVERY = {
-    "cpu": 1,
-    "cuda": 5,
-}  # evaluations between looks at the problems that converged
+LOOK_EVERY = {"cpu": 1, "cuda": 5}
+"""Evaluations between looks at the problems that converged."""
 
+MOST_EVALUATIONS = 100
+
+ByProblem = Float[Tensor, " problem"]
 ByVariable = Float[Tensor, "problem variable"]
-Kept = Float[Tensor, "problem kept variable"]
-
-Moments = tuple[Tensor, ByVariable, tuple[Tensor, ...]]
-"""log Z, the expected sums, and the curvature of log Z: the diagonal and further arguments of
-`divide`. The curvature is () if the curvature of an earlier point will do."""
-
-Evaluate = Callable[[Tensor, Tensor, Tensor], Moments]
-"""`evaluate(points, problems, alive)`, where `problems` are the indices of the problems. Only
-the `alive` problems (on the host) need values."""
-
-Divide = Callable[..., Tensor]
-"""`divide(vectors, *curvature)` divides vectors [problem, any, variable] by the curvature. The
-diagonal then contains the penalty."""
+Steps = Float[Tensor, "problem step variable"]
 
 
-class Minimum(NamedTuple):
+@dataclass(frozen=True)
+class Curvature:
+    """Curvature of log Z of each problem: a diagonal, and a factor if it is not diagonal.
+
+    `factor` is the Cholesky factor of the curvature in the first variables, with the penalty,
+    and replaces their diagonal.
+    """
+
+    diagonal: ByVariable
+    factor: Float[Tensor, "problem first first"] | None = None
+
+    def divide(
+        self, vectors: Float[Tensor, "problem any variable"]
+    ) -> Float[Tensor, "problem any variable"]:
+        """The `vectors` divided by the curvature."""
+        if self.factor is None:
+            return vectors / self.diagonal[:, None]
+        first = self.factor.shape[-1]
+        solved = torch.cholesky_solve(vectors[..., :first].mT, self.factor).mT
+        rest = vectors[..., first:] / self.diagonal[:, None, first:]
+        return torch.cat([solved, rest], -1)
+
+    def select(self, index: Int[Tensor, " some"]) -> "Curvature":
+        """The curvature of some problems."""
+        factor = None if self.factor is None else self.factor[index]
+        return Curvature(self.diagonal[index], factor)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """log Z of each problem, its gradient, and its curvature.
+
+    The gradient is the expected sums that the weights multiply. The curvature is None if the
+    curvature of an earlier point will do.
+    """
+
+    log_z: ByProblem
+    expected: ByVariable
+    curvature: Curvature | None = None
+
+
+@dataclass(frozen=True)
+class Minimum:
     """The weights of each problem, and the value there."""
 
     point: ByVariable
-    value: Float[Tensor, " problem"]
+    value: ByProblem
+
+
+Evaluate = Callable[
+    [ByVariable, Int[Tensor, " problem"], Int[Tensor, " some"]], Moments
+]
+"""`evaluate(points, problems, alive)`, where `problems` are the indices of the problems. Only
+the `alive` problems (on the host) need values."""
 
 
 def fit_log_linear(
     evaluate: Evaluate,
     observed: ByVariable,
     *,
-    ridge: Float[Tensor, " problem"],
+    ridge: ByProblem,
     smooth: slice,
     start: ByVariable,
-    tolerance: Float[Tensor, " problem"],
-    divide: Divide = lambda vectors, diagonal: vectors / diagonal[:, None],
-    max_evaluations: int = 100,
+    tolerance: ByProblem,
 ) -> Minimum:
     """Minimize log Z - `observed` . weights + penalty of each problem within its `tolerance`.
 
@@ -74,140 +112,233 @@ def fit_log_linear(
     its tolerance, and is then not active. The weights of a problem are NaN if its value or its
     gradient is not finite.
     """
-    fits = _Fits(observed, ridge[:, None].to(start), tolerance, start)
+    penalty = Penalty(ridge[:, None].to(start), smooth)
+    fits = _Fits(evaluate, observed, penalty, tolerance, start)
     result = Minimum(start.clone(), torch.zeros_like(tolerance))
     look_every = LOOK_EVERY[start.device.type]
-    for evaluation in range(1, max_evaluations + 1):
-        fits.advance(evaluate, divide, smooth)
+    for evaluation in range(1, MOST_EVALUATIONS + 1):
+        fits.advance()
         if evaluation % look_every == 0 and not fits.remove_converged(result):
             break
     fits.store(result)
     return result
 
 
-class _Fits:
-    """The state of the problems that are still in the batch. The first axis is the problem.
+@dataclass(frozen=True)
+class Penalty:
+    """The penalty of each problem; see `fit_log_linear`."""
 
-    A trial is `point` - `length` `direction`, and `slope` is the decrease that a full step
-    promises by the gradient. The last steps and the changes of the gradient are in
-    `steps[:, kept]` and `changes[:, kept]`, and are 0 if a problem did not move. `here` are the
-    indices of the problems, and `alive` the indices that were active at the last look (both on
-    the host).
-    """
+    ridge: Float[Tensor, "problem 1"]
+    smooth: slice
 
-    def __init__(
-        self, observed: ByVariable, ridge: Tensor, tolerance: Tensor, start: ByVariable
-    ) -> None:
-        self.observed, self.ridge, self.tolerance = observed, ridge, tolerance
-        self.here = self.alive = torch.arange(len(start))
-        self.point, self.problems = start, torch.arange(len(start), device=start.device)
-        self.active = self.problems >= 0
-        self.gradient = self.direction = torch.zeros_like(start)
-        self.slope = torch.zeros_like(tolerance)
-        self.length, self.value = self.slope + 1, self.slope + torch.inf
-        steps = start.new_empty(2, len(start), 2 * MEMORY, start.shape[1])
-        self.steps, self.changes = steps
-        self.curvature: tuple[Tensor, ...] = ()
-        self.kept = slice(0, 0)
-
-    def advance(self, evaluate: Evaluate, divide: Divide, smooth: slice) -> None:
-        """Evaluate a trial point of each problem, move there if it is better, and aim again."""
-        length = self.active * self.length
-        trial = torch.addcmul(self.point, self.direction, length[:, None], value=-1)
-        log_z, expected, curvature = evaluate(trial, self.problems, self.alive)
-        if curvature:
-            diagonal = curvature[0].clamp(min=0).add_(self.ridge)
-            diagonal[:, smooth] += 2 * SMOOTH * self.ridge
-            self.curvature = (diagonal, *curvature[1:])
-        penalty = self._half_penalty(trial, smooth)
-        pull = self.observed - penalty
-        value = log_z - vecdot(trial, pull)
-        gradient = expected.sub_(pull).add_(penalty)
-        promised = length * self.slope
-        rise = value - self.value + promised
-        allowed = (1 - DECREASE) * promised + ROUNDING * (1 + self.value.abs())
-        better = self.active & (rise <= allowed)
-        moved = better[:, None]
-        self._remember(trial, gradient, ~moved)
-        self.point = torch.where(moved, trial, self.point)
-        self.gradient = torch.where(moved, gradient, self.gradient)
-        self.value = torch.where(better, value, self.value)
-        kept = self.steps[:, self.kept], self.changes[:, self.kept]
-        newton = divide_by_curvature(self.gradient, *kept, divide, self.curvature)
-        self.direction = torch.where(moved, newton, self.direction)
-        # The minimum of the parabola through both values and the slope.
-        shorter = (promised / (2 * rise)).nan_to_num_(0.0).clamp_(
-            0.1, 0.5
-        ) * self.length
-        longest = LONGEST_STEP / self.direction.abs().amax(-1)
-        self.length = torch.where(better, longest.clamp_(max=1), shorter)
-        self.slope = vecdot(self.gradient, self.direction)
-        self.active = (self.slope > 2 * self.tolerance) & (self.length > SHORTEST_STEP)
-
-    def _half_penalty(self, point: Tensor, smooth: slice) -> ByVariable:
+    def half_gradient(self, point: ByVariable) -> ByVariable:
         """Half of the gradient of the penalty. The product with `point` is the penalty."""
-        pull, low, high = point.clone(), smooth.start, smooth.stop
+        pull = point.clone()
+        low = self.smooth.start
+        high = self.smooth.stop
         if low < high:
             step = point[:, low:high].diff()
             pull[:, low : high - 1].sub_(step, alpha=SMOOTH)
             pull[:, low + 1 : high].add_(step, alpha=SMOOTH)
         return pull.mul_(self.ridge / 2)
 
-    def _remember(self, point: Tensor, gradient: Tensor, unmoved: Tensor) -> None:
-        """Keep a step and the change of the gradient, in front of space for later steps."""
-        end = self.kept.stop
+    def add_to(self, curvature: Curvature) -> Curvature:
+        """The curvature with the penalty on its diagonal."""
+        diagonal = curvature.diagonal.clamp(min=0).add_(self.ridge)
+        diagonal[:, self.smooth] += 2 * SMOOTH * self.ridge
+        return Curvature(diagonal, curvature.factor)
+
+    def select(self, index: Int[Tensor, " some"]) -> "Penalty":
+        """The penalty of some problems."""
+        return Penalty(self.ridge[index], self.smooth)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A point of each problem, and the value and gradient there."""
+
+    point: ByVariable
+    value: ByProblem
+    gradient: ByVariable
+
+    def where(self, better: Bool[Tensor, " problem"], other: "_Trial") -> "_Trial":
+        """These points for the `better` problems, and the `other` points for the rest."""
+        moved = better[:, None]
+        return _Trial(
+            point=torch.where(moved, self.point, other.point),
+            value=torch.where(better, self.value, other.value),
+            gradient=torch.where(moved, self.gradient, other.gradient),
+        )
+
+    def select(self, index: Int[Tensor, " some"]) -> "_Trial":
+        return _Trial(self.point[index], self.value[index], self.gradient[index])
+
+
+class _Memory:
+    """The last steps of each problem, and the changes of its gradient.
+
+    They are 0 for steps that a problem did not take. The arrays have space for later steps, so
+    that the kept steps rarely move.
+    """
+
+    def __init__(self, start: ByVariable) -> None:
+        number, variables = start.shape
+        space = start.new_empty(2, number, 2 * MEMORY, variables)
+        self._steps, self._changes = space.unbind()
+        self._kept = slice(0, 0)
+
+    @property
+    def steps(self) -> Steps:
+        return self._steps[:, self._kept]
+
+    @property
+    def changes(self) -> Steps:
+        return self._changes[:, self._kept]
+
+    def add(
+        self, before: _Trial, after: _Trial, better: Bool[Tensor, " problem"]
+    ) -> None:
+        """Keep the steps of the `better` problems, and 0 for the other problems."""
+        end = self._kept.stop
         if end == 2 * MEMORY:
-            for kept in (self.steps, self.changes):
-                kept[:, : MEMORY - 1] = kept[:, 1 + MEMORY :].clone()
+            for array in (self._steps, self._changes):
+                array[:, : MEMORY - 1] = array[:, 1 + MEMORY :].clone()
             end = MEMORY - 1
-        step, change = self.steps[:, end], self.changes[:, end]
-        torch.sub(point, self.point, out=step)
-        torch.sub(gradient, self.gradient, out=change)
+        step = self._steps[:, end]
+        change = self._changes[:, end]
+        torch.sub(after.point, before.point, out=step)
+        torch.sub(after.gradient, before.gradient, out=change)
         # A convex function shows no curvature by rounding only, or without a step.
-        unmoved = unmoved | (vecdot(step, change) <= 1e-20)[:, None]
+        without_curvature = vecdot(step, change) <= 1e-20
+        unmoved = ~better[:, None] | without_curvature[:, None]
         step.masked_fill_(unmoved, 0)
         change.masked_fill_(unmoved, 0)
-        self.kept = slice(max(0, end + 1 - MEMORY), end + 1)
+        self._kept = slice(max(0, end + 1 - MEMORY), end + 1)
+
+    def select(self, index: Int[Tensor, " some"]) -> None:
+        """Keep only some problems."""
+        self._steps = self._steps[index]
+        self._changes = self._changes[index]
+
+
+class _Fits:
+    """The state of the problems that are still in the batch. The first axis is the problem.
+
+    A trial is `here.point` - `length` `direction`, and `slope` is the decrease that a full step
+    promises by the gradient. `problems` are the indices of the problems. On the host, `batch`
+    has the same indices, and `alive` the indices that were active at the last look.
+    """
+
+    def __init__(
+        self,
+        evaluate: Evaluate,
+        observed: ByVariable,
+        penalty: Penalty,
+        tolerance: ByProblem,
+        start: ByVariable,
+    ) -> None:
+        self.evaluate = evaluate
+        self.observed = observed
+        self.penalty = penalty
+        self.tolerance = tolerance
+        self.batch = torch.arange(len(start))
+        self.alive = self.batch
+        self.problems = torch.arange(len(start), device=start.device)
+        self.active = self.problems >= 0
+        self.direction = torch.zeros_like(start)
+        self.slope = torch.zeros_like(tolerance)
+        self.length = self.slope + 1
+        value = self.slope + torch.inf
+        self.here = _Trial(start, value, gradient=self.direction)
+        self.memory = _Memory(start)
+        self.curvature: Curvature | None = None
+
+    def advance(self) -> None:
+        """Evaluate a trial point of each problem, move there if it is better, and aim again."""
+        length = self.active * self.length
+        trial = self._evaluate_step(length)
+        promised = length * self.slope
+        rise = trial.value - self.here.value + promised
+        allowed = (1 - DECREASE) * promised + ROUNDING * (1 + trial.value.abs())
+        better = self.active & (rise <= allowed)
+        self.memory.add(self.here, trial, better)
+        self.here = trial.where(better, self.here)
+        self._aim(better)
+        # The minimum of the parabola through both values and the slope.
+        share = (promised / (2 * rise)).nan_to_num_(0.0).clamp_(0.1, 0.5)
+        longest = LONGEST_STEP / self.direction.abs().amax(-1)
+        self.length = torch.where(better, longest.clamp_(max=1), share * self.length)
+        self.slope = vecdot(self.here.gradient, self.direction)
+        self.active = (self.slope > 2 * self.tolerance) & (self.length > SHORTEST_STEP)
+
+    def _evaluate_step(self, length: ByProblem) -> _Trial:
+        step = length[:, None]
+        point = torch.addcmul(self.here.point, self.direction, step, value=-1)
+        moments = self.evaluate(point, self.problems, self.alive)
+        if moments.curvature is not None:
+            self.curvature = self.penalty.add_to(moments.curvature)
+        penalty = self.penalty.half_gradient(point)
+        pull = self.observed - penalty
+        value = moments.log_z - vecdot(point, pull)
+        gradient = moments.expected.sub_(pull).add_(penalty)
+        return _Trial(point, value, gradient)
+
+    def _aim(self, better: Bool[Tensor, " problem"]) -> None:
+        """Give the problems that moved a new direction."""
+        assert self.curvature is not None, "the first evaluation has a curvature"
+        newton = divide_by_curvature(
+            self.here.gradient, self.memory.steps, self.memory.changes, self.curvature
+        )
+        self.direction = torch.where(better[:, None], newton, self.direction)
 
     def remove_converged(self, result: Minimum) -> bool:
         """Return whether problems are active; if only half of the batch is, remove the rest."""
         active = self.active.cpu()
-        self.alive = self.here[active]
-        if 0 < 2 * len(self.alive) <= len(self.here):  # more copies would cost time
+        self.alive = self.batch[active]
+        if 0 < 2 * len(self.alive) <= len(self.batch):  # more copies would cost time
             self.store(result)
-            index, self.here = active.nonzero()[:, 0].to(self.point.device), self.alive
-            for name, x in vars(self).items():
-                if isinstance(x, Tensor) and name not in ("here", "alive"):
-                    setattr(self, name, x[index])
-            self.curvature = tuple(x[index] for x in self.curvature)
+            self.batch = self.alive
+            self._select(active.nonzero()[:, 0].to(self.problems.device))
         return len(self.alive) > 0
+
+    def _select(self, index: Int[Tensor, " some"]) -> None:
+        """Keep only some problems."""
+        assert self.curvature is not None
+        self.observed = self.observed[index]
+        self.penalty = self.penalty.select(index)
+        self.tolerance = self.tolerance[index]
+        self.problems = self.problems[index]
+        self.active = self.active[index]
+        self.here = self.here.select(index)
+        self.direction = self.direction[index]
+        self.slope = self.slope[index]
+        self.length = self.length[index]
+        self.memory.select(index)
+        self.curvature = self.curvature.select(index)
 
     def store(self, result: Minimum) -> None:
         """Write the problems of the batch into the `result` of all problems."""
-        finite = 0 * (self.value + self.slope)  # or NaN
-        result.point[self.problems] = self.point + finite[:, None]
-        result.value[self.problems] = self.value
+        finite = 0 * (self.here.value + self.slope)  # or NaN
+        result.point[self.problems] = self.here.point + finite[:, None]
+        result.value[self.problems] = self.here.value
 
 
 def divide_by_curvature(
-    gradient: ByVariable,
-    steps: Kept,
-    changes: Kept,
-    divide: Divide,
-    known: tuple[Tensor, ...],
+    gradient: ByVariable, steps: Steps, changes: Steps, curvature: Curvature
 ) -> ByVariable:
     """Divide the gradient by the corrected curvature (Byrd et al. 1994, equation 2.6)."""
-    divided = divide(torch.cat([gradient[:, None], changes], dim=1), *known)
-    first, divided = divided[:, 0], divided[:, 1:]
+    divided = curvature.divide(torch.cat([gradient[:, None], changes], dim=1))
+    newton = divided[:, 0]
+    divided_changes = divided[:, 1:]
     triangle = (steps @ changes.mT).triu_()
     diagonal = triangle.diagonal(dim1=-2, dim2=-1)
     diagonal += diagonal == 0  # a step that was not taken
     t = solve_triangular(triangle, steps @ gradient[..., None], upper=True)
     inner = (
         diagonal[..., None] * t
-        + (changes @ divided.mT) @ t
-        - changes @ first[..., None]
+        + (changes @ divided_changes.mT) @ t
+        - changes @ newton[..., None]
     )
     u = solve_triangular(triangle.mT, inner, upper=False)
-    result = torch.baddbmm(first[:, None], u.mT, steps)
-    return result.baddbmm_(t.mT, divided, alpha=-1)[:, 0]
+    corrected = torch.baddbmm(newton[:, None], u.mT, steps)
+    return corrected.baddbmm_(t.mT, divided_changes, alpha=-1)[:, 0]

@@ -18,7 +18,12 @@ from ropelens.attention.visibility import offset_edges, sum_bins
 from ropelens.budget.held_out import FOLD_ROWS, Sample, scored_rows
 from ropelens.budget.logit import gains
 from ropelens.budget.offsets import OffsetRows
-from ropelens.budget.solver import Moments, divide_by_curvature, fit_log_linear
+from ropelens.budget.solver import (
+    Curvature,
+    Moments,
+    divide_by_curvature,
+    fit_log_linear,
+)
 from ropelens.rope.planes import Planes
 from ropelens.text.rows import all_rows, sample_rows
 from ropelens.text.text import GROUPS, Text, assign_groups
@@ -65,7 +70,7 @@ def test_log_z_and_masses_by_brute_force(
         call, rows, Planes(torch.zeros(1), 2, "half"), sinks=sinks
     )
     table = OffsetRows.of(rows_of_call).of_problems(torch.arange(2), 2)
-    total, masses, (curvature,) = table.log_z_and_moments(weights)
+    moments = table.moments(weights)
     expected, squares, norm = weights * 0, weights * 0, torch.zeros(2).double()
     each = [(b, int(i)) for b, own in enumerate(rows.position) for i in own]
     for head in range(2):
@@ -82,15 +87,17 @@ def test_log_z_and_masses_by_brute_force(
             for at, share in zip(parts, score.softmax(0), strict=True):
                 expected[head, at] += share * table.weight[0, row]
                 squares[head, at] += share**2 * table.weight[0, row]
-    torch.testing.assert_close(masses, expected)
-    torch.testing.assert_close(curvature, expected - squares)
-    torch.testing.assert_close(total, norm)
+    torch.testing.assert_close(moments.expected, expected)
+    torch.testing.assert_close(moments.curvature.diagonal, expected - squares)
+    torch.testing.assert_close(moments.log_z, norm)
     only_sinks = weights.clone()
     only_sinks[:, 3:] = 0  # then P is S
-    of_sinks = table.sink_log_z_and_moments(only_sinks[:, :3])
-    of_all = table.log_z_and_moments(only_sinks)
-    torch.testing.assert_close(of_sinks[0], of_all[0])
-    torch.testing.assert_close(of_sinks[1], of_all[1][:, :3], rtol=0, atol=1e-5)
+    of_sinks = table.sink_moments(only_sinks[:, :3])
+    of_all = table.moments(only_sinks)
+    torch.testing.assert_close(of_sinks.log_z, of_all.log_z)
+    torch.testing.assert_close(
+        of_sinks.expected, of_all.expected[:, :3], rtol=0, atol=1e-5
+    )
 
 
 BITS = st.tuples(*[st.floats(-3, 12, width=32) for _ in GAINS])
@@ -224,10 +231,11 @@ def test_a_text_is_scored_on_2048_rows_and_each_sequence_on_32_at_least(
 def test_a_step_changes_no_weight_by_more_than_eight():
     curvature, points = 1e-3, []
 
-    def log_z_and_moments(point: torch.Tensor, *_: torch.Tensor) -> Moments:
+    def moments(point: torch.Tensor, *_: torch.Tensor) -> Moments:
         points.append(point)
         value = curvature * point.square().sum(-1) / 2
-        return value, curvature * point, (torch.full_like(point, curvature),)
+        diagonal = torch.full_like(point, curvature)
+        return Moments(value, curvature * point, Curvature(diagonal))
 
     start = torch.zeros(1, 2).double()
     options = {"ridge": torch.zeros(1), "smooth": slice(0, 0)}
@@ -235,9 +243,7 @@ def test_a_step_changes_no_weight_by_more_than_eight():
         torch.tensor([[0.5, 0.0]]).double(),
         torch.tensor([1e-9]).double(),
     )
-    fit_log_linear(
-        log_z_and_moments, observed, start=start, tolerance=tolerance, **options
-    )
+    fit_log_linear(moments, observed, start=start, tolerance=tolerance, **options)
     assert points[1].tolist() == [[8.0, 0.0]]
     torch.testing.assert_close(points[-1], observed / curvature)
 
@@ -253,9 +259,7 @@ def test_the_compact_form_divides_as_the_two_loops_do(
     diagonal = normal(2, 9, seed=seed + 3).exp()
     if skipped:
         steps[0, kept // 2] = changes[0, kept // 2] = 0
-    found = divide_by_curvature(
-        gradient, steps, changes, lambda x, known: x / known[:, None], (diagonal,)
-    )
+    found = divide_by_curvature(gradient, steps, changes, Curvature(diagonal))
     for problem in range(2):
         pairs = torch.stack([steps[problem], changes[problem]], 1)[
             steps[problem].any(1)

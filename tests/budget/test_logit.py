@@ -17,6 +17,7 @@ from ropelens.attention.call import attention_map
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.visibility import Visibility
 from ropelens.budget import fits, logit
+from ropelens.budget.head_sums import HeadSums
 from ropelens.budget.offsets import split_weights
 from ropelens.rope.planes import Planes
 from ropelens.text.rows import Rows, all_rows
@@ -69,7 +70,8 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
     )
     offset = (torch.arange(30)[:, None] - torch.arange(30)).clamp(min=0)
     for name, model in zip(("sink", "position"), weights[:, 0], strict=False):
-        _, sigma, kappa, tau = split_weights(model, planes.terms, 30)
+        parts = split_weights(model, planes.terms, 30)
+        sigma, kappa, tau = parts.sigma, parts.kappa, parts.tau
         assert (sigma.diff(dim=-1).abs() > 0.05).any(0).all()
         sigma = (
             torch.nn.functional.pad(sigma, (1, 0)).expand(3, -1, -1).gather(-1, sinks)
@@ -80,9 +82,14 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
         true = (attention * log_p)[:, :, 1:].sum((2, 3))
         found = scores[..., logit.SCORES.index(name)]
         torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-4)
-    own = ((x.heads, x, x.log_norm, x.attention) for x in blocks_of(rows, slice(0, 2)))
-    sums = logit.sum_heads(rows, own, rows.row_q.shape[:3], folds=1, squares=True)
-    parts = sums[0].flatten(0, 1)[:, planes.terms + 4 :].split((30, 64) * 2, dim=1)
+    sums = HeadSums(rows, rows.row_q.shape[:3], squares=True)
+    for block in blocks_of(rows, slice(0, 2)):
+        sums.add(block, block.log_norm, block.attention, block.heads)
+    parts = (
+        sums.by_fold(1)[0]
+        .flatten(0, 1)[:, planes.terms + 4 :]
+        .split((30, 64) * 2, dim=1)
+    )
     of = attention[:, :, 1:], (attention * (sinks > 0)[:, :, None])[:, :, 1:]
     for found, mass in zip(parts, (*of, *(x.square() for x in of)), strict=True):
         true = torch.stack(
@@ -110,7 +117,7 @@ def test_a_row_that_sees_no_key_changes_no_model():
 @pytest.mark.parametrize("name", ["llama_gqa", "phi"])
 def test_a_few_keys_of_each_row_give_the_covariance(name: str):
     call, planes = observed_calls(tiny(name), random_tokens(sequences=2, length=150))[0]
-    rows, _ = logit.normalize_weights(
+    rows = logit.normalize_weights(
         SampledCall(call, all_rows(torch.full((2,), 150)), planes)
     )
     first, heads = planes.terms + 3, slice(0, rows.k.shape[1])
