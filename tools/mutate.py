@@ -79,12 +79,8 @@ EQUIVALENT = {
         "Shares of planes have far fewer than 12 digits.",
     "rope/variants.py: Shape: 0 -> 1":
         "Dynamic NTK keeps all frequencies for lengths up to the trained context.",
-    "budget/surrogates.py: module: 32 -> 33":
-        "The number of rows in a block only affects the speed.",
-    "budget/offsets.py: log_z_and_moments: (1, 0) -> (1, 1)":
-        "No row reads the added last sum.",
-    "budget/surrogates.py: draw_surrogates: sink <= Thresholds.sink * total -> "
-    "sink < Thresholds.sink * total":
+    "budget/surrogates.py: _explained_by_offset: sink <= Thresholds.sink * information -> "
+    "sink < Thresholds.sink * information":
         "Two measured numbers are never exactly equal.",
     "claims/numbers.py: _uneven: _shares(length).mean(0) -> _shares(length).sum(0)":
         "The standard deviation is compared with the mean, which grows by the same factor.",
