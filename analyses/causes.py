@@ -37,7 +37,7 @@ import xarray as xr
 import ropelens as rl
 from ropelens.analysis.answer import Answer
 from ropelens.commands.terminal import run_analysis
-from ropelens.figures.edits import plot_silenced
+from ropelens.figures.silenced import plot_silenced
 from ropelens.intervals import paired_interval
 
 FIVE = 5

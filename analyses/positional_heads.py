@@ -19,7 +19,7 @@ minutes for a billion parameters on a GPU.
 import ropelens as rl
 from ropelens.analysis.answer import Answer
 from ropelens.commands.terminal import run_analysis
-from ropelens.figures.planes import plot_head_wavelengths
+from ropelens.figures.head_wavelengths import plot_head_wavelengths
 from ropelens.report import describe
 
 

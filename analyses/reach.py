@@ -29,7 +29,7 @@ import xarray as xr
 import ropelens as rl
 from ropelens.analysis.answer import Answer
 from ropelens.commands.terminal import run_analysis
-from ropelens.figures.single_head import plot_reach
+from ropelens.figures.reach import plot_reach
 from ropelens.report import describe
 
 # Random distances, because even steps might be in phase with a plane.

@@ -52,17 +52,17 @@ from .comparison.compare import compare as compare
 from .comparison.table import paired_changes as paired_changes
 
 # plot
-from .figures.single_head import plot_attention as plot_attention
-from .figures.all_heads import plot_claim as plot_claim
-from .figures.all_heads import plot_follow as plot_follow
-from .figures.all_heads import plot_head_map as plot_head_map
-from .figures.single_head import plot_kernel as plot_kernel
+from .figures.attention import plot_attention as plot_attention
+from .figures.claim import plot_claim as plot_claim
+from .figures.follow import plot_follow as plot_follow
+from .figures.head_map import plot_head_map as plot_head_map
+from .figures.kernel import plot_kernel as plot_kernel
 from .figures.effects import plot_effects as plot_effects
-from .figures.planes import plot_norms as plot_norms
-from .figures.effects import plot_position_losses as plot_position_losses
+from .figures.norms import plot_norms as plot_norms
+from .figures.position_losses import plot_position_losses as plot_position_losses
 from .figures.effects import plot_top_planes as plot_top_planes
-from .figures.single_head import plot_selectivity as plot_selectivity
-from .figures.edits import plot_truncation as plot_truncation
+from .figures.head_planes import plot_selectivity as plot_selectivity
+from .figures.truncation import plot_truncation as plot_truncation
 
 # write and read
 from .report import write_report as write_report

@@ -1,7 +1,5 @@
 """Figures of attributions and patches: an effect on an answer, with both signs."""
 
-from typing import Any
-
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
@@ -11,10 +9,11 @@ from ropelens.errors import BadArgument
 from ropelens.figures import style
 from ropelens.figures.formats import plotly_text, short_count, visible_token
 from ropelens.figures.inputs import Selected, frame_of
-from ropelens.interventions.truncation_table import position_losses, top_planes
+from ropelens.interventions.truncation_table import top_planes
 
 HOVER = "head %{customdata[0]}.%{customdata[1]}<br>%{x:+.3f} <extra></extra>"
-TOWARD, AWAY = "#d9700f", "#2a8fe0"
+TOWARD = "#d9700f"
+AWAY = "#2a8fe0"
 BOTH_SIGNS = [[0, AWAY], [0.5, "rgba(128,132,140,0.08)"], [1, TOWARD]]
 
 
@@ -27,43 +26,65 @@ def plot_effects(results: xr.Dataset, *, selected: Selected = None) -> go.Figure
     (with the tokens of the prompt), or the whole layer. `selected` is a head as "2.3" or
     (layer, head), and gets a frame.
     """
-    what, hint = "attribution", "a result of patch_each or attribute_planes"
-    if what in results:
-        values = results[what].sum("frequency", min_count=1)
+    if "attribution" in results:
+        effect = "attribution"
+        values = results["attribution"].sum("frequency", min_count=1)
     elif "change" in results:
-        values, what = results["change"], "change of the answer"
+        effect = "change of the answer"
+        values = results["change"]
     else:
-        seen = str(results.attrs.get("kind"))
         raise BadArgument(
-            "These results have no effects of heads.", seen=seen, hint=hint
+            "These results have no effects of heads.",
+            seen=str(results.attrs.get("kind")),
+            hint="a result of patch_each or attribute_planes",
         )
-    across = next((dim for dim in ("head", "position") if dim in values.dims), "")
+    columns = ""  # the whole layer has one column
+    for dim in ("position", "head"):
+        if dim in values.dims:
+            columns = dim
     z = values.transpose("layer", ...).values.reshape(results.sizes["layer"], -1)
-    title = f"{what.capitalize()} by layer" + f" and {across}" * bool(across)
-    figure = style.layer_map(title, *z.shape, across).update_xaxes(visible=bool(across))
-    most = float(np.nanmax(np.abs(z), initial=0)) or 1.0
-    bar = {"thickness": 10, "nticks": 5, "title": {"text": what, "side": "right"}}
-    look: dict[str, Any] = {"colorscale": BOTH_SIGNS, "zmin": -most, "zmax": most}
-    hover = f"layer %{{y}}{f', {across} %{{x}}' * bool(across)}<br>{what} %{{z:+.3f}}"
-    look |= {
-        "colorbar": bar,
-        "hovertemplate": f"{hover}<extra></extra>",
-        "xgap": 1,
-        "ygap": 1,
-    }
-    figure.add_heatmap(z=z, **look)
-    if across == "position":
-        tokens = [
-            visible_token(str(token), longest=12) for token in results["token"].values
-        ]
-        ticks = {
-            "ticktext": [*map(plotly_text, tokens)],
-            "tickvals": np.arange(len(tokens)),
-        }
-        figure.update_xaxes(title_text="position (token)", **ticks, tickangle=-90)
+    figure = _effect_map(z, effect, columns)
+    if columns == "position":
+        tokens = [str(token) for token in results["token"].values]
+        figure.update_xaxes(
+            title_text="position (token)",
+            ticktext=[
+                plotly_text(visible_token(token, longest=12)) for token in tokens
+            ],
+            tickvals=np.arange(len(tokens)),
+            tickangle=-90,
+        )
     if selected is not None:
         figure.add_shape(frame_of(selected))
     return style.note_missing(figure, "no head has an effect")
+
+
+def _effect_map(z: np.ndarray, effect: str, columns: str) -> go.Figure:
+    """Map of `z` [layer, column]; `columns` names the columns, or is "" for whole layers."""
+    layers, count = z.shape
+    title = f"{effect.capitalize()} by layer"
+    hover = "layer %{y}"
+    if columns:
+        title += f" and {columns}"
+        hover += f", {columns} %{{x}}"
+    figure = style.layer_map(title, layers, count, columns)
+    figure.update_xaxes(visible=bool(columns))
+    largest = float(np.nanmax(np.abs(z), initial=0)) or 1.0
+    figure.add_heatmap(
+        z=z,
+        colorscale=BOTH_SIGNS,
+        zmin=-largest,
+        zmax=largest,
+        colorbar={
+            "thickness": 10,
+            "nticks": 5,
+            "title": {"text": effect, "side": "right"},
+        },
+        hovertemplate=f"{hover}<br>{effect} %{{z:+.3f}}<extra></extra>",
+        xgap=1,
+        ygap=1,
+    )
+    return figure
 
 
 @public
@@ -75,19 +96,21 @@ def plot_top_planes(attribution: xr.Dataset, *, count: Positive = 12) -> go.Figu
     the layer and the index of the head.
     """
     planes = top_planes(attribution, count)
+    values = planes["attribution"]
+    rows = np.arange(len(planes))
+    indices = [[int(part) for part in head.split(".")] for head in planes["head"]]
     figure = style.new_figure(
         "Planes with the largest attribution", height=110 + 26 * count
     )
-    names = planes["head"] + " · " + planes["wavelength"].map(short_count) + " tokens"
-    places = [[int(part) for part in head.split(".")] for head in planes["head"]]
-    rows: dict[str, Any] = {
-        "y": np.arange(len(names)),
-        "customdata": places,
-        "hovertemplate": HOVER,
-    }
-    look: dict[str, Any] = {"orientation": "h", "name": "attribution"}
-    look["marker_color"] = np.where(planes["attribution"] > 0, TOWARD, AWAY)
-    figure.add_bar(x=planes["attribution"], **rows, **look)
+    figure.add_bar(
+        x=values,
+        y=rows,
+        customdata=indices,
+        hovertemplate=HOVER,
+        orientation="h",
+        name="attribution",
+        marker_color=np.where(values > 0, TOWARD, AWAY),
+    )
     if "dropped" in planes:
         ring = {
             "symbol": "circle-open",
@@ -95,37 +118,26 @@ def plot_top_planes(attribution: xr.Dataset, *, count: Positive = 12) -> go.Figu
             "color": style.MUTED,
             "line_width": 2,
         }
-        look = {
-            "mode": "markers",
-            "marker": ring,
-            "name": "effect of the plane if dropped",
-        }
-        figure.add_scatter(x=-planes["dropped"], **rows, **look)
-    axis = {"tickvals": rows["y"], "ticktext": names, "range": [len(names) - 0.4, -0.6]}
-    figure.update_yaxes(**axis, showgrid=False, title_text="head · wavelength")
-    title = "attribution (units of the answer)"
-    figure.update_xaxes(title_text=title, zeroline=True, zerolinecolor=style.MUTED)
-    return style.note_missing(
-        figure, "no plane has an attribution", planes["attribution"]
+        figure.add_scatter(
+            x=-planes["dropped"],
+            y=rows,
+            customdata=indices,
+            hovertemplate=HOVER,
+            mode="markers",
+            marker=ring,
+            name="effect of the plane if dropped",
+        )
+    wavelengths = planes["wavelength"].map(short_count)
+    figure.update_yaxes(
+        tickvals=rows,
+        ticktext=planes["head"] + " · " + wavelengths + " tokens",
+        range=[len(planes) - 0.4, -0.6],
+        showgrid=False,
+        title_text="head · wavelength",
     )
-
-
-@public
-def plot_position_losses(results: xr.Dataset) -> go.Figure:
-    """Loss by position (nats/token) for each edit of `evaluate`, and its change by the edit.
-
-    Bars are standard errors over groups of sequences.
-    """
-    table, colors = position_losses(results), (style.MUTED, *style.VARIANT_COLORS)
-    figure = style.stacked("Loss by position in the text", 2, height=520)
-    for number, (edit, rows) in enumerate(table.groupby("edit", sort=False)):
-        look: dict[str, Any] = {"mode": "lines+markers", "name": plotly_text(str(edit))}
-        look |= {"line_color": colors[number % len(colors)], "legendgroup": number}
-        look["x"] = rows["position_start"].clip(lower=1)
-        bars = {"array": rows["loss_se"], "thickness": 1}
-        figure.add_scatter(y=rows["loss"], error_y=bars, **look, row=1, col=1)
-        figure.add_scatter(y=rows["change"], showlegend=False, **look, row=2, col=1)
-    figure.update_yaxes(title_text="loss<br>(nats/token)", row=1)
-    figure.update_yaxes(title_text="change of the loss<br>(nats/token)", row=2)
-    style.set_counts(figure, table["position_stop"], style.POSITION_TITLE)
-    return style.note_missing(figure, "no loss was measured", table["loss"])
+    figure.update_xaxes(
+        title_text="attribution (units of the answer)",
+        zeroline=True,
+        zerolinecolor=style.MUTED,
+    )
+    return style.note_missing(figure, "no plane has an attribution", values)

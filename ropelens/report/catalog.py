@@ -13,13 +13,21 @@ import xarray as xr
 
 from ropelens.errors import BadArgument
 from ropelens.figures import (
-    all_heads,
+    attention,
+    claim,
     comparison,
-    planes,
-    single_head,
-    truncated_heads,
+    comparison_planes,
+    follow,
+    head_map,
+    head_planes,
+    head_truncation,
+    head_wavelengths,
+    kernel,
+    norms,
+    reach,
+    sweep_traces,
 )
-from ropelens.figures.edits import MeasureName, plot_truncation, summary_column
+from ropelens.figures.truncation import MeasureName, plot_truncation, summary_column
 from ropelens.report.render import page_words
 
 
@@ -45,34 +53,34 @@ FIXED_MARGINS = {f"{axis}_automargin": False for axis in FIXED_AXES}  # otherwis
 
 # fmt: off
 PROFILE_FIGURES = (
-    PageFigure("wavelengths", planes.plot_head_wavelengths,
+    PageFigure("wavelengths", head_wavelengths.plot_head_wavelengths,
         section="all", layout={"margin_t": 40},
-        known=lambda _, *, heads, **__: len(planes.by_position(heads)) > 0),
-    PageFigure("map", all_heads.plot_head_map, section="all"),
-    PageFigure("follow", all_heads.plot_follow, section="all", layout={"height": 520},
+        known=lambda _, *, heads, **__: len(head_wavelengths.by_position(heads)) > 0),
+    PageFigure("map", head_map.plot_head_map, section="all"),
+    PageFigure("follow", follow.plot_follow, section="all", layout={"height": 520},
         known=lambda _, *, heads, **__: (
             bool(heads.filter(["follow_score"]).notna().any(axis=None)))),
-    PageFigure("claim", all_heads.plot_claim, section="all", layout={"height": 520}),
-    PageFigure("selectivity", single_head.plot_selectivity,
+    PageFigure("claim", claim.plot_claim, section="all", layout={"height": 520}),
+    PageFigure("selectivity", head_planes.plot_selectivity,
         section="head", layout={"margin_t": 36, "margin_l": 72, "height": 415} | FIXED_MARGINS),
-    PageFigure("attention", single_head.plot_attention,
+    PageFigure("attention", attention.plot_attention,
         section="head", layout={"height": 470, "margin_t": 12}),
-    PageFigure("pair", lambda profile, **_: single_head.pair_figure(profile),
+    PageFigure("pair", lambda profile, **_: head_planes.pair_figure(profile),
         section="head", layout={"height": 330, "margin_t": 12}),
-    PageFigure("kernel", single_head.plot_kernel,
+    PageFigure("kernel", kernel.plot_kernel,
         section="head", layout={"height": 450, "margin_t": 36}),
-    PageFigure("norms", planes.plot_norms, section="model"),
+    PageFigure("norms", norms.plot_norms, section="model"),
 )
 
 SIDE_BY_SIDE = ("selectivity", "attention", "pair", "kernel")  # figures of a second head too
 
-HEAD_SWEEP_FIGURE = PageFigure("stopped", truncated_heads.plot_head_truncation,
+HEAD_SWEEP_FIGURE = PageFigure("stopped", head_truncation.plot_head_truncation,
     section="head", layout={"margin_t": 56, "height": 400},
     known=lambda sweep, **_: (
-        bool({*truncated_heads.HEAD_PANELS} & {*sweep})
-        and bool(sweep["kind"].isin([*truncated_heads.END_LOOKS]).any())))
+        bool({*head_truncation.HEAD_PANELS} & {*sweep})
+        and bool(sweep["kind"].isin([*sweep_traces.END_LOOKS]).any())))
 
-REACH_FIGURE = PageFigure("reach", single_head.plot_reach,
+REACH_FIGURE = PageFigure("reach", reach.plot_reach,
     section="head", layout={"margin_t": 12, "height": 360, "showlegend": True},
     known=lambda reach: bool(reach["found_share"].notnull().any()))
 
@@ -96,7 +104,7 @@ COMPARISON_FIGURES = (
         known=lambda runs, **_: "position_loss" in runs),
     PageFigure("copying", lambda runs, **_: comparison.plot_copying(runs),
         known=lambda runs, **_: "copy_loss" in runs),
-    PageFigure("planes", lambda runs, **_: comparison.plot_comparison_planes(runs)),
+    PageFigure("planes", lambda runs, **_: comparison_planes.plot_comparison_planes(runs)),
     PageFigure("growth", lambda runs, **_: comparison.plot_growth(runs),
         known=lambda runs, **_: "growth_loss" in runs),
 )

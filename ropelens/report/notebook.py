@@ -13,7 +13,7 @@ import xarray as xr
 from ropelens.arguments import public
 from ropelens.errors import BadArgument, explained
 from ropelens.figures import inputs
-from ropelens.figures.all_heads import FULL_COLOR, MAX_HEADS_WITH_SIGNS
+from ropelens.figures.head_map import FULL_COLOR, MAX_HEADS_WITH_SIGNS
 from ropelens.figures.style import COLORS, SIGNS
 from ropelens.report.claims import GLYPHS, claims_sentences, ledger_rows
 from ropelens.report.render import environment

@@ -15,7 +15,7 @@ from ropelens.arguments import public
 from ropelens.budget.labels import Thresholds
 from ropelens.claims.tables import ledger
 from ropelens.errors import BadArgument
-from ropelens.figures.all_heads import claim_title
+from ropelens.figures.claim import claim_title
 from ropelens.figures.formats import plural
 from ropelens.figures.inputs import head_table, idle_layers
 from ropelens.figures.steps import plot_maps, plot_numbers

@@ -11,17 +11,14 @@ from scipy.special import softmax
 
 from ropelens.budget.labels import DOUBTS
 from ropelens.figures import style
-from ropelens.figures.all_heads import FOLLOWS, bit_shares
+from ropelens.figures.attention import excerpt_tokens, farthest_distance
+from ropelens.figures.follow import FOLLOWS
 from ropelens.figures.formats import plotly_text, visible_token
-from ropelens.figures.inputs import is_true, kv_heads, numbers
+from ropelens.figures.head_truncation import head_steps, kinds_of, rotating_shares
+from ropelens.figures.inputs import bit_shares, is_true, kv_heads, numbers
+from ropelens.figures.kernel import kernel_arrays
 from ropelens.figures.planes import wavelength_positions
-from ropelens.figures.single_head import (
-    excerpt_tokens,
-    farthest_distance,
-    kernel_arrays,
-    reach_arrays,
-)
-from ropelens.figures.truncated_heads import head_steps, kinds_of, rotating_shares
+from ropelens.figures.reach import reach_arrays
 from ropelens.report.catalog import (
     PROFILE_FIGURES,
     SIDE_BY_SIDE,

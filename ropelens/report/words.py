@@ -12,7 +12,7 @@ from ropelens.arguments import public
 from ropelens.budget.labels import DOUBTS
 from ropelens.claims.tables import classify_heads
 from ropelens.comparison.table import group_entries, summarize_comparison
-from ropelens.figures.all_heads import FOLLOWS
+from ropelens.figures.follow import FOLLOWS
 from ropelens.figures.formats import change_and_interval, short_count, visible_token
 from ropelens.figures.inputs import idle_layers
 from ropelens.figures.style import EXCLUDED_LABELS, LABEL_ORDER

@@ -19,15 +19,18 @@ from synthetic_truncation import synthetic_truncation
 import ropelens as rl
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument
-from ropelens.figures import comparison
-from ropelens.figures.all_heads import claim_title
-from ropelens.figures.edits import MeasureName, plot_silenced
+from ropelens.figures import comparison, comparison_planes
+from ropelens.figures.claim import claim_title
 from ropelens.figures.formats import number
+from ropelens.figures.head_planes import pair_figure
+from ropelens.figures.head_truncation import plot_head_truncation
+from ropelens.figures.head_wavelengths import plot_head_wavelengths
 from ropelens.figures.inputs import kv_heads
-from ropelens.figures.planes import NORM_PANELS, plot_head_wavelengths
-from ropelens.figures.single_head import kernel_arrays, pair_figure
+from ropelens.figures.kernel import kernel_arrays
+from ropelens.figures.norms import NORM_PANELS
+from ropelens.figures.silenced import plot_silenced
 from ropelens.figures.style import LABEL_ORDER, SIGNS, SYMBOLS
-from ropelens.figures.truncated_heads import plot_head_truncation
+from ropelens.figures.truncation import MeasureName
 from ropelens.report import describe
 from ropelens.report.words import idle_words
 
@@ -204,7 +207,7 @@ OTHERS: dict[str, tuple[xr.Dataset, Callable[[xr.Dataset], go.Figure]]] = {
     "head of a sweep": (SWEEP, lambda ds: plot_head_truncation(ds, **AT)),
     "position": (RUNS, comparison.plot_position_loss),
     "copying": (RUNS, comparison.plot_copying),
-    "planes": (RUNS, comparison.plot_comparison_planes),
+    "planes": (RUNS, comparison_planes.plot_comparison_planes),
     "growth": (RUNS, comparison.plot_growth),
     "losses": (
         RUNS,
@@ -330,7 +333,7 @@ def test_planes_of_layers_that_rotate_differently_have_their_own_lines():
     runs = RUNS.copy(deep=True)
     wavelength = runs["wavelength"].transpose("entry", "layer", "frequency").copy()
     wavelength[:, -1] = wavelength[:, -1] ** 1.5
-    figure = comparison.plot_comparison_planes(
+    figure = comparison_planes.plot_comparison_planes(
         runs.assign_coords(wavelength=wavelength)
     )
     names = {trace.name for trace in figure.data if " tokens)" in (trace.name or "")}

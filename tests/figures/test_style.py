@@ -10,8 +10,9 @@ from synthetic_truncation import synthetic_truncation
 
 import ropelens as rl
 from ropelens.errors import BadArgument
-from ropelens.figures.comparison import variant_looks
 from ropelens.figures.formats import plotly_text, short_count, visible_token
+from ropelens.figures.group_looks import variant_looks
+from ropelens.figures.head_truncation import head_steps, plot_head_truncation
 from ropelens.figures.planes import (
     common_columns,
     set_wavelengths,
@@ -26,7 +27,6 @@ from ropelens.figures.style import (
     SYMBOLS,
     VARIANT_COLORS,
 )
-from ropelens.figures.truncated_heads import head_steps, plot_head_truncation
 from ropelens.interventions.truncation_table import summarize_truncation
 from ropelens.report.render import TEMPLATES
 
@@ -56,9 +56,10 @@ def test_planes_without_rotation_have_their_own_place():
         "1k",
         "2.51M",
     ]
-    edges, planes = common_columns(
-        wavelength * (1 + 1e-6 * np.eye(2, 4))
-    )  # as measured
+    # as measured
+    columns = common_columns(wavelength * (1 + 1e-6 * np.eye(2, 4)))
+    edges = columns.edges
+    planes = columns.planes
     assert (np.diff(edges) > 0).all()
     assert [plane for plane, _ in itertools.groupby(planes[0])] == [0, 1, 2, -1, 3, -1]
     assert [plane for plane, _ in itertools.groupby(planes[1])] == [-1, 0, 1, 2]
@@ -67,7 +68,9 @@ def test_planes_without_rotation_have_their_own_place():
 def test_layers_with_two_bases_share_their_columns():
     steps = np.arange(8) / 8
     wavelength = 2 * np.pi * np.array([10_000.0**steps, 1_000_000.0**steps])
-    edges, planes = common_columns(wavelength)
+    shared = common_columns(wavelength)
+    edges = shared.edges
+    planes = shared.planes
     centres = np.sqrt(edges[1:] * edges[:-1])
     for layer in range(2):
         for plane in range(8):

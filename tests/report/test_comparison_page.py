@@ -15,7 +15,8 @@ from ropelens.analysis.open_folder import rewrite_page
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument
 from ropelens.figures import comparison as figures
-from ropelens.figures.planes import plot_head_wavelengths
+from ropelens.figures import comparison_planes
+from ropelens.figures.head_wavelengths import plot_head_wavelengths
 from ropelens.figures.style import new_figure
 from ropelens.interventions.truncation_table import best_head
 from ropelens.report.tables import comparison_columns as shown_columns
@@ -96,12 +97,16 @@ def test_copying_by_distance_and_needles_by_length(comparison: xr.Dataset):
 
 
 def test_planes_that_do_not_rotate_are_drawn_where_they_rotate_elsewhere(comparison):
-    place, turning = figures.plane_places(comparison, "p-rope:0.5")
+    places = comparison_planes.plane_places(comparison, "p-rope:0.5")
+    place = places.wavelength
+    turning = places.rotates
     np.testing.assert_array_equal(place, comparison["wavelength"][0, 0])
     assert turning.tolist() == [True] * 4 + [False] * 4
-    figure = figures.plot_comparison_planes(comparison)
+    figure = comparison_planes.plot_comparison_planes(comparison)
     rings = [*figure.select_traces({"name": "does not rotate"})]
-    for (unit, name), ring in zip(figures.PLANE_PANELS.items(), rings, strict=True):
+    for (unit, name), ring in zip(
+        comparison_planes.PLANE_PANELS.items(), rings, strict=True
+    ):
         rows = lines(figure, unit.replace("<br>", " "))
         dims = [dim for dim in comparison[name].dims if dim != "frequency"]
         np.testing.assert_array_equal(rows["p-rope:0.5"].x, place)

@@ -12,7 +12,7 @@ from synthetic_truncation import synthetic_truncation
 
 import ropelens as rl
 from ropelens.errors import BadArgument
-from ropelens.figures.single_head import plot_reach
+from ropelens.figures.reach import plot_reach
 
 LAYER, HEAD = 1, 3
 

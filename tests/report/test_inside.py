@@ -16,8 +16,8 @@ from torch import nn
 
 import ropelens as rl
 from ropelens.checkpoints.bundled import sample_path
+from ropelens.figures.attention import farthest_distance
 from ropelens.figures.formats import visible_token
-from ropelens.figures.single_head import farthest_distance
 from ropelens.interventions.edit import Edit
 from ropelens.text.tokenize import prompt_tokens
 
