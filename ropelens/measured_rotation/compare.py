@@ -59,7 +59,7 @@ def compare_rope(
     positions = probe_positions((context or models[0].context) - 1)
     probes = [probe_single_tokens(live, positions) for live in models]
     _check_sizes(probes)
-    ropes = stated_ropes(models[0])
+    ropes = stated_ropes(models[0].model, models[0].layer_types)
     layers = []
     for number, other_probe in zip(probes[0], probes[1].values(), strict=True):
         probe = probes[0][number]

@@ -23,7 +23,6 @@ from ropelens.measured_rotation.single_tokens import (
 )
 from ropelens.measured_rotation.stated import (
     match_stated,
-    stated_inv_freq,
     stated_ropes,
 )
 from ropelens.model.live_model import LiveModel
@@ -33,15 +32,24 @@ from ropelens.rope.planes import Planes
 
 def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRotation]:
     """Rotation of each layer without edits; `measure_rope` explains `context`."""
-    positions = probe_positions(_farthest_position(live, context))
+    farthest = FARTHEST  # a wavelength of 10 million tokens still turns
+    stated = stated_ropes(live.model, live.layer_types)
+    has_buffers = any(rope.inv_freq for rope in stated.values())
+    if "rope_parameters" not in live.config.to_dict() or not has_buffers:
+        farthest = live.context - 1  # positions may index a table
+    elif live.depends_on_length:
+        farthest = max(context or 0, trained_length(live.config)) - 1
+    positions = probe_positions(farthest)
     probes = probe_single_tokens(live, positions)
-    stated = stated_ropes(live)  # RoPE that changes with the length changes its buffers
+    # Again, because RoPE that changes with the length changed its buffers.
+    stated = stated_ropes(live.model, live.layer_types)
     measured = {
         layer: probe.rotation(stated[live.layer_types[layer]].plane_counts)
         for layer, probe in probes.items()
     }
+    may_be_still = any(rope.still for rope in stated.values())
     check_rotation(
-        live, measured, probes, may_be_still=any(rope.still for rope in stated.values())
+        live.class_name, measured, probes, eps=live.eps, may_be_still=may_be_still
     )
     layers = [_unmeasured(positions)] * live.layers
     for layer, rotation in measured.items():
@@ -62,16 +70,6 @@ def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRot
     return layers
 
 
-def _farthest_position(live: LiveModel, context: int | None) -> int:
-    layer_types = set(live.layer_types)
-    has_buffers = any(stated_inv_freq(live.model, name) for name in layer_types)
-    if "rope_parameters" not in live.config.to_dict() or not has_buffers:
-        return live.context - 1  # positions may index a table
-    if live.depends_on_length:
-        return max(context or 0, trained_length(live.config)) - 1
-    return FARTHEST  # a wavelength of 10 million tokens still turns
-
-
 def _unmeasured(positions: Int[Tensor, " position"]) -> LayerRotation:
     """The rotation of a layer that does not attend."""
     nothing = Planes(torch.zeros(0), 0, "none")
@@ -84,36 +82,37 @@ def _unmeasured(positions: Int[Tensor, " position"]) -> LayerRotation:
 
 
 def check_rotation(
-    live: LiveModel,
+    class_name: str,
     measured: Mapping[int, MeasuredRotation],
     probes: Mapping[int, SingleTokenProbe],
     *,
+    eps: float,
     may_be_still: bool,
 ) -> None:
     """Refuse a model whose queries do not rotate or whose values do."""
     for layer, rotation in measured.items():
-        allowed = allowed_residual(rotation.noise, live.eps)
+        allowed = allowed_residual(rotation.noise, eps)
         if not rotation.residual <= allowed:
             seen = f"layer {layer}: the lengths of its planes change with position (residual "
             seen += f"{rotation.residual:.2g}; a rotation keeps them to {allowed:.0e})"
             fault = "changes its queries with position, but not by a rotation"
-            raise _not_a_rotation(live, fault, seen)
+            raise _not_a_rotation(class_name, fault, seen)
     still = [rotation.planes.pairing == "none" for rotation in measured.values()]
     if all(still) and not may_be_still:
         seen = "queries and keys are the same at every position (residual 0)"
-        raise _not_a_rotation(live, "does not rotate its queries", seen)
+        raise _not_a_rotation(class_name, "does not rotate its queries", seen)
     for layer, probe in probes.items():
         change = relative_change(probe.values, probe.values[:, :1])
-        if change > allowed_residual(probe.value_noise, live.eps):
+        if change > allowed_residual(probe.value_noise, eps):
             seen = f"layer {layer}: the values of a token change with its position"
-            raise _not_a_rotation(live, "rotates its values too", seen)
+            raise _not_a_rotation(class_name, "rotates its values too", seen)
 
 
-def _not_a_rotation(live: LiveModel, fault: str, seen: str) -> UnsupportedModel:
+def _not_a_rotation(class_name: str, fault: str, seen: str) -> UnsupportedModel:
     hint = (
         "a model that rotates only queries and keys, such as Llama, Qwen, Gemma or GLM"
     )
-    return UnsupportedModel(f"{live.class_name} {fault}.", seen=seen, hint=hint)
+    return UnsupportedModel(f"{class_name} {fault}.", seen=seen, hint=hint)
 
 
 def _with_axes(

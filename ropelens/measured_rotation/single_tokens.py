@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from ropelens.attention.call import AttentionCall
 from ropelens.errors import UnsupportedModel
@@ -51,22 +52,27 @@ def probe_single_tokens(
     The differences of several runs at the first position are noise. Some of them have rounded
     embeddings, because a few models (gpt-oss in half precision) amplify such rounding.
     """
-    runs = TokenRuns(live, positions)
+    runs = TokenRuns(
+        class_name=live.class_name,
+        tokens=torch.arange(1, 1 + TOKENS) * live.vocabulary // 6,
+        given=positions,
+        row_scales=_row_scales(live.model, positions),
+        eps=live.eps,
+    )
     tokens = runs.tokens.repeat_interleave(runs.count)[:, None]
     position_ids = torch.cat([runs.positions] * TOKENS, dim=-1)[..., None]
     is_rounded = torch.arange(runs.count) >= runs.first_rounded
     change = live.eps / 2 * is_rounded.repeat(TOKENS)
-    with live.without_hooks(), _autocast(live):
+    with live.without_hooks(), _autocast(live.model, live.device.type):
         if live.depends_on_length:
             live.forward(tokens[:1])  # a short sequence resets dynamic RoPE
         with changed_embeddings(live.model, change):
             return live.record_calls(tokens, runs.read, position_ids)
 
 
-def _autocast(live: LiveModel) -> AbstractContextManager:
+def _autocast(model: PreTrainedModel, device: str) -> AbstractContextManager:
     """The autocast that is open, for a model of several dtypes, which runs only under it."""
-    device = live.device.type
-    dtypes = {x.dtype for x in live.model.parameters() if x.is_floating_point()}
+    dtypes = {x.dtype for x in model.parameters() if x.is_floating_point()}
     enabled = len(dtypes) > 1 and torch.is_autocast_enabled(device)
     return torch.autocast(device, torch.get_autocast_dtype(device), enabled=enabled)
 
@@ -79,34 +85,50 @@ class Repeats:
     weight: float
 
 
+@dataclass(frozen=True)
 class TokenRuns:
-    """Runs of each token: at each position, and then again at the first position."""
+    """Runs of each token: at the `given` positions, and then again at the first position."""
 
-    def __init__(
-        self, live: LiveModel, positions: Int[Tensor, "*axis position"]
-    ) -> None:
-        self.live = live
-        self.tokens = torch.arange(1, 1 + TOKENS) * live.vocabulary // 6
-        self.given = positions.shape[-1]  # number of different positions
-        self.first_rounded = self.given + NOISE_REPEATS
-        self.count = self.first_rounded + ROUNDED  # number of runs of each token
-        first = positions[..., :1]
+    class_name: str
+    tokens: Int[Tensor, " token"]
+    given: Int[Tensor, "*axis position"]
+    row_scales: dict[int, Float[Tensor, "*axis position"]]  # by layer
+    eps: float
+
+    @property
+    def first_repeat(self) -> int:
+        """Number of the first run that shows noise."""
+        return self.given.shape[-1]
+
+    @property
+    def first_rounded(self) -> int:
+        """Number of the first run whose embeddings are rounded otherwise."""
+        return self.first_repeat + NOISE_REPEATS
+
+    @property
+    def count(self) -> int:
+        """Number of runs of each token."""
+        return self.first_rounded + ROUNDED
+
+    @property
+    def positions(self) -> Int[Tensor, "*axis run"]:
+        first = self.given[..., :1]
         repeats = first.expand(*first.shape[:-1], NOISE_REPEATS + ROUNDED)
-        self.positions = torch.cat([positions, repeats], dim=-1)
-        self.repeats = (
-            Repeats(slice(self.given, self.first_rounded), weight=1.0),
+        return torch.cat([self.given, repeats], dim=-1)
+
+    @property
+    def repeats(self) -> tuple[Repeats, Repeats]:
+        return (
+            Repeats(slice(self.first_repeat, self.first_rounded), weight=1.0),
             Repeats(slice(self.first_rounded, None), weight=CHANGED_WEIGHT),
         )
-        self.row_scales = _row_scales(live, self.positions)
 
     def read(self, call: AttentionCall) -> SingleTokenProbe:
         query = self._by_token(call.query)
         key = self._by_token(call.key)
         values = self._by_token(call.value)
         if not (query.isfinite().all() and key.isfinite().all()):
-            what = (
-                f"{self.live.class_name} has queries or keys that are NaN or infinite."
-            )
+            what = f"{self.class_name} has queries or keys that are NaN or infinite."
             hint = "whole weights, and rope_parameters that give frequencies"
             raise UnsupportedModel(what, seen=f"layer {call.layer}", hint=hint)
         query_scale = self._query_scale(query)
@@ -114,11 +136,11 @@ class TokenRuns:
         vectors = torch.cat([query, key], dim=2).transpose(1, 2).flatten(0, 1)
         row_scale = self.row_scales.get(call.layer, 1)
         return SingleTokenProbe(
-            positions=self.positions[..., : self.given],
-            vectors=vectors[:, : self.given],
-            values=values[:, : self.given],
+            positions=self.given,
+            vectors=vectors[:, : self.first_repeat],
+            values=values[:, : self.first_repeat],
             scale=float(call.scale),
-            query_scale=(query_scale * row_scale)[: self.given],
+            query_scale=query_scale[: self.first_repeat] * row_scale,
             noise=self._noise(vectors),
             value_noise=self._value_noise(values),
         )
@@ -139,7 +161,7 @@ class TokenRuns:
             repeats.weight * float(change[repeats.runs].max())
             for repeats in self.repeats
         ]
-        return scale.where(change > allowed_residual(max(noise), self.live.eps), 1)
+        return scale.where(change > allowed_residual(max(noise), self.eps), 1)
 
     def _noise(
         self, vectors: Float[Tensor, "vector run coordinate"]
@@ -148,7 +170,7 @@ class TokenRuns:
         for repeats in self.repeats:
             change = vectors[:, repeats.runs] - vectors[:, :1]
             noise.append((repeats.weight * change).square().mean((0, 1)).sqrt())
-        smallest = self.live.eps * vectors.square().mean().sqrt()
+        smallest = self.eps * vectors.square().mean().sqrt()
         return torch.stack(noise).amax(0).clamp(min=smallest)
 
     def _value_noise(self, values: Float[Tensor, "token run kv_head feature"]) -> float:
@@ -159,14 +181,14 @@ class TokenRuns:
 
 
 def _row_scales(
-    live: LiveModel, positions: Int[Tensor, "*axis run"]
-) -> dict[int, Float[Tensor, "*axis run"]]:
+    model: PreTrainedModel, positions: Int[Tensor, "*axis position"]
+) -> dict[int, Float[Tensor, "*axis position"]]:
     """Factor on queries of some layers of Llama 4, which depends on the row of the query.
 
     Sequences of one token have only the first row.
     """
     scales = {}
-    for module in live.model.modules():
+    for module in model.modules():
         settings = vars(module)
         if settings.get("attn_temperature_tuning") and not settings["use_rope"]:
             steps = (positions + 1) // settings["floor_scale"]

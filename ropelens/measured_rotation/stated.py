@@ -1,7 +1,7 @@
 """Frequencies that a model states in its buffers and in its configuration; they can differ."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -58,14 +58,16 @@ class StatedRope:
         return any(len(w) > 0 and not w.any() for w in self.inv_freq)
 
 
-def stated_ropes(live: LiveModel) -> dict[str, StatedRope]:
+def stated_ropes(
+    model: PreTrainedModel, layer_types: Iterable[str]
+) -> dict[str, StatedRope]:
     """What the model states for each type of layers."""
     return {
         layer_type: StatedRope(
-            inv_freq=stated_inv_freq(live.model, layer_type),
-            factor=stated_factor(live.model, layer_type),
+            inv_freq=stated_inv_freq(model, layer_type),
+            factor=stated_factor(model, layer_type),
         )
-        for layer_type in set(live.layer_types)
+        for layer_type in set(layer_types)
     }
 
 
