@@ -3,11 +3,14 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ropelens.errors import BadArgument, explained
 from ropelens.runtime.folder import RECORD, write_whole
 from ropelens.runtime.run_record import read_record
+
+if TYPE_CHECKING:
+    from huggingface_hub import DatasetInfo
 
 PREFIX = "hf://"
 # Pages and tables are not read, so they are not fetched.
@@ -25,29 +28,39 @@ def upload(
     """Write a dataset card to `folder`, and upload it in one commit; return the address."""
     from huggingface_hub import HfApi  # slow
 
-    api, of_repo = HfApi(), cast(Any, {"repo_id": repo, "repo_type": "dataset"})
+    api = HfApi()
     write_whole(folder / "README.md", card(repo, record, findings))
     hint = "a token with write access (hf auth login), and a network (HF_HUB_OFFLINE=0)"
     with explained(
         f"The dataset {repo} could not be uploaded.", hint, error=BadArgument
     ):
-        address = api.create_repo(**of_repo, private=private, exist_ok=True)
-        info = api.dataset_info(repo)
-        files = {file.rfilename for file in info.siblings or ()} - {".gitattributes"}
-        foreign = "it holds files that ropelens did not write" * bool(
-            files and RECORD not in files
+        address = api.create_repo(
+            repo_id=repo, repo_type="dataset", private=private, exist_ok=True
         )
-        public = "it is public, and private=True" * (private and not info.private)
-        if fault := public or foreign:
-            what = f"The dataset {repo} exists already: {fault}."
-            raise BadArgument(
-                what, hint="another name, or private=False for a public dataset"
-            )
-        old: Any = {
-            "delete_patterns": [*NUMBERS, "*.csv"]
-        }  # an earlier sweep must not remain
-        api.upload_folder(**of_repo, folder_path=folder, **old)
+        info = api.dataset_info(repo)
+        _check_dataset(repo, info, private=private)
+        api.upload_folder(
+            repo_id=repo,
+            repo_type="dataset",
+            folder_path=folder,
+            delete_patterns=[*NUMBERS, "*.csv"],  # an earlier sweep must not remain
+        )
     return str(address)
+
+
+def _check_dataset(repo: str, info: DatasetInfo, *, private: bool) -> None:
+    """Raise `BadArgument` for a dataset of others, or for a public one instead of `private`."""
+    files = {file.rfilename for file in info.siblings or ()} - {".gitattributes"}
+    fault = ""
+    if files and RECORD not in files:
+        fault = "it holds files that ropelens did not write"
+    if private and not info.private:
+        fault = "it is public, and private=True"
+    if fault:
+        raise BadArgument(
+            f"The dataset {repo} exists already: {fault}.",
+            hint="another name, or private=False for a public dataset",
+        )
 
 
 def download(address: str) -> Path:
@@ -58,8 +71,13 @@ def download(address: str) -> Path:
     hint = "hf://datasets/NAME/DATASET, uploaded by Analysis.push_to_hub"
     with explained(f"{address} could not be read.", hint, error=BadArgument):
         uri = parse_hf_uri(address)
-        patterns: Any = {"allow_patterns": [*NUMBERS], "revision": uri.revision}
-        folder = Path(snapshot_download(uri.id, repo_type=uri.type, **patterns))
+        fetched = snapshot_download(
+            uri.id,
+            repo_type=uri.type,
+            revision=uri.revision,
+            allow_patterns=list(NUMBERS),
+        )
+        folder = Path(fetched)
         if not read_record(folder / uri.path_in_repo):
             raise ValueError("it has no run.json of ropelens")
     return folder
@@ -69,25 +87,32 @@ def card(repo: str, record: Mapping[str, Any], findings: Sequence[str]) -> str:
     """The dataset card: model, text, versions and findings, without contents of the text."""
     from huggingface_hub import DatasetCardData
 
-    model, text = record.get("model", {}), record.get("text", {})
-    facts = {
-        f"model {name}": model.get(name) for name in ("name", "revision", "fingerprint")
-    }
-    facts |= {f"text {name}": text.get(name) for name in ("source", "fingerprint")}
-    facts |= {n: record.get(n) for n in ("context", "tokens")} | record.get(
-        "versions", {}
-    )
-    rows = [
-        f"| {escape(name)} | {escape(fact)} |" for name, fact in facts.items() if fact
-    ]
-    use = f'`ropelens.open("hf://datasets/{repo}")` reads this analysis.'
-    lines = [
-        f"# An analysis by ropelens\n\n{use}\n",
-        *[f"- {escape(x)}" for x in findings],
-        "",
-    ]
     head = DatasetCardData(tags=["ropelens", "rope", "interpretability"]).to_yaml()
-    return "\n".join(["---", head, "---", *lines, "| | |", "|---|---|", *rows, ""])
+    use = f'`ropelens.open("hf://datasets/{repo}")` reads this analysis.'
+    items = [f"- {escape(sentence)}" for sentence in findings]
+    rows = [
+        f"| {escape(name)} | {escape(fact)} |"
+        for name, fact in _card_facts(record).items()
+        if fact
+    ]
+    lines = ["---", head, "---", f"# An analysis by ropelens\n\n{use}\n", *items, ""]
+    return "\n".join([*lines, "| | |", "|---|---|", *rows, ""])
+
+
+def _card_facts(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The rows of the card: what was measured, with which versions."""
+    model = record.get("model", {})
+    text = record.get("text", {})
+    return {
+        "model name": model.get("name"),
+        "model revision": model.get("revision"),
+        "model fingerprint": model.get("fingerprint"),
+        "text source": text.get("source"),
+        "text fingerprint": text.get("fingerprint"),
+        "context": record.get("context"),
+        "tokens": record.get("tokens"),
+        **record.get("versions", {}),
+    }
 
 
 def escape(text: object) -> str:

@@ -80,41 +80,60 @@ class Options(Loading):
 
 
 def with_options(
-    kind: Any, *, only: Collection[str] | None = None, **defaults: Any
+    options_type: Any, *, only: Collection[str] | None = None, **defaults: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command one option for each field of the dataclass `kind`, as its `options`.
+    """Give a command an option for each field of a dataclass, which becomes its `options`.
 
     `only` selects fields, and `defaults` replaces default values.
     """
-    hints = get_type_hints(kind)
-    fields = [f for f in dataclasses.fields(kind) if only is None or f.name in only]
-    fields.sort(key=lambda field: field.name not in kind.__annotations__)  # own first
+    hints = get_type_hints(options_type)
+    inherited: list[inspect.Parameter] = []
+    own: list[inspect.Parameter] = []  # come first in the help
+    for field in dataclasses.fields(options_type):
+        if only is not None and field.name not in only:
+            continue
+        parameter = _parameter_of(field, hints[field.name], defaults)
+        if field.name in options_type.__annotations__:
+            own.append(parameter)
+        else:
+            inherited.append(parameter)
+    added = own + inherited
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def call(**arguments: Any) -> None:
-            options = {field.name: arguments.pop(field.name) for field in fields}
-            command(**arguments, options=kind(**options))
+            values = {option.name: arguments.pop(option.name) for option in added}
+            command(**arguments, options=options_type(**values))
 
         signature = inspect.signature(command, eval_str=True)
-        parameters = [p for p in signature.parameters.values() if p.name != "options"]
-        for field in fields:
-            default, info = field.default, copy(field.metadata["option"])
-            if field.name in defaults:  # typer adds the new default
-                default, info.help = (
-                    defaults[field.name],
-                    info.help.partition(" [default:")[0],
-                )
-            hint = (
-                hints[field.name] if info.parser is None else Any
-            )  # typer refuses unions
-            hint = Annotated[hint, info]
-            parameter = inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY)
-            parameters.append(parameter.replace(default=default, annotation=hint))
-        call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        parameters = [
+            parameter
+            for parameter in signature.parameters.values()
+            if parameter.name != "options"
+        ]
+        call.__signature__ = signature.replace(parameters=parameters + added)  # type: ignore[attr-defined]
         return call
 
     return decorate
+
+
+def _parameter_of(
+    field: dataclasses.Field[Any], hint: Any, defaults: dict[str, Any]
+) -> inspect.Parameter:
+    """The parameter of a command for an option, as typer reads it."""
+    described = copy(field.metadata["option"])
+    default = field.default
+    if field.name in defaults:  # typer adds the new default
+        default = defaults[field.name]
+        described.help = described.help.partition(" [default:")[0]
+    if described.parser is not None:
+        hint = Any  # typer refuses unions
+    return inspect.Parameter(
+        field.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[hint, described],
+    )
 
 
 def path_of(text: str) -> Any:
