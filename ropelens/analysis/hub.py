@@ -3,14 +3,11 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ropelens.errors import BadArgument, explained
 from ropelens.runtime.folder import RECORD, write_whole
 from ropelens.runtime.run_record import read_record
-
-if TYPE_CHECKING:
-    from huggingface_hub import DatasetInfo
 
 PREFIX = "hf://"
 # Pages and tables are not read, so they are not fetched.
@@ -38,7 +35,12 @@ def upload(
             repo_id=repo, repo_type="dataset", private=private, exist_ok=True
         )
         info = api.dataset_info(repo)
-        _check_dataset(repo, info, private=private)
+        files = {file.rfilename for file in info.siblings or ()}
+        if private and not info.private:
+            raise _exists_already(repo, "it is public, and private=True")
+        if files - {".gitattributes"} and RECORD not in files:
+            fault = "it holds files that ropelens did not write"
+            raise _exists_already(repo, fault)
         api.upload_folder(
             repo_id=repo,
             repo_type="dataset",
@@ -48,19 +50,11 @@ def upload(
     return str(address)
 
 
-def _check_dataset(repo: str, info: DatasetInfo, *, private: bool) -> None:
-    """Raise `BadArgument` for a dataset of others, or for a public one instead of `private`."""
-    files = {file.rfilename for file in info.siblings or ()} - {".gitattributes"}
-    fault = ""
-    if files and RECORD not in files:
-        fault = "it holds files that ropelens did not write"
-    if private and not info.private:
-        fault = "it is public, and private=True"
-    if fault:
-        raise BadArgument(
-            f"The dataset {repo} exists already: {fault}.",
-            hint="another name, or private=False for a public dataset",
-        )
+def _exists_already(repo: str, fault: str) -> BadArgument:
+    return BadArgument(
+        f"The dataset {repo} exists already: {fault}.",
+        hint="another name, or private=False for a public dataset",
+    )
 
 
 def download(address: str) -> Path:

@@ -2,12 +2,15 @@
 
 import io
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 import xarray as xr
+from jaxtyping import Float
 
 from ropelens.arguments import public
 from ropelens.errors import BadArgument
@@ -24,81 +27,97 @@ def write_ranks(
 
     Raises `BadArgument` if the profile lacks the numbers or the model rotates in another way.
     """
-    make, *names = FORMATS[project]
-    arrays = [profile.get(name, xr.DataArray(np.nan)).values for name in names]
-    alike = np.ptp(profile["inv_freq"].values, axis=0).max() < 1e-3
-    whole = (profile["excerpt_planes"] == profile.sizes["frequency"]).all()
-    pairs = profile.attrs.get("pairing", "half") == "half" and whole and alike
-    lacks = ", ".join(
-        n for n, x in zip(names, arrays, strict=True) if not np.isfinite(x).all()
-    )
-    if lacks or not (pairs or project == "duoattention"):
+    file_format = FORMATS[project]
+    missing = [name for name in file_format.variables if not _is_known(profile, name)]
+    seen = f"no {', '.join(missing)}" if missing else ""
+    if not missing and file_format.needs_halves and not _pairs_halves(profile):
         seen = (
             "planes that do not pair coordinates f and f + F, or differ between layers"
         )
-        what, seen = (
+    if seen:
+        raise BadArgument(
             f"{project} cannot use this profile.",
-            f"no {lacks}" if lacks else seen,
+            seen=seen,
+            hint="measure again, or another model",
         )
-        raise BadArgument(what, seen=seen, hint="measure again, or another model")
-    files = make(profile, *arrays)
+    files = file_format.make(profile)
     return [
         write_whole(Path(folder) / name, content) for name, content in files.items()
     ]
 
 
-def rank_planes(_: xr.Dataset, q: np.ndarray, k: np.ndarray) -> dict[str, bytes]:
+def _is_known(profile: xr.Dataset, name: str) -> bool:
+    """Whether the profile has all numbers of a variable."""
+    return name in profile and bool(np.isfinite(profile[name].values).all())
+
+
+def _pairs_halves(profile: xr.Dataset) -> bool:
+    """Whether all coordinates rotate in planes (f, f + F), equally in all layers."""
+    alike = np.ptp(profile["inv_freq"].values, axis=0).max() < 1e-3
+    whole = (profile["excerpt_planes"] == profile.sizes["frequency"]).all()
+    return profile.attrs.get("pairing", "half") == "half" and bool(whole and alike)
+
+
+def rank_planes(profile: xr.Dataset) -> dict[str, bytes | str]:
     """Ranks (uint8) [layer, kv_head, coordinate]; the plane with the largest |q||k| has rank 0.
 
     |q||k| is summed over the query heads that share the key. Source: src/mha2mla/2_norm.py and
     patch_func.py of github.com/JT-Ushio/MHA2MLA (arXiv 2502.14837).
     """
-    product = q.reshape(len(q), k.shape[1], -1, k.shape[2]).sum(2) * k
-    ranks = np.argsort(np.argsort(-product, kind="stable")).astype(np.uint8)
-    return {"mha2mla-2_norm_rank.pth": _saved(torch.from_numpy(np.tile(ranks, 2)))}
+    q: Float[np.ndarray, "layer head frequency"] = profile["q_norm"].values
+    k: Float[np.ndarray, "layer kv_head frequency"] = profile["k_norm"].values
+    by_shared_key = q.reshape(len(q), k.shape[1], -1, k.shape[2])
+    product = by_shared_key.sum(2) * k
+    order = np.argsort(-product, kind="stable")
+    ranks = np.argsort(order).astype(np.uint8)
+    of_coordinates = np.tile(ranks, 2)
+    return {"mha2mla-2_norm_rank.pth": _saved(torch.from_numpy(of_coordinates))}
 
 
-def center_queries(
-    profile: xr.Dataset, q: np.ndarray, length: np.ndarray
-) -> dict[str, bytes]:
+def center_queries(profile: xr.Dataset) -> dict[str, bytes | str]:
     """Mean q~ and mean |q| of each plane of a head. (TriAttention needs no mean keys.)
 
     Source: scripts/calibrate.py and triattention/methods/pruning_utils.py of
     github.com/WeianMao/triattention.
     """
-    names = ("q_mean_real", "q_mean_imag", "q_abs_mean")
-    arrays = torch.tensor(np.stack([q[..., 0], q[..., 1], length]), dtype=torch.float32)
-    heads = np.argwhere(length[..., 0]).tolist()
-    stats = {
-        f"layer{layer:02d}_head{head:02d}": dict(
-            zip(names, arrays[:, layer, head].clone(), strict=True)
-        )
-        for layer, head in heads
-    }
-    metadata: dict[str, Any] = {"num_traces": 1, "head_dim": 2 * length.shape[-1]}
-    metadata |= {"use_chat_template": False, "system_prompt": "", "prompt_template": ""}
-    metadata |= {"dtype": profile.attrs["dtype"], "attn_implementation": "sdpa"}
-    scaling = str(profile["scaling"].values[0]).partition(" ")[0]
-    metadata |= {
+    mean = torch.tensor(profile["q_mean"].values, dtype=torch.float32)
+    length = torch.tensor(profile["q_norm"].values, dtype=torch.float32)
+    heads = np.argwhere(profile["q_norm"].values[..., 0]).tolist()
+    stats: dict[str, dict[str, torch.Tensor]] = {}
+    for layer, head in heads:
+        stats[f"layer{layer:02d}_head{head:02d}"] = {
+            "q_mean_real": mean[layer, head, :, 0].clone(),
+            "q_mean_imag": mean[layer, head, :, 1].clone(),
+            "q_abs_mean": length[layer, head].clone(),
+        }
+    scaling, _, _ = str(profile["scaling"].values[0]).partition(" ")
+    metadata = {
+        "num_traces": 1,
+        "head_dim": 2 * length.shape[-1],
+        "use_chat_template": False,
+        "system_prompt": "",
+        "prompt_template": "",
+        "dtype": profile.attrs["dtype"],
+        "attn_implementation": "sdpa",
         "kv_budget": 0,
         "rope_style": "half",
         "rope_type": scaling or "default",
-    }
-    metadata |= {
         "inv_freq": profile["inv_freq"].values[0].tolist(),
         "sampled_heads": heads,
     }
     return {"triattention-stats.pt": _saved({"metadata": metadata, "stats": stats})}
 
 
-def score_heads(profile: xr.Dataset, induction: np.ndarray) -> dict[str, str]:
+def score_heads(profile: xr.Dataset) -> dict[str, bytes | str]:
     """Scores [layer, kv_head] from 0 (streaming) to 1 (retrieval): the largest induction score.
 
     The project trains gates instead. config.json has the project's default numbers of sinks
     and recent tokens. Source: duo_attn/utils.py of github.com/mit-han-lab/duo-attention.
     """
-    scores = induction.reshape(len(induction), profile.sizes["kv_head"], -1).max(-1)
-    np.savetxt(table := io.StringIO(), scores, delimiter="\t")
+    induction = profile["induction"].values
+    by_key = induction.reshape(len(induction), profile.sizes["kv_head"], -1)
+    table = io.StringIO()
+    np.savetxt(table, by_key.max(-1), delimiter="\t")
     config = {"model_name": profile.attrs["model"], "sink_size": 64, "recent_size": 256}
     return {
         "full_attention_heads.tsv": table.getvalue(),
@@ -106,14 +125,26 @@ def score_heads(profile: xr.Dataset, induction: np.ndarray) -> dict[str, str]:
     }
 
 
-def _saved(content: object) -> bytes:
-    torch.save(content, stream := io.BytesIO())
+def _saved(content: Any) -> bytes:
+    stream = io.BytesIO()
+    torch.save(content, stream)
     return stream.getvalue()
 
 
-FORMATS: dict[Project, tuple[Any, ...]] = {
-    "mha2mla": (rank_planes, "q_norm", "k_norm"),
-    "triattention": (center_queries, "q_mean", "q_norm"),
-    "duoattention": (score_heads, "induction"),
+@dataclass(frozen=True)
+class FileFormat:
+    """Files of a project: `make` gives their contents from the `variables` of a profile.
+
+    If it `needs_halves`, planes must pair the halves of a head, equally in all layers.
+    """
+
+    make: Callable[[xr.Dataset], dict[str, bytes | str]]
+    variables: tuple[str, ...]
+    needs_halves: bool = True
+
+
+FORMATS: dict[Project, FileFormat] = {
+    "mha2mla": FileFormat(rank_planes, ("q_norm", "k_norm")),
+    "triattention": FileFormat(center_queries, ("q_mean", "q_norm")),
+    "duoattention": FileFormat(score_heads, ("induction",), needs_halves=False),
 }
-"""The function that makes the files of a project, and the variables that it needs."""
