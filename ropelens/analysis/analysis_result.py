@@ -172,7 +172,8 @@ class Analysis:
 
 def open_analysis(folder: str | Path) -> Analysis:
     """Read an analysis that `Analysis.save` wrote, and label its heads."""
-    return label_numbers(SavedNumbers.read(Path(folder)), Path(folder))
+    folder = Path(folder)
+    return label_numbers(SavedNumbers.read(folder), folder)
 
 
 def label_numbers(numbers: SavedNumbers, folder: Path) -> Analysis:

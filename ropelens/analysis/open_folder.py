@@ -60,7 +60,8 @@ def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Pat
         table = summarize_comparison(comparison)
         return write_page(folder, partial(render_comparison, comparison, table))
     if kind == "watch":
-        return write_page(folder, partial(render_steps, _open_watch(folder)))
+        steps = _open_watch(folder)
+        return write_page(folder, partial(render_steps, steps))
     other = None if beside is None else open_analysis(beside)
     with locked(folder):
         analysis = open_analysis(folder)

@@ -187,10 +187,12 @@ def _arguments(
     sweep: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The arguments of `analyze` for run.json."""
-    arguments: dict[str, Any] = {"model": name_of_model(model), "text": given.names}
-    for option in fields(options):
-        arguments[option.name] = getattr(options, option.name)
-    arguments.update(sweep)
+    arguments = {
+        "model": name_of_model(model),
+        "text": given.names,
+        **{option.name: getattr(options, option.name) for option in fields(options)},
+        **sweep,
+    }
     return json.loads(json.dumps(arguments, default=str))
 
 
@@ -201,7 +203,8 @@ def keep_warnings(messages: list[str]) -> Iterator[None]:
         show = warnings.showwarning
 
         def collect(message: Warning | str, *place: Any, **options: Any) -> None:
-            messages.append(" ".join(str(message).split()))
+            words = str(message).split()
+            messages.append(" ".join(words))
             show(message, *place, **options)
 
         warnings.showwarning = collect

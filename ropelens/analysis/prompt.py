@@ -136,10 +136,11 @@ class Question:
 
     def words(self, tokenizer: TokenNames | None) -> dict[str, str]:
         """The names of the likeliest token and of the two tokens."""
-        ids = torch.tensor([int(self.chances.argmax()), *self.tokens])
-        likeliest, first, second = token_names(ids, tokenizer)
+        likeliest = int(self.chances.argmax())
+        ids = torch.tensor([likeliest, *self.tokens])
+        likeliest_name, first, second = token_names(ids, tokenizer)
         return {
-            "next": visible_token(likeliest),
+            "next": visible_token(likeliest_name),
             "first": visible_token(first),
             "second": visible_token(second),
         }

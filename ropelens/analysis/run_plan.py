@@ -251,10 +251,11 @@ def _bytes_per_token(plan: Plan) -> float:
     if tokenizer is None:
         return math.nan
     byte_count = 0
+    token_count = int(text.real[:, 1:].sum())
     for ids, real in zip(text.ids, text.real, strict=True):
         decoded = tokenizer.decode(ids[1:][real[1:]].tolist())
         byte_count += len(decoded.encode())
-    return byte_count / max(1, int(text.real[:, 1:].sum()))
+    return byte_count / max(1, token_count)
 
 
 def _record(

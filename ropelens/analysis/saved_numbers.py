@@ -70,7 +70,8 @@ def earlier_numbers(folder: Path, fingerprint: str | None) -> SavedNumbers | Non
 
 def is_measured(folder: Path, plan: Plan) -> bool:
     """True if `folder` has the results of the plan, with the same model and versions."""
-    return plan.key.fits(saved_key(read_record(folder)))
+    record = read_record(folder)
+    return plan.key.fits(saved_key(record))
 
 
 def check_model(folder: Path, model: Mapping[str, Any], *, again: str = "") -> None:

@@ -1,6 +1,6 @@
 """Plan of a truncation sweep: how long its sequences are, and how many edits it tries."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from ropelens.rope.select import ALL_HEADS, heads_by_layer
 from ropelens.runtime.devices import free_bytes, pass_bytes
 from ropelens.text.tokenize import PIECE, encode
 
-LONG_SWEEP: dict[str, Any] = {  # the default arguments for longer text
+LONG_SWEEP: Mapping[str, object] = {  # the default arguments for longer text
     "keep": (1, 0.75, 0.5, 0.25, 0),
     "controls": 1,
     "measures": ("loss", "induction", "change", "copying"),
@@ -119,9 +119,9 @@ def describe_sweep(sweep: PlaneSweep, config: PreTrainedConfig) -> str:
     """The work of a sweep. Raises the errors of `truncate`, as far as the config suffices."""
     edits = _count_edits(sweep, config)
     _check_heads(sweep, config)
-    measures = ", ".join(sorted(wanted_measures(sweep.measures)))
+    measures = sorted(wanted_measures(sweep.measures))
     trained = config_facts.stated_context(config) or "?"
-    return f"about {edits} edits ({measures}), trained for {trained} tokens"
+    return f"about {edits} edits ({', '.join(measures)}), trained for {trained} tokens"
 
 
 def _chooses_heads(sweep: PlaneSweep) -> bool:
@@ -132,7 +132,8 @@ def _count_edits(sweep: PlaneSweep, config: PreTrainedConfig) -> int:
     """The number of edits if all planes of a kind of layers have their own wavelength."""
     ropes = config_facts.rope_parameters(config)
     rotated = min((rope.get("partial_rotary_factor") or 1 for rope in ropes), default=1)
-    planes = min(int(head_dim(config) * rotated) // 2, MOST_PLANES)
+    rotating = int(head_dim(config) * rotated)
+    planes = min(rotating // 2, MOST_PLANES)
     wavelengths = {plane: 1.0 / (1 + plane) for plane in range(planes)}
     cuts = sweep.cuts({"all": [wavelengths]}, seed=0)
     edits = len({cut.stopped for cut in cuts}) - 1

@@ -24,10 +24,16 @@ def locked(path: str | Path) -> Iterator[None]:
     """
     with ExitStack() as stack:
         with suppress(OSError, ValueError):
-            place = hashlib.sha256(os.fsencode(Path(path).resolve())).hexdigest()[:32]
-            file = Path(gettempdir()) / f"ropelens-{os.getuid()}-{place}.lock"
-            stack.enter_context(FileLock(file, is_singleton=True))
+            lock = FileLock(_lock_file(Path(path)), is_singleton=True)
+            stack.enter_context(lock)
         yield
+
+
+def _lock_file(folder: Path) -> Path:
+    """The lock of a folder. All names of the folder share it."""
+    name = os.fsencode(folder.resolve())
+    digest = hashlib.sha256(name).hexdigest()[:32]
+    return Path(gettempdir()) / f"ropelens-{os.getuid()}-{digest}.lock"
 
 
 @contextmanager
@@ -46,10 +52,10 @@ def output_folder(path: str | Path) -> Iterator[Path]:
             return
         if (results / RECORD).exists():
             (folder / RECORD).unlink(missing_ok=True)
-        for file in sorted(results.iterdir(), key=lambda file: file.name == RECORD):
-            file.replace(
-                folder / file.name
-            )  # a symbolic link is replaced, not followed
+        record_last = sorted(results.iterdir(), key=lambda file: file.name == RECORD)
+        for file in record_last:
+            # A symbolic link is replaced, not followed.
+            file.replace(folder / file.name)
 
 
 def check_writable(path: str | Path) -> None:
@@ -61,16 +67,14 @@ def check_writable(path: str | Path) -> None:
 @contextmanager
 def _scratch(folder: Path) -> Iterator[Path]:
     """A hidden folder for the block: in `folder`, or next to it if it does not exist."""
-    place = folder if os.path.lexists(folder) else folder.parent
+    parent = folder if os.path.lexists(folder) else folder.parent
     with explained(f"{folder} cannot be written to.", error=BadArgument):
         hidden = TemporaryDirectory(
-            prefix=".ropelens-", dir=place, ignore_cleanup_errors=True
+            prefix=".ropelens-", dir=parent, ignore_cleanup_errors=True
         )
     with hidden as name:
-        results = (
-            Path(name) / "results"
-        )  # unlike a temporary folder, others can read it
-        results.mkdir()
+        results = Path(name) / "results"
+        results.mkdir()  # others can read it, unlike the temporary folder
         yield results
 
 

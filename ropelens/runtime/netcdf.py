@@ -20,6 +20,7 @@ MOST_BYTES = 2**30
 MOST_RATIO = 100
 # Attribute of a file: the names of its variables, to notice damage
 CONTENTS = "contents"
+COMPRESSION = {"zlib": True, "complevel": 4}
 ADVICE = "a file that ropelens wrote; if the file is damaged, measure again"
 
 
@@ -31,14 +32,14 @@ def save(results: xr.Dataset, path: str | Path) -> Path:
     kinds of characters: a NUL becomes "␀", and a lone surrogate a backslash escape.
     """
     written = _with_printable_texts(results)
-    written.attrs[CONTENTS] = " ".join(sorted(map(str, results.variables)))
-    compressed = {
-        name: {"zlib": True, "complevel": 4}
-        for name, variable in results.variables.items()
-        if variable.dtype.kind == "f" and variable.ndim >= 2
-    }
+    names = sorted(str(name) for name in results.variables)
+    written.attrs[CONTENTS] = " ".join(names)
+    encoding = {}
+    for name, variable in results.variables.items():
+        if variable.dtype.kind == "f" and variable.ndim >= 2:
+            encoding[name] = COMPRESSION
     # Convert in memory, because HDF5 crashes the process if the disk is full.
-    content = written.to_netcdf(engine="h5netcdf", encoding=compressed)
+    content = written.to_netcdf(engine="h5netcdf", encoding=encoding)
     return write_whole(path, bytes(content))
 
 
@@ -58,7 +59,8 @@ def _with_printable_texts(results: xr.Dataset) -> xr.Dataset:
 
 def _printable(text: object) -> str:
     """Replace the characters of a text that netCDF cannot store."""
-    return str(text).encode("utf-8", "backslashreplace").decode().replace("\0", "␀")
+    encoded = str(text).encode("utf-8", "backslashreplace")
+    return encoded.decode().replace("\0", "␀")
 
 
 def open_results(path: str | Path, kind: str | None = None) -> xr.Dataset:
@@ -85,7 +87,8 @@ def _missing_file(path: Path, kind: str | None) -> BadArgument:
         hint = 'ropelens.open("hf://datasets/...").save("FOLDER")'
         return BadArgument(f"{place} is not a folder.", hint=hint)
     if place.is_dir():
-        held = KINDS.get(read_record(place).get("kind", ""), "no results")
+        kind_of_results = read_record(place).get("kind", "")
+        held = KINDS.get(kind_of_results, "no results")
         return BadArgument(f"{place} holds {held}.", hint=hint)
     state = "is a file" if place.exists() else "does not exist"
     return BadArgument(f"{place} {state}.", hint=hint)
@@ -98,8 +101,11 @@ def _require_plain(path: Path) -> None:
         for name in file:
             if not _is_stored(file, name):
                 raise ValueError(f"{name} is not stored in it")
-            size += (file[name].size or 0) * file[name].dtype.itemsize
-    if size > max(MOST_BYTES, MOST_RATIO * path.stat().st_size):
+            array = file[name]
+            if array.size is not None:
+                size += array.size * array.dtype.itemsize
+    file_bytes = path.stat().st_size
+    if size > max(MOST_BYTES, MOST_RATIO * file_bytes):
         raise ValueError(f"it unpacks to {size / 1e9:.1f} GB")
 
 
@@ -115,9 +121,9 @@ def _is_stored(file: h5py.File, name: str) -> bool:
 
 def _require_contents(results: xr.Dataset, kind: str | None) -> None:
     """Raise ValueError for another kind, or if variables are missing; pop their names."""
-    contents = set(str(results.attrs.pop(CONTENTS, "")).split())
+    contents = str(results.attrs.pop(CONTENTS, "")).split()
     stated = results.attrs.get("kind")
-    lacking = sorted(contents - set(results.variables))
+    lacking = [name for name in contents if name not in results.variables]
     if lacking:
         raise ValueError(f"its kind is {stated}; it lacks {', '.join(lacking)}")
     if not contents or kind not in (None, stated):

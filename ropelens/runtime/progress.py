@@ -53,16 +53,19 @@ class Stage:
         """Seconds per unit; NaN before the second step of a stage with several steps."""
         if self.weighted_units:
             return self.weighted_seconds / self.weighted_units
-        return (
-            self.seconds / self.measured
-            if 0 < self.measured >= self.total
-            else math.nan
-        )
+        if 0 < self.measured >= self.total:
+            return self.seconds / self.measured
+        return math.nan
+
+
+# Takes the stage that advanced, a note, and the time in seconds
+Show = Callable[[Stage, str, float], None]
 
 
 def seconds_left(stages: Sequence[Stage]) -> float:
     """Seconds until all stages are done; NaN until each unfinished stage has a pace."""
-    return sum((x.total - x.done) * x.pace for x in stages if x.done < x.total)
+    unfinished = [stage for stage in stages if stage.done < stage.total]
+    return sum((stage.total - stage.done) * stage.pace for stage in unfinished)
 
 
 def opening(show: ShowProgress, what: str) -> AbstractContextManager[Advance]:
@@ -90,38 +93,46 @@ def show_progress(*stages: Stage) -> Iterator[Advance]:
     left is known and a second has passed.
     """
     watched = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-    last, in_notebook = (
-        time.monotonic(),
-        Console(stderr=True).is_jupyter and not watched,
-    )
-    bar = _bar(stages, in_notebook=in_notebook) if watched or in_notebook else None
-    with bar or nullcontext(_log_lines(stages, last)) as show:
+    in_notebook = Console(stderr=True).is_jupyter and not watched
+    last = time.monotonic()
+    display: AbstractContextManager[Show] = nullcontext(LogLines(stages, last).show)
+    if watched or in_notebook:
+        display = _bar(stages, in_notebook=in_notebook)
+    with display as show:
 
         def advance(amount: int, stage: int = 0, note: str = "") -> None:
             nonlocal last
-            current, before, last = stages[stage], last, time.monotonic()
-            current.add(amount, last - before)
-            show(current, note, last)
+            before = last
+            last = time.monotonic()
+            stages[stage].add(amount, last - before)
+            show(stages[stage], note, last)
 
         yield advance
 
 
 @contextmanager
-def _bar(
-    stages: tuple[Stage, ...], *, in_notebook: bool
-) -> Iterator[Callable[[Stage, str, float], None]]:
-    with warnings.catch_warnings(
-        action="ignore"
-    ):  # tqdm draws text if there are no widgets
+def _bar(stages: tuple[Stage, ...], *, in_notebook: bool) -> Iterator[Show]:
+    """One bar for all stages, by the share of the expected time."""
+    # tqdm draws text if there are no widgets.
+    with warnings.catch_warnings(action="ignore"):
         from tqdm.auto import tqdm  # slow
-    look: Any = {"bar_format": "{desc}: {percentage:3.0f}% {bar} {elapsed}{postfix}"}
-    look |= {"ncols": 80, "file": sys.stdout if in_notebook else sys.stderr}
-    look |= {"leave": in_notebook, "disable": in_notebook and stages[0].unit == "step"}
-    with tqdm(total=1.0, desc=stages[0].what, **look) as bar:
+    progress_bar = tqdm(
+        total=1.0,
+        desc=stages[0].what,
+        bar_format="{desc}: {percentage:3.0f}% {bar} {elapsed}{postfix}",
+        ncols=80,
+        file=sys.stdout if in_notebook else sys.stderr,
+        leave=in_notebook,
+        disable=in_notebook and stages[0].unit == "step",
+    )
+    with progress_bar as bar:
 
         def show(current: Stage, note: str, _: float) -> None:
-            if not math.isnan(left := seconds_left(stages)):
-                spent = sum(x.done * x.pace for x in stages if x.measured)
+            left = seconds_left(stages)
+            if not math.isnan(left):
+                spent = sum(
+                    stage.done * stage.pace for stage in stages if stage.measured
+                )
                 bar.n = max(bar.n, spent / max(spent + left, 1e-9))
             bar.set_description_str(current.what, refresh=False)
             bar.set_postfix_str(f"{_clock(left)} left {note}".strip() if left else note)
@@ -129,33 +140,43 @@ def _bar(
         yield show
 
 
-def _log_lines(
-    stages: tuple[Stage, ...], begin: float
-) -> Callable[[Stage, str, float], None]:
-    in_tokens = any(stage.unit == "tokens" for stage in stages)
-    due, early = begin + SECONDS_BETWEEN_LINES, begin + 1.0 if in_tokens else math.inf
+class LogLines:
+    """Lines on stderr: one a minute, and one as soon as the time left is known."""
 
-    def show(current: Stage, note: str, clock: float) -> None:
-        nonlocal due, early
-        done, left = (
-            all(stage.done >= stage.total for stage in stages),
-            seconds_left(stages),
-        )
+    def __init__(self, stages: tuple[Stage, ...], begin: float) -> None:
+        self.stages = stages
+        self.due = begin + SECONDS_BETWEEN_LINES
+        self.due_if_known = math.inf
+        if any(stage.unit == "tokens" for stage in stages):
+            self.due_if_known = begin + 1.0
+
+    def show(self, current: Stage, note: str, clock: float) -> None:
+        """Print a line if it is due, or if all stages are done and there is a `note`."""
+        finished = all(stage.done >= stage.total for stage in self.stages)
+        left = seconds_left(self.stages)
         known = not math.isnan(left)
-        if clock < min(due, early if known else due) and not (note and done):
+        due = min(self.due, self.due_if_known) if known else self.due
+        if clock < due and not (note and finished):
             return
-        due, early = clock + SECONDS_BETWEEN_LINES, math.inf if known else early
+        self.due = clock + SECONDS_BETWEEN_LINES
+        if known:
+            self.due_if_known = math.inf
         parts = [
             f"{current.what}: {current.done:,} of {current.total:,} {current.unit}"
         ]
-        if rate := current.measured / max(current.seconds, 1e-9):
-            parts.append(f"{rate:{',.0f' if rate >= 10 else '.2g'}} {current.unit}/s")
-            parts += [f"{_clock(left)} left"] * (known and not done)
+        rate = current.measured / max(current.seconds, 1e-9)
+        if rate:
+            number = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+            parts.append(f"{number} {current.unit}/s")
+        if rate and known and not finished:
+            parts.append(f"{_clock(left)} left")
+        if note:
+            parts.append(note)
         with suppress(OSError):  # nobody reads stderr
-            print(", ".join(filter(None, [*parts, note])), file=sys.stderr, flush=True)
-
-    return show
+            print(", ".join(parts), file=sys.stderr, flush=True)
 
 
 def _clock(seconds: float) -> str:
-    return "-:--:--" if math.isnan(seconds) else str(timedelta(seconds=round(seconds)))
+    if math.isnan(seconds):
+        return "-:--:--"
+    return str(timedelta(seconds=round(seconds)))

@@ -16,7 +16,8 @@ def log_line(line: str) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """Read an object that `write_json` wrote; raises BadArgument for any other file."""
     with explained(f"{path} cannot be read.", error=BadArgument):
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        text = path.read_text(encoding="utf-8")
+        return dict(json.loads(text))
 
 
 def write_json(path: Path, value: Any) -> None:

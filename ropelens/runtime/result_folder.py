@@ -83,7 +83,8 @@ def _write_file(path: Path, results: Results) -> None:
     if isinstance(results, xr.Dataset):
         save(results.assign_attrs(kind=path.stem), path)
     elif path.suffix == ".json":
-        write_whole(path, f"{json.dumps(_json_rows(results), indent=2)}\n")
+        rows = json.dumps(_json_rows(results), indent=2)
+        write_whole(path, f"{rows}\n")
     else:
         table = results.map(_no_formula)
         write_whole(path, table.to_csv(index=False, lineterminator="\n"))

@@ -39,7 +39,8 @@ def _is_by_ropelens(record: Any) -> bool:
         return False
     if not all(isinstance(sentence, str) for sentence in findings):
         return False
-    return all(isinstance(record.get(name, {}), dict) for name in OBJECTS)
+    objects = [record[name] for name in OBJECTS if name in record]
+    return all(isinstance(value, dict) for value in objects)
 
 
 def this_command() -> str:

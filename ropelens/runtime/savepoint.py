@@ -93,7 +93,8 @@ def savepoint(folder: Path, values: Mapping[str, object]) -> Iterator[None]:
     """
     if folder.is_symlink():  # ropelens did not create it
         folder.unlink()
-    token = _savepoint.set(Savepoint(folder, Key(values, format=FORMAT)))
+    key = Key(values, format=FORMAT)
+    token = _savepoint.set(Savepoint(folder, key))
     try:
         yield
     finally:
@@ -108,9 +109,9 @@ def resume(*classes: type) -> SavedProgress:
     opened = _savepoint.get()
     if opened is None:
         return SavedProgress()
-    name = f"{opened.begun}-{'-of-'.join(map(str, place()))}.safetensors"
+    process, processes = place()
+    path = opened.folder / f"{opened.begun}-{process}-of-{processes}.safetensors"
     opened.begun += 1
-    path = opened.folder / name
     state = read_state(path, opened.key, classes)
     if path.exists():
         _report_progress(opened.folder, fits=state is not None)
