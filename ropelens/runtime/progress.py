@@ -130,12 +130,15 @@ def _bar(stages: tuple[Stage, ...], *, in_notebook: bool) -> Iterator[Show]:
         def show(current: Stage, note: str, _: float) -> None:
             left = seconds_left(stages)
             if not math.isnan(left):
-                spent = sum(
-                    stage.done * stage.pace for stage in stages if stage.measured
-                )
-                bar.n = max(bar.n, spent / max(spent + left, 1e-9))
+                measured = [stage for stage in stages if stage.measured]
+                spent = sum(stage.done * stage.pace for stage in measured)
+                share = spent / max(spent + left, 1e-9)
+                bar.n = max(bar.n, share)
+            words = note
+            if left:
+                words = f"{_clock(left)} left {note}".strip()
             bar.set_description_str(current.what, refresh=False)
-            bar.set_postfix_str(f"{_clock(left)} left {note}".strip() if left else note)
+            bar.set_postfix_str(words)
 
         yield show
 
