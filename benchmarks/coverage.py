@@ -31,8 +31,8 @@ from transformers import PreTrainedModel
 
 import ropelens as rl
 from ropelens.claims.arrays import wavelength_arrays
+from ropelens.claims.classify import judge_wavelengths
 from ropelens.claims.numbers import rank_correlation
-from ropelens.claims.tables import judge_wavelengths
 from ropelens.intervals import paired_interval
 from ropelens.text.text import assign_groups
 

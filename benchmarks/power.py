@@ -18,8 +18,8 @@ import ropelens as rl
 from ropelens.claims.arrays import claim_arrays
 from ropelens.claims.claim import Claim
 from ropelens.claims.claims import CLAIMS
+from ropelens.claims.ledger import ledger
 from ropelens.claims.nulls import FREQUENCIES, OFFSETS
-from ropelens.claims.tables import ledger
 from ropelens.claims.verdict import judge
 
 DRAWS, OFTEN = 120, 0.8

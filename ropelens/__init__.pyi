@@ -23,7 +23,7 @@ from .profiles.profile import profile as profile
 from .analysis.prompt import explain_prompt as explain_prompt
 from .schema import Statistic as Statistic
 from .profiles.token_sets import attention_on as attention_on
-from .claims.tables import classify_heads as classify_heads
+from .claims.classify import classify_heads as classify_heads
 from .claims.claim_runs import test_claims as test_claims
 from .interventions.reach import reach as reach
 from .interventions.evaluate import evaluate as evaluate

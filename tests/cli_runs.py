@@ -16,7 +16,7 @@ import pytest
 from oracles.tiny import tiny
 from tiny_checkpoints import save_tiny
 
-from ropelens.claims.tables import ledger
+from ropelens.claims.ledger import ledger
 from ropelens.commands.app import main
 from ropelens.errors import RopelensError
 

@@ -87,7 +87,7 @@ EQUIVALENT = {
     "claims/numbers.py: slow_half_of_all: count.sum(0, keepdims=True) -> "
     "count.mean(0, keepdims=True)":
         "Shares do not change if all counts are divided by the number of layers.",
-    "claims/tables.py: judge_wavelengths: draws=0 -> draws=1":
+    "claims/classify.py: judge_wavelengths: draws=0 -> draws=1":
         "This null uses all surrogates, and ignores the number of draws.",
     "claims/arrays.py: _positional_share: bits >= Thresholds.diffuse -> "
     "bits > Thresholds.diffuse":

@@ -13,7 +13,7 @@ from torch import nn
 
 from ropelens.analysis import hub
 from ropelens.analysis.saved_numbers import SavedNumbers, check_model, earlier_numbers
-from ropelens.claims.tables import classify_heads
+from ropelens.claims.classify import classify_heads
 from ropelens.errors import BadArgument, explained
 from ropelens.interventions.truncation_table import summarize_truncation
 from ropelens.report import words

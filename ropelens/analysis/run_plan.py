@@ -23,7 +23,7 @@ from ropelens.analysis.plan import Plan, keep_warnings, plan_analysis
 from ropelens.analysis.saved_numbers import earlier_numbers, saved_key
 from ropelens.arguments import public
 from ropelens.checkpoints.load import Opened
-from ropelens.claims.tables import classify_heads
+from ropelens.claims.classify import classify_heads
 from ropelens.errors import BadArgument
 from ropelens.interventions.truncate import truncate
 from ropelens.measured_rotation.probe import RotationProbe

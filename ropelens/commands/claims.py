@@ -219,7 +219,7 @@ def _test_settings(
     """The ledger of a model; its analyses are measured if they are not saved."""
     import pandas as pd
 
-    from ropelens.claims.tables import compare_settings
+    from ropelens.claims.ledger import compare_settings
     from ropelens.profiles.measures import open_profile
     from ropelens.report.tables import short_facts
     from ropelens.runtime.folder import PAGE

@@ -130,7 +130,7 @@ def frame_of(selected: Selected) -> dict[str, Any]:
 def head_table(profile: xr.Dataset, heads: pd.DataFrame | None) -> pd.DataFrame:
     """`heads`, or the default classification of `profile` if `heads` is None."""
     if heads is None:
-        from ropelens.claims.tables import classify_heads  # slow: imports scipy
+        from ropelens.claims.classify import classify_heads  # slow: imports scipy
 
         return classify_heads(profile)
     of_profile = set(np.ndindex(profile.sizes["layer"], profile.sizes["head"]))

@@ -13,7 +13,7 @@ import xarray as xr
 
 from ropelens.arguments import public
 from ropelens.budget.labels import Thresholds
-from ropelens.claims.tables import ledger
+from ropelens.claims.ledger import ledger
 from ropelens.errors import BadArgument
 from ropelens.figures.claim import claim_title
 from ropelens.figures.formats import plural

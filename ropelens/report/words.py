@@ -10,7 +10,7 @@ import xarray as xr
 
 from ropelens.arguments import public
 from ropelens.budget.labels import DOUBTS
-from ropelens.claims.tables import classify_heads
+from ropelens.claims.classify import classify_heads
 from ropelens.comparison.table import group_entries, summarize_comparison
 from ropelens.figures.follow import FOLLOWS
 from ropelens.figures.formats import change_and_interval, short_count, visible_token

@@ -23,8 +23,8 @@ from ropelens.budget.logit import SCORES, normalize_weights, score_models
 from ropelens.budget.offsets import OffsetRows, fit_offsets, sampled_offsets
 from ropelens.budget.surrogate_attention import Draws
 from ropelens.budget.surrogates import _orders, draw_surrogates
+from ropelens.claims.classify import judge_wavelengths
 from ropelens.claims.numbers import correlations, rank_correlation
-from ropelens.claims.tables import judge_wavelengths
 from ropelens.claims.verdict import null_bounds
 from ropelens.profiles.measures import STATISTICS
 from ropelens.rope.planes import Planes, unrotate

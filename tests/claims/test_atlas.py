@@ -17,10 +17,11 @@ import ropelens as rl
 from ropelens.budget.labels import Thresholds
 from ropelens.claims import nulls, numbers
 from ropelens.claims.arrays import claim_arrays, parts_by_kind
+from ropelens.claims.attention_pass import read_attention
 from ropelens.claims.claim import Floor
-from ropelens.claims.claim_runs import _read_attention, why_no_effect
 from ropelens.claims.claims import CLAIMS, OTHERS
-from ropelens.claims.tables import compare_settings, ledger
+from ropelens.claims.layers_of_kind import why_no_effect
+from ropelens.claims.ledger import compare_settings, ledger
 from ropelens.claims.verdict import judge
 from ropelens.profiles.measurement import Measurement
 from ropelens.runtime.progress import silent
@@ -291,8 +292,8 @@ def test_apostrophes_are_compared_with_words_that_are_equally_frequent():
         for token, count, first in zip(APOSTROPHES, counts, (10, 119), strict=False):
             tokens[first : first + 11 * count : 11] = token
         measurement = Measurement.of(tiny("llama_gqa"), tokens[shuffled].view(4, 30))
-        _, read = _read_attention(measurement, Letters(), silent)
-        lead, why = read["token_lead"], read["why apostrophes"]
+        read = read_attention(measurement, Letters(), silent).apostrophes
+        lead, why = read.arrays["token_lead"], read.objections["apostrophes"]
         few = "9 tokens have an apostrophe; a verdict needs 10"
         assert why == (few if sets is None else "")
         assert np.isfinite(lead).all() == (sets is not None)

@@ -15,10 +15,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import ropelens as rl
 from ropelens.claims.arrays import claim_arrays
 from ropelens.claims.claim import Claim
-from ropelens.claims.claim_runs import SETS, planes_at_random
 from ropelens.claims.claims import CLAIMS
+from ropelens.claims.layers_of_kind import planes_at_random
 from ropelens.claims.nulls import EIGHTHS, FREQUENCIES, QUARTERS
 from ropelens.claims.numbers import correlations
+from ropelens.claims.run_arrays import SETS
 from ropelens.claims.verdict import VERDICTS, judge
 
 REPORTS = Path(__file__).parents[2] / "reports/positional_heads"

@@ -302,7 +302,7 @@ def test_settings_are_saved_as_they_end(ropelens, model: Path, texts, tmp_path):
         "--quick",
     )
     with mock.patch(
-        "ropelens.claims.tables.compare_settings", side_effect=KeyboardInterrupt
+        "ropelens.claims.ledger.compare_settings", side_effect=KeyboardInterrupt
     ):
         ropelens(*robust, "--out", out)
     with mock.patch("ropelens.claims.claim_runs.ledger", side_effect=AssertionError):

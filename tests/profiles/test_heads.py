@@ -16,7 +16,7 @@ from oracles.tiny import random_tokens, tiny
 import ropelens as rl
 from ropelens.attention.formulas import FOLLOW, GAINS, attention_budget
 from ropelens.budget.labels import Thresholds
-from ropelens.claims.tables import classify_heads
+from ropelens.claims.classify import classify_heads
 from ropelens.profiles.heads import resample_labels
 from ropelens.profiles.measures import columns
 from ropelens.report.words import cautions, heads_sentences
