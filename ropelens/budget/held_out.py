@@ -21,7 +21,8 @@ from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.sums import by_group
 from ropelens.attention.visibility import offset_edges
 from ropelens.budget.fits import fit_models
-from ropelens.budget.logit import MODELS, SCORES, score_models
+from ropelens.budget.labels import HeadBudget
+from ropelens.budget.logit import MODELS, SCORES, gains, score_models
 from ropelens.budget.offsets import split_weights
 from ropelens.budget.surrogates import draw_surrogates
 from ropelens.caches import kept, on_device
@@ -54,13 +55,12 @@ def fitted_sequences(count: int, context: int) -> int:
     return min(count, 2 * _sequences_per_fold(context))
 
 
-def follow_shares(
-    scores: Float[Tensor, "*head score"],
-) -> dict[str, Float[Tensor, "*head"]]:
-    """The sums `FOLLOW` per weight of all rows, by the names "follow_position" and so on."""
-    sums = scores[..., len(SCORES) :] / scores[..., :1]
-    return dict(
-        zip((f"follow_{name}" for name in FOLLOW), sums.unbind(-1), strict=True)
+def head_budget(scores: Float[Tensor, "*head score"]) -> HeadBudget:
+    """The budget of each head, from the sums `SCORES` and `FOLLOW`; NaN without rows."""
+    follow = (scores[..., len(SCORES) :] / scores[..., :1]).numpy()
+    return HeadBudget(
+        gains={name: gain.numpy() for name, gain in gains(scores).items()},
+        follow={name: follow[..., index] for index, name in enumerate(FOLLOW)},
     )
 
 

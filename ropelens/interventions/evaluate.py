@@ -11,8 +11,7 @@ import xarray as xr
 from ropelens.arguments import Count, Positive, Whole, public
 from ropelens.attention.sums import by_group, by_layer, mean_loss
 from ropelens.attention.visibility import sum_bins
-from ropelens.budget.held_out import LayerFit, follow_shares
-from ropelens.budget.labels import assign_shared, follow_numbers, label_heads
+from ropelens.budget.held_out import LayerFit, head_budget
 from ropelens.budget.logit import SCORES
 from ropelens.interventions.entries import (
     Edits,
@@ -211,7 +210,5 @@ def _class_labels(sums: Sequence[EntrySums], layers: int) -> np.ndarray:
         }
         scores = by_layer(classes, layers).transpose(1, 2)
         rows = scores[..., SCORES.index("weight")].numpy()
-        follow = follow_numbers(*(x.numpy() for x in follow_shares(scores).values()))
-        bits = assign_shared(summary.bits_of(scores), follow["weight"])
-        labels.append(label_heads(bits, rows=rows))
+        labels.append(head_budget(scores).labels(rows=rows))
     return np.stack(labels)

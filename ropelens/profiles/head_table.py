@@ -13,7 +13,7 @@ from ropelens.profiles.heads import (
     FRACTIONS,
     fractions,
     head_values,
-    resample_bits,
+    resample_budget,
     resample_labels,
 )
 from ropelens.profiles.kinds import KIND_COORDINATES
@@ -98,7 +98,8 @@ def resample_heads(
         return Resampled(unknown, unknown, unknown)
     labels = resample_labels(profile, resamples=resamples, seed=seed, spread=SPREAD)
     same = (labels == label).mean(0)
-    shares = fractions(resample_bits(profile, resamples=resamples, seed=seed))
+    budget = resample_budget(profile, resamples=resamples, seed=seed)
+    shares = fractions(budget.assigned_bits)
     larger = np.where(
         values["positional_fraction"] >= values["content_fraction"],
         shares["positional_fraction"],

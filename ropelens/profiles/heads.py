@@ -1,6 +1,6 @@
 """Numbers of heads that follow from a profile: labels, fractions, wavelengths, resamples."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import xarray as xr
@@ -9,15 +9,9 @@ from jaxtyping import Float
 from ropelens.attention.formulas import (
     FOLLOW,
     GAINS,
-    attention_budget,
     describe_wavelengths,
 )
-from ropelens.budget.labels import (
-    Thresholds,
-    assign_shared,
-    follow_numbers,
-    label_heads,
-)
+from ropelens.budget.labels import HeadBudget, Thresholds
 from ropelens.errors import BadArgument
 from ropelens.profiles.measures import columns
 
@@ -29,10 +23,9 @@ def head_values(profile: xr.Dataset) -> dict[str, np.ndarray]:
     require_budget(profile)
     columns_of_bits = {name: profile[name].values for name in columns("budget")}
     rows = profile["group_scored"].values
-    bits = {
-        name: x[0] for name, x in pooled_bits(profile, rows[None] / rows.sum()).items()
-    }
-    label = label_heads(bits, rows=float(rows.sum()))
+    budget = pooled_budget(profile, rows[None] / rows.sum())
+    bits = {name: x[0] for name, x in budget.assigned_bits.items()}
+    label = budget.labels(rows=float(rows.sum()))[0]
     by_head = "head_wavelength" if "head_wavelength" in profile else "wavelength"
     push, wavelength = xr.broadcast(profile["selectivity_keys"], profile[by_head])
     names = ("offset", "offset_low", "offset_high", "offset_weight")
@@ -71,31 +64,32 @@ def fractions(bits: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 def resample_labels(
     profile: xr.Dataset, *, resamples: int, seed: int, spread: float = 1.0
 ) -> np.ndarray:
-    """Labels [resample, layer, head] of the resamples of `resample_bits`."""
-    bits = resample_bits(profile, resamples=resamples, seed=seed, spread=spread)
-    return label_heads(bits, rows=float(profile["group_scored"].sum()))
+    """Labels [resample, layer, head] of the resamples of `resample_budget`."""
+    budget = resample_budget(profile, resamples=resamples, seed=seed, spread=spread)
+    return budget.labels(rows=float(profile["group_scored"].sum()))
 
 
-def resample_bits(
+def resample_budget(
     profile: xr.Dataset, *, resamples: int, seed: int, spread: float = 1.0
-) -> dict[str, Float[np.ndarray, "resample layer head"]]:
+) -> HeadBudget:
     """Budgets of bootstrap resamples of groups, `spread` times as far from the whole text."""
     rows, random = profile["group_scored"].values, np.random.default_rng(seed % 2**64)
     evenly = np.full(len(rows), 1 / len(rows))
     draws = random.multinomial(len(rows), evenly, size=resamples)
     weight, share = draws * rows, rows / rows.sum()
     weight = share + spread * (weight / weight.sum(axis=1, keepdims=True) - share)
-    return pooled_bits(profile, weight)
+    return pooled_budget(profile, weight)
 
 
-def pooled_bits(
+def pooled_budget(
     profile: xr.Dataset, weight: Float[np.ndarray, "resample group"]
-) -> dict[str, Float[np.ndarray, "resample layer head"]]:
-    """The budget of each head with these weights of the groups; shared bits are assigned."""
+) -> HeadBudget:
+    """The budget [resample, layer, head] of each head with these weights of the groups."""
 
-    def pooled(names: Iterable[str]) -> Iterator[np.ndarray]:
-        arrays = (profile[f"group_{name}"].values for name in names)
-        return (np.einsum("rg,glh->rlh", weight, array) for array in arrays)
+    def pooled(name: str) -> Float[np.ndarray, "resample layer head"]:
+        return np.einsum("rg,glh->rlh", weight, profile[f"group_{name}"].values)
 
-    follow = follow_numbers(*pooled(f"follow_{name}" for name in FOLLOW))
-    return assign_shared(attention_budget(*pooled(GAINS)), follow["weight"])
+    return HeadBudget(
+        gains={name: pooled(name) for name in GAINS},
+        follow={name: pooled(f"follow_{name}") for name in FOLLOW},
+    )

@@ -6,16 +6,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Float
-from torch import Tensor
 from torch.nn.functional import pad
 
-from ropelens.attention.formulas import attention_budget, describe_kernel
+from ropelens.attention.formulas import describe_kernel
 from ropelens.attention.sums import LayerMeans, Sums
 from ropelens.attention.visibility import offset_edges, sum_bins
-from ropelens.budget.held_out import LayerFit, follow_shares
-from ropelens.budget.labels import follow_numbers
-from ropelens.budget.logit import SCORES, gains
+from ropelens.budget.held_out import LayerFit, head_budget
+from ropelens.budget.logit import SCORES
 from ropelens.measured_rotation.layer_kinds import LayerKind
 from ropelens.profiles.kinds import KIND_COORDINATES
 from ropelens.profiles.measures import MEASURES
@@ -125,21 +122,16 @@ def _budget(sums: Sums, fits: Mapping[int, LayerFit]) -> dict[str, np.ndarray]:
         found, sink = fits[layer].found_sinks.max(-1)
         fitted.append(kernel | {"found_sink": sink.double().where(found, torch.nan)})
     drawn = [fits[layer].surrogates for layer in layers]
-    follow = follow_numbers(*(x.numpy() for x in follow_shares(scores.sum(1)).values()))
-    del follow["weight"]
-    by_group = gains(scores[:, rows > 0]) | follow_shares(scores[:, rows > 0])
+    of_text = head_budget(scores.sum(1))
+    of_groups = head_budget(scores[:, rows > 0])
+    by_group = dict(of_groups.gains)
+    for name, values in of_groups.follow.items():
+        by_group[f"follow_{name}"] = values
     return {
-        **{f"{name}_bits": values for name, values in bits_of(scores.sum(1)).items()},
-        **follow,
+        **{f"{name}_bits": values for name, values in of_text.bits.items()},
+        **of_text.numbers.variables(),
         **{name: stack(layer[name] for layer in fitted) for name in fitted[0]},
         "group_scored": rows[rows > 0].numpy(),
-        **{f"group_{name}": x.movedim(0, 1).numpy() for name, x in by_group.items()},
+        **{f"group_{name}": np.moveaxis(x, 0, 1) for name, x in by_group.items()},
         **{name: np.moveaxis(stack(x[name] for x in drawn), 0, 1) for name in drawn[0]},
     }
-
-
-def bits_of(
-    scores: Float[Tensor, "*head score"],
-) -> dict[str, Float[np.ndarray, "*head"]]:
-    """The attention budget of each head, from the `SCORES` of its models."""
-    return attention_budget(*(gain.numpy() for gain in gains(scores).values()))

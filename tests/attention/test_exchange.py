@@ -263,7 +263,7 @@ def test_an_exchange_of_nothing_changes_nothing(
     in_place = lambda length, **_: order.expand(len(length), DRAWS, -1)  # noqa: E731
     monkeypatch.setattr(profiles.measurement, "exchange_order", in_place)
     for layer, sums in follow_of((family, "right")).items():
-        numbers = follow_numbers(*sums.T)
+        numbers = follow_numbers(*sums.T).variables()
         for name in ("follows_position", "follows_content", "follows_chance"):
             np.testing.assert_allclose(
                 numbers[name], 1, atol=1e-9, err_msg=f"{layer} {name}"

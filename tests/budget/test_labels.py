@@ -130,7 +130,7 @@ NAN = math.nan
 )
 def test_shared_bits_go_to_what_a_head_follows(sums, score: float, weight: float):
     numbers = follow_numbers(*np.array(sums)[:, None])
-    found = [numbers[name][0] for name in ("follow_score", "weight")]
+    found = [numbers.score[0], numbers.position_share[0]]
     np.testing.assert_allclose(found, [score, weight])
 
 
