@@ -20,6 +20,7 @@ MOST_BYTES = 2**30
 MOST_RATIO = 100
 # Attribute of a file: the names of its variables, to notice damage
 CONTENTS = "contents"
+TEXTS = "OUT"  # kinds of numpy's types
 COMPRESSION = {"zlib": True, "complevel": 4}
 ADVICE = "a file that ropelens wrote; if the file is damaged, measure again"
 
@@ -51,7 +52,7 @@ def _with_printable_texts(results: xr.Dataset) -> xr.Dataset:
             printable.attrs[name] = _printable(value)
     to_printable = np.vectorize(_printable, otypes=[object])
     for name, variable in results.variables.items():
-        if variable.dtype.kind in "OUT":
+        if variable.dtype.kind in TEXTS:
             texts = to_printable(variable.values)
             printable[name] = (variable.dims, texts, variable.attrs)
     return printable

@@ -64,8 +64,11 @@ Show = Callable[[Stage, str, float], None]
 
 def seconds_left(stages: Sequence[Stage]) -> float:
     """Seconds until all stages are done; NaN until each unfinished stage has a pace."""
-    unfinished = [stage for stage in stages if stage.done < stage.total]
-    return sum((stage.total - stage.done) * stage.pace for stage in unfinished)
+    seconds = 0.0
+    for stage in stages:
+        if stage.done < stage.total:
+            seconds += (stage.total - stage.done) * stage.pace
+    return seconds
 
 
 def opening(show: ShowProgress, what: str) -> AbstractContextManager[Advance]:

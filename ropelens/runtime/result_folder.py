@@ -86,14 +86,17 @@ def _write_file(path: Path, results: Results) -> None:
         rows = json.dumps(_json_rows(results), indent=2)
         write_whole(path, f"{rows}\n")
     else:
-        table = results.map(_no_formula)
-        write_whole(path, table.to_csv(index=False, lineterminator="\n"))
+        cells = results.map(_no_formula)
+        table = cells.to_csv(index=False, lineterminator="\n")
+        write_whole(path, table)
 
 
 def _json_rows(table: pd.DataFrame) -> list[dict[Any, Any]]:
     """The rows of a table, with None for numbers that JSON cannot store."""
-    finite = table.replace([np.inf, -np.inf], np.nan).astype(object)
-    return finite.where(finite.notna(), None).to_dict("records")
+    finite = table.replace([np.inf, -np.inf], np.nan)
+    cells = finite.astype(object)
+    cells = cells.where(cells.notna(), None)
+    return cells.to_dict("records")
 
 
 def _no_formula(cell: object) -> object:
@@ -136,4 +139,7 @@ def _other_files(folder: Path) -> list[str]:
 
 def _is_page(path: Path) -> bool:
     """Whether ropelens drew the page."""
-    return path.is_file() and b"ropelens</title>" in path.read_bytes()[:100_000]
+    if not path.is_file():
+        return False
+    beginning = path.read_bytes()[:100_000]
+    return b"ropelens</title>" in beginning
