@@ -29,7 +29,7 @@ from ropelens.runtime.devices import device_named
 from ropelens.runtime.folder import file_name
 from ropelens.runtime.keys import Key
 from ropelens.runtime.netcdf import read_if_fits, save, saved_key, with_key
-from ropelens.runtime.processes import all_agree, place
+from ropelens.runtime.processes import all_agree, process_index
 from ropelens.runtime.progress import (
     Advance,
     ProgressOption,
@@ -165,7 +165,7 @@ def _measure_or_read(
             raise BadArgument(what, hint=hint)
         dataset = measure(run, opened.read(), final=name == "final", **how)
         dataset = with_key(dataset.assign_attrs(kind="measurement"), key)
-        if place()[0] == 0:
+        if process_index() == 0:
             save(dataset, file)
     advance(1)
     return dataset

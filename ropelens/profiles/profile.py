@@ -24,7 +24,7 @@ from ropelens.profiles.passes import BatchPass
 from ropelens.profiles.summary import kind_coordinates, summarize
 from ropelens.profiles.tasks import repeats
 from ropelens.rope.planes import Planes
-from ropelens.runtime.processes import gather, place, shard
+from ropelens.runtime.processes import gather, process_count, shard
 from ropelens.runtime.progress import Advance, ProgressOption, Stage, display_of
 from ropelens.runtime.savepoint import resume
 from ropelens.schema import AXES, Statistic, labelled
@@ -165,7 +165,7 @@ class ProfileRun:
         self.progress: ProfileProgress = self.saved.state or ProfileProgress()
         self.unfitted = budget and self.saved.state is None
         # One process fits and sums the sample in the same pass.
-        self.sums_sample = budget and place()[1] == 1
+        self.sums_sample = budget and process_count() == 1
         self.sequences = self._order_of_sequences()
 
     def _order_of_sequences(self) -> list[int]:

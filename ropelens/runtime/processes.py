@@ -4,6 +4,7 @@ import atexit
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
 
@@ -15,16 +16,25 @@ from ropelens.errors import RopelensError, explained
 
 Part = TypeVar("Part")
 
-_place: ContextVar[tuple[int, int]] = ContextVar("ropelens_place", default=(0, 1))
+
+@dataclass(frozen=True)
+class Sharing:
+    """The index of this process, and the number of processes that share a measurement."""
+
+    index: int
+    count: int
+
+
+ALONE = Sharing(index=0, count=1)
+_sharing = ContextVar("ropelens_sharing", default=ALONE)
 
 
 @cache
 def processes() -> PartialState:
     """The processes that torchrun or accelerate started, or one process."""
     state = PartialState(cpu=not torch.cuda.is_available())
-    if (
-        state.use_distributed
-    ):  # else threads of the group may abort the process at its end
+    if state.use_distributed:
+        # Otherwise threads of the group may abort the process at its end.
         atexit.register(state.destroy_process_group)
     return state
 
@@ -33,26 +43,34 @@ def processes() -> PartialState:
 def shared() -> Iterator[None]:
     """Share the measurements in the block among the processes. All processes run the block."""
     state = processes()
-    token = _place.set((state.process_index, state.num_processes))
+    token = _sharing.set(Sharing(index=state.process_index, count=state.num_processes))
     try:
         yield
     finally:
-        _place.reset(token)
+        _sharing.reset(token)
 
 
-place = _place.get
-"""Return the index of this process, and the number of processes that share a measurement."""
+def process_index() -> int:
+    """The index of this process among those that share a measurement."""
+    return _sharing.get().index
+
+
+def process_count() -> int:
+    """The number of processes that share a measurement."""
+    return _sharing.get().count
 
 
 def shard(count: int) -> range:
     """The part of `range(count)` that this process measures."""
-    number, among = place()
-    return range(count * number // among, count * (number + 1) // among)
+    sharing = _sharing.get()
+    begin = count * sharing.index // sharing.count
+    end = count * (sharing.index + 1) // sharing.count
+    return range(begin, end)
 
 
 def gather(part: Part) -> list[Part]:
     """Collect the `part` of each process in order; raise `RopelensError` if one has ended."""
-    if place()[1] == 1:
+    if process_count() == 1:
         return [part]
     with explained(
         "One of the processes that measure together has ended.",

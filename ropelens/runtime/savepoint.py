@@ -20,7 +20,7 @@ from ropelens.attention.sums import LayerSums, Sums
 from ropelens.budget.held_out import LayerFit
 from ropelens.runtime.folder import write_whole
 from ropelens.runtime.keys import Key
-from ropelens.runtime.processes import all_agree, place
+from ropelens.runtime.processes import all_agree, process_count, process_index
 
 FORMAT = 2  # of the files; progress in another format is discarded
 SECONDS = 60.0  # between two saves
@@ -109,8 +109,8 @@ def resume(*classes: type) -> SavedProgress:
     opened = _savepoint.get()
     if opened is None:
         return SavedProgress()
-    process, processes = place()
-    path = opened.folder / f"{opened.begun}-{process}-of-{processes}.safetensors"
+    process = f"{process_index()}-of-{process_count()}"
+    path = opened.folder / f"{opened.begun}-{process}.safetensors"
     opened.begun += 1
     state = read_state(path, opened.key, classes)
     if path.exists():
