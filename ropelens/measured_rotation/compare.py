@@ -20,6 +20,7 @@ from ropelens.measured_rotation.single_tokens import (
 )
 from ropelens.measured_rotation.stated import stated_ropes
 from ropelens.model.as_live_model import Model, as_live_model
+from ropelens.model.live_model import LiveModel
 from ropelens.noise import NOISE_FACTOR, allowed_residual
 from ropelens.rope.planes import Planes
 from ropelens.schema import COMPARED_ROTATION, labelled, stack
@@ -59,13 +60,7 @@ def compare_rope(
     positions = probe_positions((context or models[0].context) - 1)
     probes = [probe_single_tokens(live, positions) for live in models]
     _check_sizes(probes)
-    ropes = stated_ropes(models[0].model, models[0].layer_types)
-    layers = []
-    for number, other_probe in zip(probes[0], probes[1].values(), strict=True):
-        probe = probes[0][number]
-        rope = ropes[models[0].layer_types[number]]
-        planes = probe.rotation(rope.plane_counts).planes
-        layers.append(LayerComparison(number, planes, probe, other_probe))
+    layers = _compare_layers(models[0], probes)
     compared = _dataset(layers)
     smallest = allowed_residual(0, max(live.eps for live in models))
     for layer in layers:
@@ -87,6 +82,19 @@ def _check_sizes(probes: list[dict[int, SingleTokenProbe]]) -> None:
         sizes = [f"{len(layers)} layers, heads of {layers[0][1]}" for layers in shapes]
         what = "These are not two implementations of one model."
         raise BadArgument(what, seen=" and ".join(sizes))
+
+
+def _compare_layers(
+    one: LiveModel, probes: list[dict[int, SingleTokenProbe]]
+) -> list["LayerComparison"]:
+    ropes = stated_ropes(one.model, one.layer_types)
+    layers = []
+    for number, other_probe in zip(probes[0], probes[1].values(), strict=True):
+        probe = probes[0][number]
+        rope = ropes[one.layer_types[number]]
+        planes = probe.rotation(rope.plane_counts).planes
+        layers.append(LayerComparison(number, planes, probe, other_probe))
+    return layers
 
 
 def _dataset(layers: list["LayerComparison"]) -> xr.Dataset:

@@ -47,19 +47,21 @@ def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRot
         layer: probe.rotation(stated[live.layer_types[layer]].plane_counts)
         for layer, probe in probes.items()
     }
-    may_be_still = any(rope.still for rope in stated.values())
     check_rotation(
-        live.class_name, measured, probes, eps=live.eps, may_be_still=may_be_still
+        live.class_name,
+        measured,
+        probes,
+        eps=live.eps,
+        may_be_still=any(rope.still for rope in stated.values()),
     )
     layers = [_unmeasured(positions)] * live.layers
     for layer, rotation in measured.items():
         rope = stated[live.layer_types[layer]]
-        scales = probes[layer].query_scale.tolist()
         unmatched = LayerRotation(
             measured=rotation,
             stated=None,
             planes=rotation.planes,
-            query_scale=dict(zip(positions.tolist(), scales, strict=True)),
+            query_scale=probes[layer].query_scales(),
             factor=rope.factor,
         )
         layers[layer] = match_stated(

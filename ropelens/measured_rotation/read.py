@@ -69,22 +69,25 @@ def read_rotation(
     """
     samples = Samples(vectors.double(), positions, noise)
     head_dim = vectors.shape[-1]
-    relative_noise = float(noise.max() / samples.squares.mean().sqrt())
     changed = samples.changed_coordinates()
     if not changed:
-        still = Planes(torch.zeros(0), head_dim, "none")
-        return MeasuredRotation(still, 0.0, relative_noise, torch.zeros(0))
+        return MeasuredRotation(
+            planes=Planes(torch.zeros(0), head_dim, "none"),
+            residual=0.0,
+            noise=samples.relative_noise,
+            resolution=torch.zeros(0),
+        )
     candidates = _candidate_planes(changed, head_dim, counts)
     residuals = [samples.residual(planes) for planes in candidates]
     # Planes of length 0 fit any count, so take the first shape, with most planes, that fits.
-    largest = max(2 * min(residuals), 4 * relative_noise)
+    largest = max(2 * min(residuals), 4 * samples.relative_noise)
     fails = [residual > largest for residual in residuals]
     best = fails.index(False)
     frequencies = samples.frequencies(candidates[best])
     return MeasuredRotation(
         planes=replace(candidates[best], inv_freq=frequencies.inv_freq),
         residual=residuals[best],
-        noise=relative_noise,
+        noise=samples.relative_noise,
         resolution=frequencies.resolution,
     )
 
@@ -129,6 +132,10 @@ class Samples:
     @cached_property
     def squares(self) -> Float[Tensor, " coordinate"]:
         return self.vectors.square().mean(dim=(0, 1))
+
+    @cached_property
+    def relative_noise(self) -> float:
+        return float(self.noise.max() / self.squares.mean().sqrt())
 
     def changed_coordinates(self) -> list[int]:
         """A plane that turns moves by its own length, and other coordinates by rounding."""

@@ -36,6 +36,11 @@ class SingleTokenProbe:
     noise: Float[Tensor, " coordinate"]  # rounding noise of `vectors`, in their units
     value_noise: float  # relative to the size of the values
 
+    def query_scales(self) -> dict[int, float]:
+        """`query_scale` by position."""
+        scales = zip(self.positions.tolist(), self.query_scale.tolist(), strict=True)
+        return dict(scales)
+
     def rotation(self, counts: list[int]) -> MeasuredRotation:
         """The rotation of the vectors; `counts` are the numbers of planes to try first."""
         return read_rotation(
