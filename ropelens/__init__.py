@@ -15,7 +15,7 @@ import lazy_loader
 import wrapt
 
 wrapt.register_post_import_hook(
-    "ropelens.rope.variant_config:register", "transformers.modeling_rope_utils"
+    "ropelens.rope.rope_types:register", "transformers.modeling_rope_utils"
 )
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -27,7 +27,8 @@ from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
 from ropelens.noise import logit_change, noise_tokens
-from ropelens.rope.variant_config import stated_shape, variant_config
+from ropelens.rope.rope_types import stated_shape
+from ropelens.rope.variant_config import variant_config
 from ropelens.rope.variants import OWN, parse_variant
 from ropelens.runtime.folder import output_folder
 

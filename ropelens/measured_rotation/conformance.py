@@ -14,7 +14,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from ropelens.measured_rotation.read import LayerRotation
 from ropelens.measured_rotation.stated import unused_keys
 from ropelens.rope.planes import PAIRINGS, Frequencies, Pairing, Planes
-from ropelens.rope.variant_config import frequencies, stated_shape
+from ropelens.rope.rope_types import stated_shape
+from ropelens.rope.variant_config import frequencies
 from ropelens.rope.variants import parse_variant
 
 # Model types of transformers that pair coordinates 2f and 2f + 1, that rotate only in their

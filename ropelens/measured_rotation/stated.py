@@ -16,7 +16,7 @@ from ropelens.errors import UnsupportedModel
 from ropelens.measured_rotation.read import LayerRotation, MeasuredRotation
 from ropelens.model.live_model import LiveModel
 from ropelens.rope.planes import Planes
-from ropelens.rope.variant_config import stated_shape
+from ropelens.rope.rope_types import stated_shape
 from ropelens.rope.variants import Shape
 
 

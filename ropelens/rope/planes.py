@@ -1,4 +1,4 @@
-"""The planes that RoPE rotates: coordinates, frequencies, and the measurement of both.
+"""The planes that RoPE rotates: their coordinates and frequencies, and vectors in planes.
 
 If each plane of a query or key x~ is a complex number, RoPE multiplies it at position p by
 exp(i w p) (Su et al. 2021, arXiv 2104.09864, eq. 34).
@@ -52,14 +52,16 @@ class Planes:
         """The coordinates of the real parts, in the order of the planes."""
         if self.pairing == "interleaved":
             return slice(self.offset, self.offset + self.rotary_dim, 2)
-        return slice(self.offset, self.offset + self.rotary_dim // 2)
+        middle = self.offset + self.rotary_dim // 2
+        return slice(self.offset, middle)
 
     @property
     def second(self) -> slice:
         """The coordinates of the imaginary parts, in the order of the planes."""
         if self.pairing == "interleaved":
             return slice(self.offset + 1, self.offset + self.rotary_dim, 2)
-        return slice(self.offset + self.rotary_dim // 2, self.offset + self.rotary_dim)
+        middle = self.offset + self.rotary_dim // 2
+        return slice(middle, self.offset + self.rotary_dim)
 
     @property
     def terms(self) -> int:
@@ -80,34 +82,41 @@ class Planes:
     def term_of(self) -> Int[Tensor, " coordinate"]:
         """The term of each coordinate of a head."""
         term = torch.full((self.head_dim,), self.terms - 1)
-        term[self.first] = term[self.second] = torch.arange(self.rotary_dim // 2)
+        planes = torch.arange(self.rotary_dim // 2)
+        term[self.first] = planes
+        term[self.second] = planes
         return term
 
     def by_coordinate(self, x: ByTerm) -> ByCoordinate:
         """`x` of the term of each coordinate."""
-        count = self.rotary_dim // 2
-        spread = x[..., -1:].repeat(*[1] * (x.ndim - 1), self.head_dim)
-        spread[..., self.first] = spread[..., self.second] = x[..., :count]
+        of_planes = x[..., : self.rotary_dim // 2]
+        once = [1] * (x.ndim - 1)
+        spread = x[..., -1:].repeat(*once, self.head_dim)
+        spread[..., self.first] = of_planes
+        spread[..., self.second] = of_planes
         return spread
 
     def of_keys(self, kv_heads: int) -> "Planes":
         """The planes of the keys. A key-value head has the planes of its first query head."""
         if self.inv_freq.ndim == 1:
             return self
-        return replace(self, inv_freq=self.inv_freq[:: len(self.inv_freq) // kv_heads])
+        group = len(self.inv_freq) // kv_heads
+        return replace(self, inv_freq=self.inv_freq[::group])
 
     def sum_coordinates(self, x: ByCoordinate) -> ByTerm:
         """Sum of `x` over the coordinates of each term; for q * k, Re(q_f conj(k_f))."""
         planes = x[..., self.first] + x[..., self.second]
         if self.rotary_dim == self.head_dim:
             return planes
-        before, after = x[..., : self.offset], x[..., self.offset + self.rotary_dim :]
+        before = x[..., : self.offset]
+        after = x[..., self.offset + self.rotary_dim :]
         rest = before.sum(-1, keepdim=True) + after.sum(-1, keepdim=True)
         return torch.cat([planes, rest], dim=-1)
 
     def norms(self, x: ByCoordinate) -> ByTerm:
         """Length of each term of `x` (Barbero et al. 2024, arXiv 2410.06205), in its units."""
-        real, imaginary = x[..., self.first], x[..., self.second]
+        real = x[..., self.first]
+        imaginary = x[..., self.second]
         squares = real.square().addcmul_(imaginary, imaginary)
         if self.rotary_dim < self.head_dim:
             rest = self.sum_coordinates(x.square())[..., -1:]
@@ -127,9 +136,8 @@ class Planes:
         of_planes = self.complex(query) * self.complex(key).conj_physical_()
         if self.rotary_dim == self.head_dim:
             return of_planes
-        return torch.cat(
-            [of_planes, self.sum_coordinates(query * key)[..., -1:]], dim=-1
-        )
+        rest = self.sum_coordinates(query * key)[..., -1:]
+        return torch.cat([of_planes, rest], dim=-1)
 
     def moved_scores(
         self,
@@ -148,8 +156,9 @@ def _waves(
     positions: Tensor, inv_freq: Tensor, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """cos w p and sin w p."""
-    frequency = on_device(inv_freq, device).float()[..., None, :]
-    angle = on_device(positions, device).float()[..., None] * frequency
+    frequency = on_device(inv_freq, device).float()
+    position = on_device(positions, device).float()
+    angle = position[..., None] * frequency[..., None, :]
     return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
@@ -166,11 +175,13 @@ def unrotate(
     The angle is the float32 product of transformers, so that its rounding cancels far away.
     """
     cos, sin = _waves(positions, planes.inv_freq, x.dtype, x.device)
-    real, imaginary = x[..., planes.first], x[..., planes.second]
+    real = x[..., planes.first]
+    imaginary = x[..., planes.second]
     turned = torch.empty_like(x) if out is None else out
     if planes.rotary_dim < planes.head_dim:
         turned.copy_(x)
-    first, second = turned[..., planes.first], turned[..., planes.second]
-    torch.mul(real, cos, out=first).addcmul_(imaginary, sin, value=-sign)
-    torch.mul(imaginary, cos, out=second).addcmul_(real, sin, value=sign)
+    turned_real = turned[..., planes.first]
+    turned_imaginary = turned[..., planes.second]
+    torch.mul(real, cos, out=turned_real).addcmul_(imaginary, sin, value=-sign)
+    torch.mul(imaginary, cos, out=turned_imaginary).addcmul_(real, sin, value=sign)
     return turned

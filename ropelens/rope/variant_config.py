@@ -1,54 +1,26 @@
-"""RoPE variants in transformers: the table of rope types, and configurations.
-
-`register` runs as soon as transformers is imported. Therefore this file must not import it.
-"""
+"""RoPE variants in transformers: frequencies by its formulas, and configurations."""
 
 import copy
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
-import torch
+from torch import Tensor
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ropelens.arguments import public
+from ropelens.config_facts import rope_parameters
 from ropelens.errors import UnsupportedModel
-from ropelens.rope.variants import OWN, VARIANTS, Shape, Variant, parse_variant
+from ropelens.rope.rope_types import stated_shape
+from ropelens.rope.variants import Shape, Variant, parse_variant
 
 Config = TypeVar("Config")
 
 
-def register(modeling_rope_utils: ModuleType) -> None:
-    """Add our types, and checks of their configs, to `transformers.modeling_rope_utils`."""
-    for name, row in VARIANTS.items():
-        if row.rope_type == OWN + name:
-            modeling_rope_utils.ROPE_INIT_FUNCTIONS[row.rope_type] = _rates
-            check = f"_validate_{row.rope_type}_rope_parameters"  # it warns without
-            mixin = modeling_rope_utils.RotaryEmbeddingConfigMixin
-            setattr(
-                mixin, check, lambda _, parameters, ignore_keys: _variant(parameters)
-            )
-
-
-def _rates(
-    config: Any,
-    device: torch.device | str | None = None,
-    seq_len: int | None = None,
-    layer_type: str | None = None,
-) -> tuple[torch.Tensor, float]:
-    """inv_freq and attention factor of a `rope_type` of ours, with transformers' signature."""
-    parameters = config.rope_parameters
-    parameters = parameters if layer_type is None else parameters[layer_type]
-    inv_freq, factor = frequencies(
-        _variant(parameters), stated_shape(config, parameters)
-    )
-    return inv_freq.to(device), factor
-
-
-def frequencies(variant: Variant, shape: Shape) -> tuple[torch.Tensor, float]:
+def frequencies(variant: Variant, shape: Shape) -> tuple[Tensor, float]:
     """`inv_freq` of every plane in rad/token, and the factor on queries and keys."""
-    if (inv_freq := variant.inv_freq(shape)) is not None:
+    inv_freq = variant.inv_freq(shape)
+    if inv_freq is not None:
         return inv_freq, 1.0
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
     config = SimpleNamespace(  # a real config takes 3 ms, for each layer of each call
         head_dim=shape.head_dim,
         hidden_size=shape.head_dim,
@@ -57,23 +29,8 @@ def frequencies(variant: Variant, shape: Shape) -> tuple[torch.Tensor, float]:
         rope_parameters=variant.rope_parameters(shape),
         standardize_rope_params=lambda: None,
     )
-    return ROPE_INIT_FUNCTIONS[variant.rope_type](config, "cpu", seq_len=shape.length)
-
-
-def _variant(parameters: dict[str, Any]) -> Variant:
-    name, value = parameters["rope_type"].removeprefix(OWN), parameters.get("p", "")
-    return parse_variant(f"{name}:{value}")
-
-
-def stated_shape(config: Any, parameters: dict[str, Any]) -> Shape:
-    """Shape of the heads that these `rope_parameters` of a config rotate."""
-    context = parameters.get("original_max_position_embeddings")
-    size = config.to_dict().get(config.attribute_map.get("head_dim", "head_dim"))
-    return Shape(
-        size or config.hidden_size // config.num_attention_heads,
-        float(parameters["rope_theta"]),
-        int(context or config.max_position_embeddings),
-    )
+    formula = ROPE_INIT_FUNCTIONS[variant.rope_type]
+    return formula(config, "cpu", seq_len=shape.length)
 
 
 @public
@@ -88,26 +45,41 @@ def variant_config(config: Config, variant: str) -> Config:
     """
     parsed = parse_variant(variant)
     changed: Any = copy.deepcopy(config)
+    _check_expressible(changed, variant)
     text = changed.get_text_config()
-    parameters = text.to_dict().get("rope_parameters") or {}
-    by_type = {key: part for key, part in parameters.items() if isinstance(part, dict)}
-    parts = [
-        part.get("partial_rotary_factor") for part in by_type.values() or [parameters]
-    ]
-    if not parameters or {*parts} - {None, 1.0}:
-        what = f"The configuration of {changed.model_type} cannot express {variant}."
+    stated = text.to_dict()
+    parameters = stated["rope_parameters"]
+    by_type = {
+        layer_type: _varied(of_type, parsed, text)
+        for layer_type, of_type in parameters.items()
+        if isinstance(of_type, dict)
+    }
+    if by_type:
+        text.rope_parameters = parameters | by_type
+    else:
+        text.rope_parameters = _varied(parameters, parsed, text)
+    for layer, base in enumerate(stated.get("layer_rope_theta") or ()):  # Granite SWA
+        if base:
+            of_layer = _varied(parameters | {"rope_theta": base}, parsed, text)
+            text.layer_rope_theta[layer] = of_layer["rope_theta"]
+    return changed
+
+
+def _check_expressible(config: Any, variant: str) -> None:
+    """Refuse a configuration without RoPE, or with heads of which only a part rotates."""
+    parameters = config.get_text_config().to_dict().get("rope_parameters") or {}
+    shares = {
+        of_type.get("partial_rotary_factor") for of_type in rope_parameters(config)
+    }
+    if not parameters or shares - {None, 1.0}:
+        what = f"The configuration of {config.model_type} cannot express {variant}."
         hint = "the variant as an edit of the live model, ropelens.edit_rope"
         raise UnsupportedModel(what, seen=f"rope_parameters {parameters}", hint=hint)
 
-    def varied(part: dict[str, Any]) -> dict[str, Any]:
-        axes = {key: value for key, value in part.items() if key.startswith("mrope_")}
-        return axes | parsed.rope_parameters(stated_shape(text, part))
 
-    by_type = {key: varied(part) for key, part in by_type.items()}
-    text.rope_parameters = parameters | by_type if by_type else varied(parameters)
-    for layer, base in enumerate(
-        text.to_dict().get("layer_rope_theta") or ()
-    ):  # Granite SWA
-        of_layer = parameters | {"rope_theta": base}
-        text.layer_rope_theta[layer] = base and varied(of_layer)["rope_theta"]
-    return changed
+def _varied(
+    parameters: dict[str, Any], variant: Variant, config: Any
+) -> dict[str, Any]:
+    """The `rope_parameters` of a variant, with the base and the axes (M-RoPE) of these."""
+    axes = {key: value for key, value in parameters.items() if key.startswith("mrope_")}
+    return axes | variant.rope_parameters(stated_shape(config, parameters))
