@@ -34,7 +34,8 @@ def mean_and_error(
     variance is n / (n - 1) sum(r^2) / sum(w)^2 for n clusters (Cochran 1977, *Sampling
     Techniques*, eqs. 6.13 and 9A.2, without the finite population correction). NaN if n is 1.
     """
-    weight = np.ones(len(values)) if weight is None else weight
+    if weight is None:
+        weight = np.ones(len(values))
     mean = float((weight * values).sum() / weight.sum())
     residual = weight * (values - mean)
     if group is not None:
@@ -56,7 +57,7 @@ def jackknife_half(
     """
     count = len(without)
     error = np.sqrt((count - 1) * without.var(0))
-    return np.asarray(special.stdtrit(count - 1, (1 + LEVEL) / 2) * error)
+    return np.asarray(_errors_in_half(count) * error)
 
 
 def paired_interval(
@@ -70,9 +71,12 @@ def paired_interval(
     one cluster. It equals `scipy.stats.ttest_1samp` if pairs are clusters with equal weights.
     """
     mean, error, count = mean_and_error(change, weight, group)
-    half = (
-        float(special.stdtrit(count - 1, (1 + LEVEL) / 2)) * error
-        if count > 1
-        else math.nan
-    )
+    half = math.nan
+    if count > 1:
+        half = _errors_in_half(count) * error
     return mean, mean - half, mean + half
+
+
+def _errors_in_half(count: int) -> float:
+    """Half of a 95 % interval in standard errors: Student's t for `count` clusters."""
+    return float(special.stdtrit(count - 1, (1 + LEVEL) / 2))

@@ -32,10 +32,13 @@ def noise_tokens(vocabulary: int, context: int) -> Int[Tensor, "4 position"]:
 
     They have 64 tokens or `context`, and no special tokens, which have the first and last ids.
     """
-    random, length = torch.Generator().manual_seed(0), min(NOISE_TOKENS, context)
-    low, high = vocabulary // 8, max(vocabulary // 2, vocabulary // 8 + 1)
+    length = min(NOISE_TOKENS, context)
+    low = vocabulary // 8
+    high = max(vocabulary // 2, low + 1)
+    random = torch.Generator().manual_seed(0)
     ids = torch.randint(low, high, (4, length), generator=random)
-    ids[:, : common_tokens(length)] = ids[0, : common_tokens(length)]
+    common = common_tokens(length)
+    ids[:, :common] = ids[0, :common]
     return ids
 
 
@@ -49,8 +52,9 @@ def logit_change(
     other: Float[Tensor, "_ position token"],
 ) -> Float[Tensor, "sequence position"]:
     """Root mean square change of logits, relative to their spread over the vocabulary."""
-    one, other = one.double(), other.double()
-    return (one - other).square().mean(-1).sqrt() / one.std(-1).clamp(min=1e-30)
+    one = one.double()
+    change = (one - other.double()).square().mean(-1).sqrt()
+    return change / one.std(-1).clamp(min=1e-30)
 
 
 @torch.no_grad()
@@ -59,6 +63,6 @@ def run_noise(
 ) -> float:
     """Largest change of the logits of the last sequence, by itself, again, and within `ids`."""
     alone = run(ids[-1:])
-    return max(
-        float(logit_change(alone, x).max()) for x in (run(ids[-1:]), run(ids)[-1:])
-    )
+    again = logit_change(alone, run(ids[-1:]))
+    within = logit_change(alone, run(ids)[-1:])
+    return max(float(again.max()), float(within.max()))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ropelens.attention.exchange import follow_sums
 from ropelens.attention.formulas import attention_budget, describe_kernel
-from ropelens.budget.held_out import find_sinks
+from ropelens.budget.found_sinks import find_sinks
 from ropelens.budget.labels import follow_numbers
 from ropelens.budget.logit import gains, score_models
 from ropelens.budget.surrogates import draw_surrogates

@@ -22,7 +22,8 @@ from ropelens.attention.call import AttentionCall
 from ropelens.attention.exchange import DRAWS, EARLY
 from ropelens.attention.formulas import FOLLOW
 from ropelens.budget import held_out
-from ropelens.budget.held_out import LayerFit, add_found_sinks
+from ropelens.budget.found_sinks import add_found_sinks
+from ropelens.budget.held_out import LayerFit
 from ropelens.budget.labels import follow_numbers
 from ropelens.model import live_model
 from ropelens.profiles.layer_fits import LayerFitter

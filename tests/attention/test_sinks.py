@@ -12,7 +12,7 @@ from torch import Tensor
 import ropelens as rl
 from ropelens.attention.call import AttentionCall, attention_map
 from ropelens.attention.sampled_call import SampledCall
-from ropelens.budget.held_out import add_found_sinks, find_sinks
+from ropelens.budget.found_sinks import add_found_sinks, find_sinks
 from ropelens.rope.planes import Planes
 from ropelens.text.rows import Rows, all_rows, sample_rows
 from ropelens.text.text import known_sinks

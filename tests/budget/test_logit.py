@@ -16,7 +16,7 @@ from ropelens.attention.block import blocks_of
 from ropelens.attention.call import attention_map
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.visibility import Visibility
-from ropelens.budget import fits, logit
+from ropelens.budget import content_models, fits, logit
 from ropelens.budget.head_sums import HeadSums
 from ropelens.budget.offsets import split_weights
 from ropelens.rope.planes import Planes
@@ -126,7 +126,7 @@ def test_a_few_keys_of_each_row_give_the_covariance(name: str):
     drawn, true = torch.zeros(2, 1)
     for block in blocks_of(rows, heads):
         of_block = logit.head_weights(weights, block, "content")
-        drawn = drawn + fits.covariance(block, of_block).sum(0)
+        drawn = drawn + content_models.covariance(block, of_block).sum(0)
         log_p = logit.log_weights(block, of_block).clone()
         products = block.q_still[..., None, :] * block.k_still[:, :, None, None]
         values = block.planes.sum_coordinates(call.scale * products)
