@@ -15,7 +15,7 @@ from .measured_rotation.measure import measure_rope as measure_rope
 from .measured_rotation.compare import compare_rope as compare_rope
 from .profiles.capture import capture as capture
 from .interventions.attribute import attribute_planes as attribute_planes
-from .interventions.truncation_table import top_planes as top_planes
+from .interventions.top_planes import top_planes as top_planes
 from .interventions.patch_each import patch_each as patch_each
 from .measured_rotation.measure import observe as observe
 from .rope.planes import Planes as Planes
@@ -28,7 +28,7 @@ from .claims.claim_runs import test_claims as test_claims
 from .interventions.reach import reach as reach
 from .interventions.evaluate import evaluate as evaluate
 from .interventions.truncate import truncate as truncate
-from .interventions.truncation_table import position_losses as position_losses
+from .interventions.position_losses import position_losses as position_losses
 from .train.watch import RopeCallback as RopeCallback
 from .train.watch import watch as watch
 

@@ -35,7 +35,7 @@ from ropelens.checkpoints.identity import identity
 from ropelens.checkpoints.load import Opened
 from ropelens.checkpoints.names import short_name
 from ropelens.interventions.cuts import PlaneSweep
-from ropelens.interventions.truncation_table import wanted_measures
+from ropelens.interventions.measure_names import wanted_measures
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles.excerpt_choice import check_excerpts

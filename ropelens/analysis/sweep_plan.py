@@ -13,7 +13,7 @@ from ropelens.analysis.options import Options
 from ropelens.analysis.workload import head_dim
 from ropelens.checkpoints.load import Opened
 from ropelens.interventions.cuts import PlaneSweep
-from ropelens.interventions.truncation_table import wanted_measures
+from ropelens.interventions.measure_names import wanted_measures
 from ropelens.rope.select import ALL_HEADS, heads_by_layer
 from ropelens.runtime.devices import free_bytes, pass_bytes
 from ropelens.text.tokenize import PIECE, encode

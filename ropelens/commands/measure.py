@@ -188,10 +188,7 @@ def truncate_command(
       ropelens truncate --measures loss
       ropelens truncate ./my-llama --text book.txt --end slow --bands 8 --out out
     """
-    from ropelens.interventions.truncation_table import (
-        DEFAULT_MEASURES,
-        wanted_measures,
-    )
+    from ropelens.interventions.measure_names import DEFAULT_MEASURES, wanted_measures
     from ropelens.runtime.result_folder import check_out
 
     if not plan:

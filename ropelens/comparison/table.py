@@ -11,7 +11,7 @@ from ropelens.arguments import public
 from ropelens.budget.labels import LABELS
 from ropelens.errors import BadArgument
 from ropelens.intervals import paired_interval
-from ropelens.interventions.truncation_table import best_head, changes_of_edits
+from ropelens.interventions.changes import best_head, changes_of_edits
 
 Compared = TypeVar("Compared", xr.Dataset, xr.DataArray)
 

@@ -13,7 +13,7 @@ from ropelens.figures import style
 from ropelens.figures.formats import plotly_text
 from ropelens.figures.group_looks import Look, group_looks
 from ropelens.figures.line_panels import HEADS, LinePanel, line_panels
-from ropelens.interventions.truncation_table import best_head
+from ropelens.interventions.changes import best_head
 from ropelens.profiles.measures import NEEDLES
 
 GUESS = 1 / NEEDLES  # share of needles that a guess finds

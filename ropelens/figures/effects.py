@@ -9,7 +9,7 @@ from ropelens.errors import BadArgument
 from ropelens.figures import style
 from ropelens.figures.formats import plotly_text, short_count, visible_token
 from ropelens.figures.inputs import Selected, frame_of
-from ropelens.interventions.truncation_table import top_planes
+from ropelens.interventions.top_planes import top_planes
 
 HOVER = "head %{customdata[0]}.%{customdata[1]}<br>%{x:+.3f} <extra></extra>"
 TOWARD = "#d9700f"

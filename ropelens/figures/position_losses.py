@@ -6,7 +6,7 @@ import xarray as xr
 from ropelens.arguments import public
 from ropelens.figures import style
 from ropelens.figures.formats import plotly_text
-from ropelens.interventions.truncation_table import position_losses
+from ropelens.interventions.position_losses import position_losses
 
 
 @public

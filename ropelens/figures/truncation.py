@@ -13,11 +13,8 @@ from ropelens.figures.sweep_traces import END_LOOKS
 from ropelens.figures.truncation_bands import bands_figure
 from ropelens.figures.truncation_classes import classes_figure
 from ropelens.figures.truncation_ends import ends_figure
-from ropelens.interventions.truncation_table import (
-    class_changes,
-    summarize_truncation,
-    sweeps_by_kind,
-)
+from ropelens.interventions.changes import class_changes
+from ropelens.interventions.truncation_table import summarize_truncation, sweeps_by_kind
 
 MeasureName = Literal[
     "loss", "far_loss", "copy_loss", "repeat_loss", "retrieval", "induction", "labels"

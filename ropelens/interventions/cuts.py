@@ -11,7 +11,7 @@ import numpy as np
 
 from ropelens.arguments import Number, check_count
 from ropelens.errors import BadArgument, UnsupportedModel
-from ropelens.interventions.truncation_table import ALL_MEASURES
+from ropelens.interventions.measure_names import ALL_MEASURES
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, Slowest, kept_planes
 

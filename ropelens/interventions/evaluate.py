@@ -20,7 +20,7 @@ from ropelens.interventions.entries import (
     entries_of,
     run_entries,
 )
-from ropelens.interventions.truncation_table import DEFAULT_MEASURES, wanted_measures
+from ropelens.interventions.measure_names import DEFAULT_MEASURES, wanted_measures
 from ropelens.interventions.variables import EVALUATED
 from ropelens.profiles import summary
 from ropelens.profiles.heads import head_values, resample_labels

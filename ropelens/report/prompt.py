@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 
 from ropelens.figures.effects import plot_effects, plot_top_planes
-from ropelens.interventions.truncation_table import top_planes
+from ropelens.interventions.top_planes import top_planes
 from ropelens.profiles.measures import MEASURES
 from ropelens.report import words
 from ropelens.report.catalog import PROFILE_FIGURES, PageFigure, draw

@@ -17,13 +17,12 @@ from ropelens.figures.formats import change_and_interval, short_count, visible_t
 from ropelens.figures.inputs import idle_layers
 from ropelens.figures.style import EXCLUDED_LABELS, LABEL_ORDER
 from ropelens.intervals import ENOUGH_DOCUMENTS
+from ropelens.interventions.changes import changes_of_edits, class_changes
+from ropelens.interventions.top_planes import top_planes
 from ropelens.interventions.truncation_table import (
     QUARTER,
-    changes_of_edits,
-    class_changes,
     summarize_truncation,
     sweeps_by_kind,
-    top_planes,
 )
 from ropelens.interventions.variables import OWN_ROTATION
 from ropelens.profiles.heads import FRACTIONS

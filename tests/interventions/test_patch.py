@@ -17,7 +17,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
-from ropelens.interventions.truncation_table import changes_of_edits
+from ropelens.interventions.changes import changes_of_edits
 from ropelens.model.bridge import bridge
 from ropelens.report import describe
 from ropelens.rope.select import PlaneNumbers

@@ -15,13 +15,10 @@ import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.interventions import cuts as planned
 from ropelens.interventions import truncate as module
+from ropelens.interventions.changes import best_head
 from ropelens.interventions.cuts import Cut, PlaneSweep, Wavelengths
 from ropelens.interventions.truncate import edits_of, named_entries
-from ropelens.interventions.truncation_table import (
-    COLUMNS,
-    best_head,
-    summarize_truncation,
-)
+from ropelens.interventions.truncation_table import COLUMNS, summarize_truncation
 from ropelens.report import describe
 from ropelens.rope import select
 from ropelens.rope.planes import Planes

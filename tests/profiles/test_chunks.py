@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import (
 import ropelens as rl
 from ropelens.attention.call import AttentionCall
 from ropelens.errors import BadArgument
-from ropelens.interventions.truncation_table import DEFAULT_MEASURES
+from ropelens.interventions.measure_names import DEFAULT_MEASURES
 from ropelens.model import live_model
 from ropelens.model.as_live_model import as_live_model
 from ropelens.profiles.measurement import Measurement

@@ -22,7 +22,7 @@ from tiny_checkpoints import tiny_llama
 import ropelens as rl
 from ropelens.errors import BadArgument, BadText, RopelensError, UnsupportedModel
 from ropelens.interventions.edit import ModelEdit
-from ropelens.interventions.truncation_table import DEFAULT_MEASURES
+from ropelens.interventions.measure_names import DEFAULT_MEASURES
 from ropelens.measured_rotation import model_layers
 from ropelens.model.as_live_model import as_live_model
 from ropelens.model.live_model import LiveModel

@@ -18,7 +18,7 @@ from ropelens.figures import comparison as figures
 from ropelens.figures import comparison_planes
 from ropelens.figures.head_wavelengths import plot_head_wavelengths
 from ropelens.figures.style import new_figure
-from ropelens.interventions.truncation_table import best_head
+from ropelens.interventions.changes import best_head
 from ropelens.report.tables import comparison_columns as shown_columns
 from ropelens.report.tables import comparison_rows as table_rows
 from ropelens.report.words import comparison_sentences
