@@ -5,8 +5,7 @@ gradient of an answer with respect to the score, which sums to 0 over the keys o
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, HeadMask, PlaneNumbers, heads_by_layer
 from ropelens.schema import ATTRIBUTION, labelled, stack
 from ropelens.text.prompts import Prompt
+from ropelens.text.text import Text
 
 Attributions = Float[np.ndarray, "layer head frequency"]
 Indices = Int[np.ndarray, " _"]
@@ -83,118 +83,219 @@ def attribute_planes(
     live = as_live_model(model, tokenizer)
     tokenizer = tokenizer or live.tokenizer
     measurement = one_sequence(live, text_or_tokens, tokenizer)
-    text, rotation = measurement.text, measurement.rotation
-    chosen = heads_by_layer(heads, live.attending_heads, rotation.kind_names)
-    able, named = live.attending_heads, rotation.kind_names
-    pair_heads = heads_by_layer(pairs, able, named).nonzero().tolist() if pairs else []
+    chosen = _heads(measurement, heads)
+    pair_heads = _heads(measurement, pairs).nonzero().tolist() if pairs else []
     number = gradients.answer_number(answer, tokenizer, live.vocabulary)
-    planes = rotation.planes(text.context)
-    total, by_pair = _integrate(measurement, number, chosen, pair_heads, steps)
-    answer_now = partial(answer_to, live, text, number)
-    facts: dict[str, Any] = {"steps": steps, "answer": answer_now()}
-    values: dict[str, Any] = {
-        "attribution": stack(total),
-        "inv_freq": stack(torch.atleast_2d(layer.term_inv_freq)[0] for layer in planes),
-        "wavelength": stack(torch.atleast_2d(layer.wavelength)[0] for layer in planes),
+    attribution = Attribution(measurement, number, chosen, pair_heads, steps)
+    for step in range(steps):
+        attribution.add_step(step)
+    values = attribution.values()
+    attrs: dict[str, Any] = {
+        "steps": steps,
+        "answer": answer_to(live, measurement.text, number),
     }
-    if pairs:
-        values["pair_attribution"] = stack(by_pair)
-        values["pair_head"] = np.array(
-            [f"{layer}.{head}" for layer, head in pair_heads]
-        )
     if steps > 1:
         with live.patch(gradients.scale_queries(chosen, torch.zeros(()))):
-            facts["answer_without"] = answer_now()
+            attrs["answer_without"] = answer_to(live, measurement.text, number)
     if check:
-        attribution = values["attribution"]
-        largest, others = _checked_planes(planes, attribution, check)
-        places = np.unravel_index(np.concatenate([largest, others]), attribution.shape)
-        names = ["dropped"] if source is None else ["dropped", "patched"]
-        values |= {name: np.full(attribution.shape, np.nan) for name in names}
-        for place in zip(*places, strict=True):
-            edit = drop(PlaneNumbers((int(place[2]),)), heads=f"{place[0]}.{place[1]}")
-            with live.edit(stack_edits(rotation, [edit])):
-                values["dropped"][place] = answer_now() - facts["answer"]
-        facts |= _compare_effects(attribution, -values["dropped"], largest, others)
+        checks = PlaneChecks(measurement, number, attrs["answer"], check)
+        checked = checks.choose(values["attribution"])
+        values["dropped"] = checks.effects_of_dropping(checked)
+        attrs.update(
+            _compare_effects(values["attribution"], -values["dropped"], checked)
+        )
         if source is not None:
-            source_text = one_sequence(live, source, tokenizer).text
-            whole, patches = plan_patch(rotation, source_text, heads=heads), []
-            for place in zip(*places, strict=True):
-                of_head = torch.zeros_like(chosen)
-                of_head[place[:2]] = True
-                select = PlaneNumbers((int(place[2]),))
-                patches.append(replace(whole, chosen=of_head, select=select))
-            answers = np.array(patched_answers(live, text, number, patches))
-            values["patched"][places] = answers - facts["answer"]
-            facts["source_answer"] = answer_to(live, source_text, number)
-    indices = {"layer": range(live.layers), "head": range(live.heads)}
-    dataset = xr.Dataset(labelled(values, ATTRIBUTION), coords=indices)
-    dataset.attrs = {"kind": "attribution"} | measurement.attributes | facts
+            other = one_sequence(live, source, tokenizer).text
+            values["patched"] = checks.effects_of_patching(checked, other, heads)
+            attrs["source_answer"] = answer_to(live, other, number)
+    dataset = xr.Dataset(
+        labelled(values, ATTRIBUTION),
+        coords={"layer": range(live.layers), "head": range(live.heads)},
+        attrs={"kind": "attribution"} | measurement.attributes | attrs,
+    )
     return dataset.set_coords(["inv_freq", "wavelength"])
 
 
-def _integrate(
-    measurement: Measurement,
-    number: gradients.Number,
-    chosen: HeadMask,
-    pair_heads: Sequence[Sequence[int]],
-    steps: int,
-) -> tuple[Float[Tensor, "layer head term"], list[Float[Tensor, "term query key"]]]:
-    """Attributions of all heads, and by pair of tokens for the `pair_heads`; NaN if missing."""
-    live, text = measurement.live, measurement.text
-    planes = measurement.rotation.planes(text.context)
-    terms = max(layer.terms for layer in planes)
-    total = torch.full((*chosen.shape, terms), torch.nan, dtype=torch.float64)
-    by_pair: list[Any] = [0.0] * len(pair_heads)
-    for size in (
-        [1.0] if steps == 1 else [(step + 0.5) / steps for step in range(steps)]
-    ):
-        layers = gradients.differentiate(live, text, number, chosen, size=size).layers
-        for layer, head in chosen.nonzero().tolist():
-            of_head = layers[layer].of_scores(torch.tensor([head]))
-            slope = of_head.slope[0, 0]
-            q = of_head.query[0, 0]
-            k = of_head.key[0, 0]
-            by_plane = planes[layer].sum_coordinates((q * (slope @ k)).sum(0)) / size
-            before = total[layer, head, : len(by_plane)].nan_to_num()
-            total[layer, head, : len(by_plane)] = before + by_plane.cpu() / steps
-        for index, (layer, head) in enumerate(pair_heads):
-            of_head = layers[layer].of_scores(torch.tensor([head]))
-            slope = of_head.slope[0, 0]
-            q = of_head.query[0, 0]
-            k = of_head.key[0, 0]
-            parts = planes[layer].sum_coordinates(q[:, None] * k)
-            visible = layers[layer].call.visibility.sees()[0].to(slope.device)
-            slope = slope.masked_fill(~visible, torch.nan)
-            scale = size if chosen[layer, head] else 1.0
-            by_pair[index] += (slope[..., None] * parts).movedim(-1, 0) / scale / steps
-    return total, by_pair
+def _heads(measurement: Measurement, heads: str) -> HeadMask:
+    """The heads in a list such as "3.5,4.*"."""
+    able = measurement.live.attending_heads
+    return heads_by_layer(heads, able, measurement.rotation.kind_names)
+
+
+class Attribution:
+    """The attributions of an answer, summed over the steps of the integral.
+
+    `total` [layer, head, term] is NaN for heads that were not `chosen`. `by_pair` has an array
+    [term, query, key] for each of the `pair_heads` (layer, head).
+    """
+
+    def __init__(
+        self,
+        measurement: Measurement,
+        number: gradients.Number,
+        chosen: HeadMask,
+        pair_heads: Sequence[Sequence[int]],
+        steps: int,
+    ) -> None:
+        self.measurement = measurement
+        self.number = number
+        self.chosen = chosen
+        self.pair_heads = pair_heads
+        self.steps = steps
+        self.planes = measurement.rotation.planes(measurement.text.context)
+        terms = max(layer.terms for layer in self.planes)
+        self.total = torch.full((*chosen.shape, terms), torch.nan, dtype=torch.float64)
+        self.by_pair: list[Any] = [0.0] * len(pair_heads)
+
+    def add_step(self, step: int) -> None:
+        """Add the gradient at one size of the scores, from 0 to 1."""
+        size = 1.0 if self.steps == 1 else (step + 0.5) / self.steps
+        layers = gradients.differentiate(
+            self.measurement.live,
+            self.measurement.text,
+            self.number,
+            self.chosen,
+            size=size,
+        ).layers
+        for layer, head in self.chosen.nonzero().tolist():
+            self._add_head(layers[layer], layer, head, size)
+        for index, (layer, head) in enumerate(self.pair_heads):
+            scale = size if self.chosen[layer, head] else 1.0
+            pairs = self._of_pairs(layers[layer], layer, head)
+            self.by_pair[index] += pairs / scale / self.steps
+
+    def _add_head(
+        self, gradient: gradients.LayerGradient, layer: int, head: int, size: float
+    ) -> None:
+        of_head = gradient.of_scores(torch.tensor([head]))
+        q = of_head.query[0, 0]
+        k = of_head.key[0, 0]
+        by_coordinate = (q * (of_head.slope[0, 0] @ k)).sum(0)
+        by_plane = self.planes[layer].sum_coordinates(by_coordinate) / size
+        before = self.total[layer, head, : len(by_plane)].nan_to_num()
+        after = before + by_plane.cpu() / self.steps
+        self.total[layer, head, : len(by_plane)] = after
+
+    def _of_pairs(
+        self, gradient: gradients.LayerGradient, layer: int, head: int
+    ) -> Float[Tensor, "term query key"]:
+        """Attribution of each pair of tokens; NaN if the query does not see the key."""
+        of_head = gradient.of_scores(torch.tensor([head]))
+        products = of_head.query[0, 0][:, None] * of_head.key[0, 0]
+        contributions = self.planes[layer].sum_coordinates(products)
+        slope = of_head.slope[0, 0]
+        visible = gradient.call.visibility.sees()[0].to(slope.device)
+        slope = slope.masked_fill(~visible, torch.nan)
+        return (slope[..., None] * contributions).movedim(-1, 0)
+
+    def values(self) -> dict[str, Any]:
+        """The variables of the result, by name."""
+        planes = self.planes
+        values: dict[str, Any] = {
+            "attribution": stack(self.total),
+            "inv_freq": stack(_first_head(layer.term_inv_freq) for layer in planes),
+            "wavelength": stack(_first_head(layer.wavelength) for layer in planes),
+        }
+        if self.pair_heads:
+            values["pair_attribution"] = stack(self.by_pair)
+            names = [f"{layer}.{head}" for layer, head in self.pair_heads]
+            values["pair_head"] = np.array(names)
+        return values
+
+
+def _first_head(by_term: Tensor) -> Float[Tensor, " term"]:
+    """Values of the first head; under some edits each head has its own."""
+    return torch.atleast_2d(by_term)[0]
+
+
+@dataclass(frozen=True)
+class CheckedPlanes:
+    """Flat indices of planes: the `largest` attributions, and random `others`."""
+
+    largest: Indices
+    others: Indices
+    shape: tuple[int, ...]
+
+    @property
+    def indices(self) -> tuple[Indices, ...]:
+        """Layer, head and plane of all of them."""
+        return np.unravel_index(np.concatenate([self.largest, self.others]), self.shape)
+
+
+@dataclass(frozen=True)
+class PlaneChecks:
+    """Runs of the model in which single planes are dropped or patched."""
+
+    measurement: Measurement
+    number: gradients.Number
+    answer: float
+    count: int
+
+    def choose(self, attribution: Attributions) -> CheckedPlanes:
+        """The planes with the largest attribution, and as many random other planes."""
+        planes = self.measurement.rotation.planes(self.measurement.text.context)
+        rotating = _rotating(planes, attribution.shape[-1])
+        indices = np.flatnonzero(np.isfinite(attribution) & rotating)
+        size = np.abs(attribution.flat[indices])
+        order = indices[np.argsort(-size, kind="stable")]
+        others = np.random.default_rng(0).permutation(order[self.count :])
+        return CheckedPlanes(
+            order[: self.count], others[: self.count], attribution.shape
+        )
+
+    def effects_of_dropping(self, checked: CheckedPlanes) -> Attributions:
+        """Change of the answer when only this plane is dropped; NaN for other planes."""
+        live = self.measurement.live
+        effects = np.full(checked.shape, np.nan)
+        for layer, head, plane in zip(*checked.indices, strict=True):
+            edit = drop(PlaneNumbers((int(plane),)), heads=f"{layer}.{head}")
+            with live.edit(stack_edits(self.measurement.rotation, [edit])):
+                answer = answer_to(live, self.measurement.text, self.number)
+            effects[layer, head, plane] = answer - self.answer
+        return effects
+
+    def effects_of_patching(
+        self, checked: CheckedPlanes, source: Text, heads: str
+    ) -> Attributions:
+        """Change of the answer when only this plane takes its queries and keys elsewhere."""
+        measurement = self.measurement
+        all_planes = plan_patch(measurement.rotation, source, heads=heads)
+        patches = []
+        for layer, head, plane in zip(*checked.indices, strict=True):
+            of_head = torch.zeros_like(all_planes.chosen)
+            of_head[layer, head] = True
+            select = PlaneNumbers((int(plane),))
+            patches.append(replace(all_planes, chosen=of_head, select=select))
+        answers = patched_answers(
+            measurement.live, measurement.text, self.number, patches
+        )
+        effects = np.full(checked.shape, np.nan)
+        effects[checked.indices] = np.array(answers) - self.answer
+        return effects
+
+
+def _rotating(planes: Sequence[Planes], frequencies: int) -> np.ndarray:
+    """Whether RoPE rotates each plane [layer, 1, frequency]; the others are no planes."""
+    counts = np.array([layer.inv_freq.shape[-1] for layer in planes])
+    return np.arange(frequencies) < counts[:, None, None]
 
 
 def _compare_effects(
-    attribution: Attributions, effects: Attributions, largest: Indices, others: Indices
+    attribution: Attributions, effects: Attributions, checked: CheckedPlanes
 ) -> dict[str, float]:
     """The attributes that compare attributions with the effects of dropping the planes."""
-    first, second = attribution.ravel(), effects.ravel()
-    facts = {"worst": float(np.nanmax(np.abs(first - second)))}
-    facts["wrong_signs"] = int((first[largest] * second[largest] < 0).sum())
+    predicted = attribution.ravel()
+    measured = effects.ravel()
+    opposite = predicted[checked.largest] * measured[checked.largest] < 0
+    attrs = {
+        "worst": float(np.nanmax(np.abs(predicted - measured))),
+        "wrong_signs": int(opposite.sum()),
+    }
     for name, planes in (
-        ("rank_correlation", largest),
-        ("random_rank_correlation", others),
+        ("rank_correlation", checked.largest),
+        ("random_rank_correlation", checked.others),
     ):
         if len(planes) > 2:
-            facts[name] = float(
-                scipy.stats.spearmanr(first[planes], second[planes]).statistic
-            )
-    return facts
-
-
-def _checked_planes(
-    planes: Sequence[Planes], attribution: Attributions, check: int
-) -> tuple[Indices, Indices]:
-    """Flat indices of the planes with the largest attribution, and of random other planes."""
-    counts = np.array([layer.inv_freq.shape[-1] for layer in planes])[:, None, None]
-    rotates = np.arange(attribution.shape[-1]) < counts
-    indices = np.flatnonzero(np.isfinite(attribution) & rotates)
-    order = indices[np.argsort(-np.abs(attribution.flat[indices]), kind="stable")]
-    return order[:check], np.random.default_rng(0).permutation(order[check:])[:check]
+            ranks = scipy.stats.spearmanr(predicted[planes], measured[planes])
+            attrs[name] = float(ranks.statistic)
+    return attrs

@@ -6,6 +6,8 @@ import xarray as xr
 from ropelens.arguments import public
 from ropelens.errors import BadArgument
 
+COLUMNS = ("position_start", "position_stop", "loss", "loss_se", "change")
+
 
 @public
 def position_losses(results: xr.Dataset) -> pd.DataFrame:
@@ -29,4 +31,4 @@ def position_losses(results: xr.Dataset) -> pd.DataFrame:
         }
     )
     table = columns.to_dataframe(["edit", "position_bin"]).reset_index()
-    return table[["edit", *columns]]
+    return table[["edit", *COLUMNS]]

@@ -1,7 +1,7 @@
 """Reach of heads: the distances at which heads find the key after an earlier occurrence."""
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,9 @@ from ropelens.text.tokenize import TextInput
 
 COPIED = 48  # random tokens that are repeated, if the context is long enough
 
-DISTANCES = tuple(
+DISTANCES = tuple(  # 8 per decade
     np.unique(np.geomspace(1, 1_000_000, 49).round()).tolist()
-)  # 8 per decade
+)
 
 
 @public
@@ -74,110 +74,143 @@ def reach(
     measurement = Measurement.of(model, text, tokenizer=tokenizer, seed=seed)
     live = measurement.live
     variants = variants or (OWN_ROTATION,)
-    chosen = [
-        mask.nonzero().flatten()
-        for mask in heads_by_layer(
-            heads, live.attending_heads, measurement.rotation.kind_names
-        )
-    ]
+    layer_types = measurement.rotation.kind_names
     copied = max(2, min(copied, (live.context - 1) // 3))
-    farthest = live.context - 1 - copied
-    run_distances = sorted(doublings(copied, farthest) if copies is None else copies)
-    if (
-        not run_distances
-        or not copied <= run_distances[0] <= run_distances[-1] <= farthest
-    ):
-        what = "Copies must lie in the context that the model was trained for."
-        hint = f"copies from {copied} to {farthest} tokens"
-        raise BadArgument(what, seen=f"distances {run_distances}", hint=hint)
-    beyond = np.array([float(d) for d in distances if d > run_distances[-1]])
-    measurement.rotation.planes(
-        alike=True
-    )  # raises an error if heads of a layer differ
+    run_distances = _run_distances(copies, copied=copied, context=live.context)
+    beyond = [float(distance) for distance in distances]
+    experiment = CopyExperiment(
+        measurement=measurement,
+        heads=[
+            of_layer.nonzero().flatten()
+            for of_layer in heads_by_layer(heads, live.attending_heads, layer_types)
+        ],
+        copied=copied,
+        run_distances=run_distances,
+        further=np.array([d for d in beyond if d > run_distances[-1]]),
+        draws=draws,
+    )
+    measurement.rotation.planes(alike=True)  # refuses layers whose heads differ
     longest = two_copies(measurement, run_distances[-1], copied, draw=0)
     live.check_observation_is_exact(Text(longest))
-    total = (
-        len(variants) * draws * sum(1 + distance + copied for distance in run_distances)
-    )
-    runs, settings = [], (chosen, copied, run_distances, beyond, draws)
+    runs = []
+    total = len(variants) * experiment.tokens
     with display_of(progress)(Stage("running copies", total)) as step:
-        for name in variants:
-            edit = stack_edits(
-                measurement.rotation, [] if name == OWN_ROTATION else [name]
-            )
-            with nullcontext() if name == OWN_ROTATION else live.edit(edit):
-                runs.append(_run_copies(measurement, *settings, step))
+        for variant in variants:
+            if variant == OWN_ROTATION:
+                runs.append(experiment.run(step))
+                continue
+            with live.edit(stack_edits(measurement.rotation, [variant])):
+                runs.append(experiment.run(step))
     values = {name: np.stack([run[name] for run in runs]) for name in runs[0]}
-    indices = {"distance": beyond, "run_distance": np.array(run_distances)}
-    coords: dict[str, Any] = {"layer": range(live.layers), "head": range(live.heads)}
-    coords |= labelled(indices, REACH) | {"variant": np.array(variants, dtype=object)}
+    coords: dict[str, Any] = labelled(
+        {"distance": experiment.further, "run_distance": np.array(run_distances)}, REACH
+    )
+    coords["layer"] = range(live.layers)
+    coords["head"] = range(live.heads)
+    coords["variant"] = np.array(variants, dtype=object)
     dataset = xr.Dataset(labelled(values, REACH), coords)
-    return dataset.assign_attrs(
-        {"kind": "reach", "copied": copied} | measurement.attributes
-    )
+    attrs = {"kind": "reach", "copied": copied} | measurement.attributes
+    return dataset.assign_attrs(attrs)
 
 
-def _run_copies(
-    measurement: Measurement,
-    chosen: Sequence[Int[Tensor, " _"]],
-    copied: int,
-    run_distances: Sequence[int],
-    beyond: Float[np.ndarray, " distance"],
-    draws: int,
-    progress: Callable[[int], None],
-) -> dict[str, np.ndarray]:
-    """The variables of `REACH` as [layer, head, ...], under the open edit."""
-    live = measurement.live
-    shape = (draws, live.layers, live.heads, len(run_distances))
-    share, foretold = np.full(shape, np.nan), np.full(shape, np.nan)
-    extrapolated = np.full((*shape[:3], len(beyond)), np.nan)
-    for index, distance in enumerate(run_distances):
-        further, predicted = torch.from_numpy(beyond), extrapolated
-        if index + 1 < len(run_distances):
-            further = torch.tensor([float(run_distances[index + 1])])
-            predicted = foretold[..., index + 1 : index + 2]
+def _run_distances(
+    copies: Sequence[int] | None, *, copied: int, context: int
+) -> list[int]:
+    """Distances of the copies of runs, ascending; doublings up to the `context` for None."""
+    farthest = context - 1 - copied
+    distances = sorted(doublings(copied, farthest) if copies is None else copies)
+    if not distances or not copied <= distances[0] <= distances[-1] <= farthest:
+        raise BadArgument(
+            "Copies must lie in the context that the model was trained for.",
+            seen=f"distances {distances}",
+            hint=f"copies from {copied} to {farthest} tokens",
+        )
+    return distances
 
-        def see(
-            call: AttentionCall, back: int = distance, to: Tensor = further
-        ) -> Tensor:
-            planes = measurement.rotation.planes_of(call)
-            return share_found(
-                call.of_heads(chosen[call.layer]), planes, copied, back, to
-            )
 
-        for draw in range(draws):
-            tokens = two_copies(measurement, distance, copied, draw)
-            live.forget_length()
-            for layer, shares in live.record_calls(tokens, see).items():
-                heads: Any = (draw, layer, chosen[layer].numpy())
-                share[*heads, index] = shares[:, 0]
-                predicted[heads] = shares[:, 1:]
-            progress(tokens.numel())
-    foretold[np.isnan(share)] = np.nan  # the mask of the run hides the key
-    mean, low, high = np.apply_along_axis(paired_interval, 0, share)
-    ends = {"found_low": low.clip(0, 1), "found_high": high.clip(0, 1)}
-    extended = {
-        "foretold_share": foretold.mean(0),
-        "extrapolated_share": extrapolated.mean(0),
-    }
-    return (
-        {"found_by_draw": np.moveaxis(share, 0, -1), "found_share": mean}
-        | ends
-        | extended
-    )
+@dataclass(frozen=True)
+class CopyExperiment:
+    """Runs of sequences with two copies of random tokens, at several distances.
+
+    `heads` are the measured heads of each layer. `further` are distances beyond the farthest
+    run, for which it predicts the share that is found.
+    """
+
+    measurement: Measurement
+    heads: Sequence[Int[Tensor, " _"]]
+    copied: int
+    run_distances: Sequence[int]
+    further: Float[np.ndarray, " distance"]
+    draws: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all sequences."""
+        lengths = [1 + distance + self.copied for distance in self.run_distances]
+        return self.draws * sum(lengths)
+
+    def run(self, progress: Callable[[int], None]) -> dict[str, np.ndarray]:
+        """The variables of `REACH` as [layer, head, ...], under the open edit."""
+        live = self.measurement.live
+        shape = (self.draws, live.layers, live.heads)
+        share = np.full((*shape, len(self.run_distances)), np.nan)
+        foretold = np.full_like(share, np.nan)
+        extrapolated = np.full((*shape, len(self.further)), np.nan)
+        for index, distance in enumerate(self.run_distances):
+            further = self.further
+            predicted = extrapolated
+            if index + 1 < len(self.run_distances):
+                further = np.array([float(self.run_distances[index + 1])])
+                predicted = foretold[..., index + 1 : index + 2]
+            for draw in range(self.draws):
+                shares = self._shares(distance, torch.from_numpy(further), draw)
+                for layer, of_layer in shares.items():
+                    heads: Any = (draw, layer, self.heads[layer].numpy())
+                    share[*heads, index] = of_layer[:, 0]
+                    predicted[heads] = of_layer[:, 1:]
+                progress(1 + distance + self.copied)
+        foretold[np.isnan(share)] = np.nan  # the mask of the run hides the key
+        mean, low, high = np.apply_along_axis(paired_interval, 0, share)
+        return {
+            "found_by_draw": np.moveaxis(share, 0, -1),
+            "found_share": mean,
+            "found_low": low.clip(0, 1),
+            "found_high": high.clip(0, 1),
+            "foretold_share": foretold.mean(0),
+            "extrapolated_share": extrapolated.mean(0),
+        }
+
+    def _shares(
+        self, distance: int, further: Float[Tensor, " n"], draw: int
+    ) -> dict[int, Float[Tensor, "head 1+n"]]:
+        """Shares of the measured heads by layer; see `share_found`."""
+        live = self.measurement.live
+        tokens = two_copies(self.measurement, distance, self.copied, draw)
+
+        def shares_of(call: AttentionCall) -> Tensor:
+            planes = self.measurement.rotation.planes_of(call)
+            of_heads = call.of_heads(self.heads[call.layer])
+            return share_found(of_heads, planes, self.copied, distance, further)
+
+        live.forget_length()
+        return live.record_calls(tokens, shares_of)
 
 
 def two_copies(
     measurement: Measurement, distance: int, copied: int, draw: int
 ) -> Int[Tensor, "1 position"]:
     """First token of the text, random tokens, text, and the copies `distance` tokens later."""
-    text, generator = measurement.text, generator_of(measurement.seed, distance, draw)
-    once = torch.randperm(measurement.live.vocabulary, generator=generator)
-    once = once[torch.arange(copied) % len(once)]
-    stream, between = text.ids.cpu()[:, 1:][text.real[:, 1:]], distance - copied
-    begin = int(torch.randint(max(1, len(stream) - between), (), generator=generator))
+    text = measurement.text
+    generator = generator_of(measurement.seed, distance, draw)
+    permutation = torch.randperm(measurement.live.vocabulary, generator=generator)
+    once = permutation[torch.arange(copied) % len(permutation)]
+    stream = text.ids.cpu()[:, 1:][text.real[:, 1:]]
+    between = distance - copied
+    most = max(1, len(stream) - between)
+    begin = int(torch.randint(most, (), generator=generator))
     filler = stream[(begin + torch.arange(between)) % len(stream)]
-    return torch.cat([torch.tensor([text.first_token]), once, filler, once])[None]
+    first = torch.tensor([text.first_token])
+    return torch.cat([first, once, filler, once])[None]
 
 
 def share_found(
@@ -188,24 +221,25 @@ def share_found(
     further: Float[Tensor, " n"],
 ) -> Float[Tensor, "head 1+n"]:
     """Share of rows in which the right key has the highest score, in place and turned."""
-    length = call.query.shape[2]
-    row = torch.arange(length - copied, length - 1)
+    last = call.query.shape[2] - 1  # no token follows its second occurrence
+    row = torch.arange(last + 1 - copied, last)
     right = (row - distance + 1).to(call.key.device)
-    query, key = call.query[0][:, row].float() * call.scale, call.key[0].float()
+    query = call.query[0][:, row].float() * call.scale
+    key = call.key[0].float()
     seen = call.visibility.at(row[None]).sees()[0].to(key.device)
-    visible = seen.gather(1, right[:, None])[:, 0]
+    sees_right = seen.gather(1, right[:, None])[:, 0]
     seen[:, 0] = False
     seen[torch.arange(len(row)), row] = False
     scores = query @ key.mT
     right_key = right.expand(len(query), -1)[..., None]
-    best = (
+    best_other = (
         scores.masked_fill(~seen, -torch.inf).scatter(2, right_key, -torch.inf).amax(-1)
     )
-    turned = planes.moved_scores(
-        planes.products(query, key[:, right]), further - distance
-    )
-    wins = torch.cat([scores.gather(2, right_key), turned], dim=-1) > best[..., None]
-    shares = wins[:, visible].double().mean(1).cpu()
+    products = planes.products(query, key[:, right])
+    turned = planes.moved_scores(products, further - distance)
+    of_right = torch.cat([scores.gather(2, right_key), turned], dim=-1)
+    wins = (of_right > best_other[..., None])[:, sees_right]
+    shares = wins.double().mean(1).cpu()
     if call.window is not None:
         shares[:, 1:].masked_fill_((further > call.window).cpu(), torch.nan)
     return shares
