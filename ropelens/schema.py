@@ -324,7 +324,7 @@ CAPTURE = (
         long_name="scale of the scores",
     ),
 )
-"""The variables of a capture; `write_head` fills them."""
+"""The variables of a capture; `CapturedHead` fills them."""
 
 
 CAPTURE_INDICES = (

@@ -14,7 +14,7 @@ from ropelens.checkpoints.bundled import check_text, sample_path, writer_of
 from ropelens.checkpoints.load import Opened, open_checkpoint
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
-from ropelens.profiles.measurement import check_ids
+from ropelens.profiles.checked_text import check_ids
 from ropelens.text.documents import check_document, read_documents
 from ropelens.text.text import Text
 from ropelens.text.tokenize import read_text, tokenize, warn_beyond

@@ -15,8 +15,8 @@ from ropelens.interventions.attribute import attribute_planes
 from ropelens.interventions.patch_each import patch_each
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
-from ropelens.profiles.capture import one_sequence
 from ropelens.profiles.excerpt_choice import check_excerpts
+from ropelens.profiles.measurement import one_sequence
 from ropelens.profiles.profile import profile as measure
 from ropelens.report.prompt import PromptResults
 from ropelens.runtime.progress import ProgressOption, display_of, opening

@@ -21,8 +21,7 @@ from ropelens.interventions.patch import Source, plan_patch
 from ropelens.interventions.patch_each import answer_to, patched_answers
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.profiles import gradients
-from ropelens.profiles.capture import one_sequence
-from ropelens.profiles.measurement import Measurement
+from ropelens.profiles.measurement import Measurement, one_sequence
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, HeadMask, PlaneNumbers, heads_by_layer
 from ropelens.schema import ATTRIBUTION, labelled, stack

@@ -16,7 +16,7 @@ from ropelens.interventions.edit import place_edit, stop
 from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.attention_hooks import AttentionInput
-from ropelens.profiles.measurement import model_text
+from ropelens.profiles.checked_text import model_text
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import (
     ALL_HEADS,

@@ -14,14 +14,13 @@ from ropelens.interventions.patch import PatchedPart, PlanePatch, Source, plan_p
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.attention_hooks import AttentionInput
 from ropelens.model.live_model import LiveModel
-from ropelens.profiles.capture import one_sequence
 from ropelens.profiles.gradients import (
     AnswerDefinition,
     Number,
     answer_number,
     value_of,
 )
-from ropelens.profiles.measurement import TOKENS_PER_BATCH
+from ropelens.profiles.measurement import TOKENS_PER_BATCH, one_sequence
 from ropelens.rope.select import ALL_HEADS, Selection
 from ropelens.runtime.progress import ProgressOption, Stage, display_of
 from ropelens.text.prompts import Prompt, token_names

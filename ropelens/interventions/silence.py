@@ -16,7 +16,7 @@ from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.attention_hooks import HeadSilence
 from ropelens.model.live_model import LiveModel
-from ropelens.profiles.measurement import model_text
+from ropelens.profiles.checked_text import model_text
 from ropelens.rope.select import HeadMask, heads_by_layer
 from ropelens.text.rows import generator_of
 from ropelens.text.text import Text

@@ -1,34 +1,29 @@
 """Capture everything that some heads compute on one short sequence."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 import xarray as xr
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from ropelens.arguments import Count, public
-from ropelens.attention.call import AttentionCall, attention_map
-from ropelens.attention.formulas import contrasts
+from ropelens.attention.call import AttentionCall
 from ropelens.errors import BadArgument
 from ropelens.model.as_live_model import Model, as_live_model
-from ropelens.model.live_model import LiveModel
 from ropelens.model.output_projection import (
     logit_directions,
     output_projections,
     weight_of,
 )
-from ropelens.profiles.measurement import Measurement
-from ropelens.rope.planes import Planes, unrotate
+from ropelens.profiles.captured_head import CapturedHead
+from ropelens.profiles.measurement import Measurement, one_sequence
 from ropelens.rope.select import ALL_HEADS, heads_by_layer
 from ropelens.schema import CAPTURE, CAPTURE_INDICES, Variable, labelled
-from ropelens.text.documents import check_document
 from ropelens.text.prompts import Prompt, Token, TokenNames, token_id, token_names
-from ropelens.text.tokenize import prompt_tokens, warn_beyond
 
 
 @public
@@ -104,164 +99,181 @@ def capture(
         raise BadArgument(
             "There is no prompt to capture.", hint="a list of one or more"
         )
-    options: dict[str, Any] = {"runner_up": runner_up}
     if isinstance(text_or_tokens, list):
-        options |= {"heads": heads, "tokenizer": tokenizer, "values": values}
-        options |= {
-            "logits_of": logits_of,
-            "max_bytes": max_bytes // len(text_or_tokens),
-        }
-        return _concatenate(
-            [capture(live, prompt, **options) for prompt in text_or_tokens]
-        )
+        captures = [
+            capture(
+                live,
+                prompt,
+                heads=heads,
+                tokenizer=tokenizer,
+                runner_up=runner_up,
+                values=values,
+                logits_of=logits_of,
+                max_bytes=max_bytes // len(text_or_tokens),
+            )
+            for prompt in text_or_tokens
+        ]
+        return concatenate(captures)
     measurement = one_sequence(live, text_or_tokens, tokenizer)
-    text, length = measurement.text, measurement.text.context
-    rotation = measurement.rotation
-    chosen = heads_by_layer(heads, live.attending_heads, rotation.kind_names)
-    planes = rotation.planes(length)
-    answer_tokens = [logits_of] if isinstance(logits_of, str) else logits_of
-    answers = [token_id(token, tokenizer, live.vocabulary) for token in answer_tokens]
-    places = chosen.nonzero().tolist()
-    sizes = {"head": len(places), "query": length, "key": length, "part": 2}
-    sizes["frequency"] = max(planes[layer].terms for layer, _ in places)
-    sizes["answer"] = len(answers)
-    unasked = (
-        set() if values or answers else {"value_norm", "write_norm", "written_norm"}
+    chosen = heads_by_layer(
+        heads, live.attending_heads, measurement.rotation.kind_names
     )
-    unasked |= set() if answers else {"logit"}
-    rows = [row for row in CAPTURE if row.name not in unasked]
-    dtype = torch.promote_types(live.model.dtype, torch.float32)
-    arrays = _allocate(rows, sizes, dtype, max_bytes=max_bytes)
-    projections = output_projections(live) if "write_norm" in arrays else {}
-    if answers:
-        options["toward"] = logit_directions(
-            live, projections, text.ids, answers, text.hidden
+    tokens = [logits_of] if isinstance(logits_of, str) else logits_of
+    run = CaptureRun(
+        measurement,
+        heads=[(layer, head) for layer, head in chosen.nonzero().tolist()],
+        answers=[token_id(token, tokenizer, live.vocabulary) for token in tokens],
+        values=values,
+        runner_up=runner_up,
+        max_bytes=max_bytes,
+    )
+    live.record_calls(measurement.text.ids, run.see, hidden=measurement.text.hidden)
+    dataset = run.dataset(tokenizer)
+    return dataset.assign_attrs({"kind": "capture"} | measurement.attributes)
+
+
+class CaptureRun:
+    """Arrays of some heads, head first, and the pass of the model that fills them."""
+
+    def __init__(
+        self,
+        measurement: Measurement,
+        *,
+        heads: list[tuple[int, int]],
+        answers: list[int],
+        values: bool,
+        runner_up: int | None,
+        max_bytes: int,
+    ) -> None:
+        live = measurement.live
+        text = measurement.text
+        self.text = text
+        self.model_dtype = live.model.dtype
+        self.planes = measurement.rotation.planes(text.context)
+        self.heads = heads  # layer, head
+        self.answers = answers
+        self.runner_up = runner_up
+        self.arrays = allocate(
+            captured_variables(values=values, answers=bool(answers)),
+            self.sizes(),
+            torch.promote_types(live.model.dtype, torch.float32),
+            max_bytes=max_bytes,
         )
+        self.projections = {}
+        if "write_norm" in self.arrays:
+            self.projections = output_projections(live)
+        self.directions: Float[Tensor, "answer query hidden"] | None = None
+        if answers:
+            self.directions = logit_directions(
+                live, self.projections, text.ids, answers, text.hidden
+            )
 
-    def see(call: AttentionCall) -> None:
-        count = call.query.shape[1]  # heads of the layer
-        inv_freq = planes[call.layer].inv_freq.expand(count, -1)
-        if projections:
-            weight = weight_of(projections[call.layer], live.model.dtype)
-            weight = weight.unflatten(1, (count, -1))
-        for place, (layer, head) in enumerate(places):
-            if layer == call.layer:
-                into = {name: array[place] for name, array in arrays.items()}
-                of_head = replace(planes[layer], inv_freq=inv_freq[head])
-                options["projection"] = weight[:, head] if projections else None
-                write_head(call, head, of_head, into, **options)
+    def sizes(self) -> dict[str, int]:
+        """Sizes of the arrays by dim."""
+        length = self.text.context
+        return {
+            "head": len(self.heads),
+            "query": length,
+            "key": length,
+            "part": 2,
+            "frequency": max(self.planes[layer].terms for layer, _ in self.heads),
+            "answer": len(self.answers),
+        }
 
-    live.record_calls(text.ids, see, hidden=text.hidden)
-    names = np.array(token_names(text.ids[0], tokenizer), dtype=object)
-    indices = {"query": np.arange(length), "key": np.arange(length)}
-    indices |= {"query_token": names, "key_token": names}
-    indices["head"] = np.array([f"{layer}.{head}" for layer, head in places])
-    indices["layer"], indices["head_of_layer"] = np.array(places).T
-    if answers:
-        indices["answer"] = np.array(token_names(answers, tokenizer), dtype=object)
-    labels = labelled({name: array.numpy() for name, array in arrays.items()}, CAPTURE)
-    attrs = {"kind": "capture"} | measurement.attributes
-    dataset = xr.Dataset(labels, labelled(indices, CAPTURE_INDICES), attrs)
-    return dataset.set_coords(["inv_freq", "wavelength", "scale"])
+    def see(self, call: AttentionCall) -> None:
+        """Write what the chosen heads of a layer compute."""
+        count = call.query.shape[1]
+        planes = self.planes[call.layer]
+        inv_freq = planes.inv_freq.expand(count, -1)
+        weight = self.output_weight(call)
+        for index, (layer, head) in enumerate(self.heads):
+            if layer != call.layer:
+                continue
+            arrays = {name: array[index] for name, array in self.arrays.items()}
+            captured = CapturedHead(
+                call, head, replace(planes, inv_freq=inv_freq[head])
+            )
+            captured.write_vectors(arrays)
+            captured.write_scores(arrays, runner_up=self.runner_up)
+            if weight is not None:
+                captured.write_outputs(arrays, weight[:, head], self.directions)
 
+    def output_weight(
+        self, call: AttentionCall
+    ) -> Float[Tensor, "hidden head feature"] | None:
+        """Weights of the output projection of the layer by head, if they are needed."""
+        if not self.projections:
+            return None
+        weight = weight_of(self.projections[call.layer], self.model_dtype)
+        return weight.unflatten(1, (call.query.shape[1], -1))
 
-def write_head(
-    call: AttentionCall,
-    head: int,
-    planes: Planes,
-    into: Mapping[str, Tensor],
-    *,
-    runner_up: int | None = None,
-    projection: Float[Tensor, "hidden feature"] | None = None,
-    toward: Iterable[Float[Tensor, "query hidden"]] = (),
-) -> None:
-    """Write the vectors of one query head by plane, and all terms of its scores, to `into`.
-
-    With the output `projection`, also write the lengths of v, v W_O and A v W_O, and the
-    component of A v W_O in each direction of `toward`.
-    """
-    call = call.of_heads(torch.tensor([head]))
-    attention, terms = attention_map(call)[0, 0], planes.terms
-    q, k = (x[0, 0].to(attention.dtype) for x in (call.query, call.key))
-    term_of, hidden = planes.term_of, ~call.visibility.sees()[0].to(q.device)
-
-    def scores(chosen: Bool[Tensor, " coordinate"]) -> Float[Tensor, "query key"]:
-        return (call.scale * q[:, chosen] @ k[:, chosen].mT).masked_fill(
-            hidden, torch.nan
+    def dataset(self, tokenizer: TokenNames | None) -> xr.Dataset:
+        """The arrays with their labels."""
+        length = self.text.context
+        names = np.array(token_names(self.text.ids[0], tokenizer), dtype=object)
+        indices = {
+            "query": np.arange(length),
+            "key": np.arange(length),
+            "query_token": names,
+            "key_token": names,
+            "head": np.array([f"{layer}.{head}" for layer, head in self.heads]),
+            "layer": np.array([layer for layer, _ in self.heads]),
+            "head_of_layer": np.array([head for _, head in self.heads]),
+        }
+        if self.answers:
+            answers = token_names(self.answers, tokenizer)
+            indices["answer"] = np.array(answers, dtype=object)
+        arrays = {name: array.numpy() for name, array in self.arrays.items()}
+        dataset = xr.Dataset(
+            labelled(arrays, CAPTURE), labelled(indices, CAPTURE_INDICES)
         )
-
-    for side, x in (("q", q), ("k", k)):
-        into[f"{side}_norm"][:, :terms] = planes.norms(x)
-        still = unrotate(x, torch.arange(len(x)), planes)
-        by_plane = into[f"{side}_still"][:, : len(planes.inv_freq)]
-        by_plane[..., 0], by_plane[..., 1] = (
-            still[:, planes.first],
-            still[:, planes.second],
-        )
-    into["score"].copy_(scores(term_of >= 0))
-    for term in range(terms):
-        into["contribution"][term].copy_(scores(term_of == term))
-    into["attention"].copy_(attention)
-    contrast = contrasts(into["contribution"], into["attention"], runner_up=runner_up)
-    into["contrast"].copy_(contrast)
-    into["inv_freq"][:terms] = planes.term_inv_freq
-    into["wavelength"][:terms] = planes.wavelength
-    into["scale"].fill_(call.scale)
-    if projection is None:
-        return
-    value = call.value[0, 0].to(attention)
-    written = value @ projection.to(attention).mT
-    into["value_norm"].copy_(torch.linalg.vector_norm(value, dim=-1))
-    into["write_norm"].copy_(torch.linalg.vector_norm(written, dim=-1))
-    into["written_norm"].copy_(torch.linalg.vector_norm(attention @ written, dim=-1))
-    for index, direction in enumerate(toward):
-        into["logit"][index].copy_(attention * (direction.to(attention) @ written.mT))
+        return dataset.set_coords(["inv_freq", "wavelength", "scale"])
 
 
-def _concatenate(captures: Sequence[xr.Dataset]) -> xr.Dataset:
-    """Concatenate captures along `prompt`, padded to the longest."""
-    tokens = ("query_token", "key_token")
-    options: Any = {"coords": "different", "compat": "equals", "join": "outer"}
-    prompts = pd.RangeIndex(len(captures), name="prompt")
-    parts = [part.reset_coords(tokens) for part in captures]
-    together = xr.concat(parts, prompts, combine_attrs="drop_conflicts", **options)
-    names = {name: together[name].fillna("") for name in tokens}
-    return together.assign(names).set_coords(tokens)
+def captured_variables(*, values: bool, answers: bool) -> list[Variable]:
+    """The rows of `CAPTURE` that are wanted; the logits of answers need the values."""
+    unwanted: set[str] = set()
+    if not (values or answers):
+        unwanted.update(("value_norm", "write_norm", "written_norm"))
+    if not answers:
+        unwanted.add("logit")
+    return [row for row in CAPTURE if row.name not in unwanted]
 
 
-def one_sequence(
-    live: LiveModel, given: Prompt, tokenizer: TokenNames | None
-) -> Measurement:
-    """Return a measurement of one sequence; raise `BadArgument` for several."""
-    if isinstance(given, str):
-        check_document(given)
-        given = prompt_tokens(given, tokenizer)
-        warn_beyond(len(given), live.trained)
-    given = torch.atleast_2d(given) if isinstance(given, Tensor) else given
-    measurement = Measurement.of(live, given)
-    if (count := len(measurement.text)) > 1:
-        raise BadArgument("A capture takes one sequence.", seen=f"{count} sequences")
-    return measurement
-
-
-def _allocate(
+def allocate(
     rows: Sequence[Variable],
-    sizes: dict[str, int],
+    sizes: Mapping[str, int],
     dtype: torch.dtype,
     *,
     max_bytes: int,
 ) -> dict[str, Tensor]:
     """Arrays of NaN for the variables, head first. Raise `BadArgument` above `max_bytes`."""
     shapes = {row.name: [sizes[dim] for dim in row.dims] for row in rows}
-    total = sum(int(np.prod(shape)) for shape in shapes.values()) * dtype.itemsize
+    numbers = sum(int(np.prod(shape)) for shape in shapes.values())
+    total = numbers * dtype.itemsize
     if total > max_bytes:
-        what = (
-            f"This capture takes {total:,} bytes, more than the {max_bytes:,} allowed."
+        raise BadArgument(
+            f"This capture takes {total:,} bytes, more than the {max_bytes:,} allowed.",
+            seen=f"{sizes['head']} heads, {sizes['query']:,} tokens, "
+            f"{sizes['frequency']} frequencies",
+            hint=f"fewer heads, a shorter text, or max_bytes={total}",
         )
-        seen = "{head} heads, {query:,} tokens, {frequency} frequencies".format(**sizes)
-        hint = f"fewer heads, a shorter text, or max_bytes={total}"
-        raise BadArgument(what, seen=seen, hint=hint)
     return {
         name: torch.full(shape, torch.nan, dtype=dtype)
         for name, shape in shapes.items()
     }
+
+
+def concatenate(captures: Sequence[xr.Dataset]) -> xr.Dataset:
+    """Concatenate captures along `prompt`, padded to the longest."""
+    tokens = ("query_token", "key_token")
+    together = xr.concat(
+        [part.reset_coords(tokens) for part in captures],
+        pd.RangeIndex(len(captures), name="prompt"),
+        combine_attrs="drop_conflicts",
+        coords="different",
+        compat="equals",
+        join="outer",
+    )
+    names = {name: together[name].fillna("") for name in tokens}
+    return together.assign(names).set_coords(tokens)

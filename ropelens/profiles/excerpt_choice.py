@@ -9,8 +9,8 @@ from transformers import PreTrainedConfig
 
 from ropelens.attention.call import AttentionCall, attention_map
 from ropelens.errors import BadArgument
-from ropelens.model.live_model import LiveModel
-from ropelens.profiles.measurement import Measurement, check_ids
+from ropelens.profiles.checked_text import check_ids
+from ropelens.profiles.measurement import Measurement
 from ropelens.text.rows import generator_of
 from ropelens.text.text import Text
 
@@ -51,21 +51,41 @@ def longest_excerpt(config: PreTrainedConfig) -> int:
 
 def chosen_excerpts(measurement: Measurement) -> list[Int[Tensor, " position"]]:
     """The `COUNT` random pieces on which heads choose keys most sharply."""
-    candidates = draw_pieces(measurement)
-    bits = sharpness(measurement.live, candidates)
+    live = measurement.live
+    candidates = draw_pieces(
+        measurement.text,
+        longest=min(LENGTH, longest_excerpt(live.config)),
+        first_token=common_first_token(measurement.text.ids[:, 0], bos=live.bos),
+        seed=measurement.seed,
+    )
+    bits = torch.zeros(len(candidates)).double()
+    for layer_bits in live.record_calls(candidates, divergence_from_even).values():
+        bits = bits + layer_bits
     sharpest = bits.argsort(descending=True, stable=True)[:COUNT]
     return list(candidates[sharpest])
 
 
-def draw_pieces(measurement: Measurement) -> Int[Tensor, "piece position"]:
+def common_first_token(
+    first: Int[Tensor, " sequence"], *, bos: int | None
+) -> int | None:
+    """The token that all sequences begin with, if it is BOS or similar, or None.
+
+    In a single sequence it may be any word.
+    """
+    alike = len(first) > 1 and bool((first == first[0]).all())
+    if alike or int(first[0]) == bos:
+        return int(first[0])
+    return None
+
+
+def draw_pieces(
+    text: Text, *, longest: int, first_token: int | None, seed: int
+) -> Int[Tensor, "piece position"]:
     """Up to `CANDIDATES` different random pieces of the text, of equal length."""
-    text = measurement.text
-    first_token = common_first_token(measurement)
     real_tokens = text.real.sum(1)
-    longest = longest_excerpt(measurement.live.config)
-    length = min(LENGTH, longest, int(real_tokens.max()))
+    length = min(longest, int(real_tokens.max()))
     long = (real_tokens >= length).nonzero().flatten()
-    generator = generator_of(measurement.seed, len(long))
+    generator = generator_of(seed, len(long))
     order = long[torch.randperm(len(long), generator=generator)].tolist()
     pieces = []
     for number in range(CANDIDATES):
@@ -79,28 +99,6 @@ def draw_pieces(measurement: Measurement) -> Int[Tensor, "piece position"]:
             piece[0] = first_token
         pieces.append(piece)
     return torch.stack(pieces).unique(dim=0)
-
-
-def common_first_token(measurement: Measurement) -> int | None:
-    """The token that all sequences begin with, if it is BOS or similar, or None.
-
-    In a single sequence it may be any word.
-    """
-    first = measurement.text.ids[:, 0]
-    alike = len(first) > 1 and bool((first == first[0]).all())
-    if alike or int(first[0]) == measurement.live.bos:
-        return int(first[0])
-    return None
-
-
-def sharpness(
-    live: LiveModel, pieces: Int[Tensor, "piece position"]
-) -> Float[Tensor, " piece"]:
-    """How sharply all heads choose keys on each piece, in bits."""
-    total = torch.zeros(len(pieces)).double()
-    for bits in live.record_calls(pieces, divergence_from_even).values():
-        total = total + bits
-    return total
 
 
 def divergence_from_even(call: AttentionCall) -> Float[Tensor, " piece"]:

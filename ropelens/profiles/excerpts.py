@@ -62,8 +62,9 @@ def read_excerpts(
     scale = np.full(live.layers, np.nan)
     for layer, layer_excerpts in calls[-1].items():
         scale[layer] = layer_excerpts.scale
-    if not rotate_as_in_text(measurement, excerpts, planes):
-        query[:] = np.nan
+    for length in {len(tokens) for tokens in excerpts}:
+        if not have_frequencies(measurement.rotation.planes(length), of=planes):
+            query[:] = np.nan
     for layer, slower in enumerate(slower_heads(planes)):
         query[:, layer, : len(slower)][:, slower] = np.nan
     arrays = next_tokens(live, batches, tokenizer)
@@ -139,16 +140,10 @@ def by_excerpt(
     return stack(excerpts)
 
 
-def rotate_as_in_text(
-    measurement: Measurement, excerpts: Excerpts, planes: Sequence[Planes]
-) -> bool:
-    """Whether sequences of these lengths rotate in `planes`, those of the whole text."""
-    for length in {len(tokens) for tokens in excerpts}:
-        of_excerpt = measurement.rotation.planes(length)
-        for short, whole in zip(of_excerpt, planes, strict=True):
-            if not torch.equal(short.inv_freq, whole.inv_freq):
-                return False
-    return True
+def have_frequencies(planes: Sequence[Planes], of: Sequence[Planes]) -> bool:
+    """Whether the layers rotate with the same frequencies as the layers `of` a text."""
+    pairs = zip(planes, of, strict=True)
+    return all(torch.equal(layer.inv_freq, other.inv_freq) for layer, other in pairs)
 
 
 def slower_heads(planes: Sequence[Planes]) -> list[Bool[np.ndarray, " head"]]:

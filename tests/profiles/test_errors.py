@@ -26,7 +26,7 @@ from ropelens.interventions.measure_names import DEFAULT_MEASURES
 from ropelens.measured_rotation import model_layers
 from ropelens.model.as_live_model import as_live_model
 from ropelens.model.live_model import LiveModel
-from ropelens.profiles import measurement
+from ropelens.profiles import checked_text, measurement
 from ropelens.runtime.progress import Stage
 from ropelens.text.tokenize import read_text
 
@@ -282,7 +282,7 @@ def test_a_text_is_checked_once(measure: str, kind: str):
     with ExitStack() as patches, warnings.catch_warnings(record=True) as caught:
         for name in ("model_text", "attention_across", "count_length_mismatches"):
             patches.enter_context(count(measurement, name))
-        patches.enter_context(count(measurement, "check_padding"))
+        patches.enter_context(count(checked_text, "check_padding"))
         patches.enter_context(count(model_layers, "probe_single_tokens"))
         warnings.simplefilter("always")
         MEASURED[measure](model, text)
