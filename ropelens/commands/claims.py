@@ -160,7 +160,8 @@ def _settings(
 ) -> list[Setting]:
     """The settings of a model or an analyzed folder, the main setting first."""
     from ropelens.analysis.plan import plan_analysis
-    from ropelens.analysis.saved_numbers import check_model
+    from ropelens.analysis.saved_numbers import check_model, saved_key
+    from ropelens.runtime.keys import Key
     from ropelens.runtime.run_record import read_record
 
     record, runs = read_record(place), not options.quick
@@ -173,7 +174,7 @@ def _settings(
         plan = plan_analysis(
             str(options.model), text, replace(options, **same), run=run
         )
-        if plan.model["fingerprint"] != record.get("model", {}).get("fingerprint"):
+        if not Key({"model": plan.model["fingerprint"]}).fits(saved_key(record)):
             what = f"{place} was measured on another model than {options.model}."
             raise BadArgument(what, hint="the same model, --dtype and --quantize")
         return [Setting("main", Path(place), plan, saved=True, runs=runs)]
