@@ -186,11 +186,11 @@ def _arguments(
     options: Options,
     sweep: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The arguments of `analyze` for run.json."""
+    """The arguments of `analyze` for run.json, without further options of a command."""
     arguments = {
         "model": name_of_model(model),
         "text": given.names,
-        **{option.name: getattr(options, option.name) for option in fields(options)},
+        **{option.name: getattr(options, option.name) for option in fields(Options)},
         **sweep,
     }
     return json.loads(json.dumps(arguments, default=str))

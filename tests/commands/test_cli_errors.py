@@ -17,6 +17,7 @@ from cli_runs import MAIN, NAMES, PLAN, STOPPING, Ended, save_family, unharmed
 from ropelens.commands.terminal import print_lines
 from ropelens.runtime.folder import PAGE
 from ropelens.runtime.netcdf import open_results
+from ropelens.runtime.progress import Stage
 from ropelens.train import loop
 
 MEASURE = "ropelens.analysis.run_plan.measure"
@@ -186,12 +187,11 @@ def test_stdout_is_the_path_of_the_page_and_stderr_is_quiet(model, tmp_path, rop
 
 
 def test_ctrl_c_while_measuring(ropelens, model, text, out, monkeypatch):
-    def lines(*_: object):
-        return lambda now, *_: (
-            now.what == "measuring" and os.kill(os.getpid(), signal.SIGINT)
-        )
+    def stop(_: object, now: Stage, *more: object) -> None:
+        if now.what == "measuring":
+            os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("ropelens.runtime.progress._log_lines", lines)
+    monkeypatch.setattr("ropelens.runtime.progress.LogLines.show", stop)
     with unharmed(out):
         ended = ropelens(
             "analyze", model, "--text", text, "--batch-size", 1, "--out", out
