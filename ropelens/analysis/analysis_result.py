@@ -16,9 +16,11 @@ from ropelens.analysis.saved_numbers import SavedNumbers, check_model, earlier_n
 from ropelens.claims.classify import classify_heads
 from ropelens.errors import BadArgument, explained
 from ropelens.interventions.truncation_table import summarize_truncation
-from ropelens.report import words
 from ropelens.report.notebook import display
 from ropelens.report.page import render_page
+from ropelens.report.sentences.heads import heads_sentences
+from ropelens.report.sentences.profile import attention_sentences, scope_sentence
+from ropelens.report.sentences.truncation import sweep_sentences
 from ropelens.runtime.folder import PAGE, locked, write_whole
 from ropelens.runtime.result_folder import ResultFolder, Results, write_page
 from ropelens.runtime.savepoint import UNFINISHED
@@ -74,13 +76,13 @@ class Analysis:
         """Sentences about the sweep, the labels, the verdict of the claim and the scope."""
         sentences: list[str] = []
         if self.truncation is not None and self.truncation_table is not None:
-            of_sweep = words.sweep_sentences(self.truncation, self.truncation_table)
+            of_sweep = sweep_sentences(self.truncation, self.truncation_table)
             sentences += of_sweep[:SWEEP_SENTENCES]
-        about_labels, *about_claim = words.heads_sentences(self.heads)
+        about_labels, *about_claim = heads_sentences(self.heads)
         sentences.append(about_labels)
-        sentences += words.attention_sentences(self.profile)
+        sentences += attention_sentences(self.profile)
         sentences += about_claim
-        sentences.append(words.scope(self.profile.attrs))
+        sentences.append(scope_sentence(self.profile.attrs))
         return [sentence for sentence in sentences if sentence]
 
     def page(self, *, beside: "Analysis | None" = None) -> str:

@@ -14,8 +14,9 @@ import xarray as xr
 from ropelens.analysis.analysis_result import Analysis, open_analysis
 from ropelens.comparison.compare import compare
 from ropelens.comparison.table import summarize_comparison
-from ropelens.report import words
 from ropelens.report.page import QUESTION, render_comparison, render_figures
+from ropelens.report.sentences.comparison import comparison_sentences
+from ropelens.report.sentences.profile import scope_sentence
 from ropelens.report.tables import about
 from ropelens.runtime.folder import file_name
 from ropelens.runtime.result_folder import ResultFolder, Results
@@ -54,8 +55,8 @@ class Answer:
         )
         table = summarize_comparison(comparison)
         sentences = [
-            *words.comparison_sentences(comparison, table),
-            words.scope(comparison.attrs),
+            *comparison_sentences(comparison, table),
+            scope_sentence(comparison.attrs),
         ]
         results = ResultFolder(
             kind="comparison",
@@ -91,7 +92,7 @@ def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path
             files[file] = result.assign_attrs(provenance)
         else:
             files[file] = result
-    sentences = [*answer.findings, words.scope(attrs)]
+    sentences = [*answer.findings, scope_sentence(attrs)]
     results = ResultFolder(
         kind="answer",
         findings=[sentence for sentence in sentences if sentence],

@@ -299,8 +299,8 @@ def _write(out: Path, places: dict[str, str], ledgers: list[Ledger]) -> None:
 
     from ropelens.figures.formats import signed
     from ropelens.profiles.measurement import versions
-    from ropelens.report.claims import claims_sentences, render_claims
-    from ropelens.report.render import write_sentence
+    from ropelens.report.claims import render_claims
+    from ropelens.report.sentences.claims import TABLE_COLUMNS, claims_sentences
     from ropelens.runtime.result_folder import ResultFolder
     from ropelens.runtime.run_record import this_command
     from ropelens.runtime.savepoint import UNFINISHED
@@ -323,7 +323,7 @@ def _write(out: Path, places: dict[str, str], ledgers: list[Ledger]) -> None:
         print_lines(f"{model}\n{lines}\n", err=True)
     numbers = dict(zip(table["claim"], table["what"], strict=True))
     meanings = [f"  {claim}: {what}" for claim, what in numbers.items()]
-    print_lines("\n".join([write_sentence("claims", "table"), *meanings, ""]), err=True)
+    print_lines("\n".join([TABLE_COLUMNS, *meanings, ""]), err=True)
     names = [facts.get("model", name) for name, facts in runs.items()]
     model = {"name": names[0] if len(names) == 1 else f"{len(names)} models"}
     findings = claims_sentences(table, places)

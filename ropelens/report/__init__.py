@@ -2,4 +2,4 @@
 
 from ropelens.report.page import write_index as write_index
 from ropelens.report.page import write_report as write_report
-from ropelens.report.words import describe as describe
+from ropelens.report.sentences import describe as describe

@@ -1,8 +1,6 @@
-"""Pages of claims: sentences, one row with a strip per claim, and models side by side."""
+"""Pages of claims: one row with a strip per claim, and models side by side."""
 
-import shlex
-from collections.abc import Hashable, Mapping
-from itertools import chain
+from collections.abc import Mapping
 from os.path import relpath
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,8 @@ from ropelens.claims.claims import CLAIMS
 from ropelens.claims.verdict import VERDICTS
 from ropelens.errors import BadArgument, explained
 from ropelens.figures.formats import plural
-from ropelens.report.render import render, write_sentence
+from ropelens.report.render import render
+from ropelens.report.sentences.claims import shown_statement
 from ropelens.runtime.run_record import read_record
 
 CLAIMS_QUESTION = "Which published claims about RoPE hold here?"
@@ -52,70 +51,6 @@ def read_ledger(folder: str, out: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         )  # page of the analysis, if it was kept
         run |= {"page": relpath(page, out)} if page.is_file() else {}
     return table, record["runs"]
-
-
-def claims_sentences(
-    table: pd.DataFrame, places: Mapping[str, str] | None = None
-) -> list[str]:
-    """Sentences that count verdicts; with the `places` of models, also about missing claims."""
-    sentences: list[str] = []
-    holds: list[tuple[Hashable, int, int]] = []
-    several = table["model"].nunique() > 1
-    for model, rows in table.groupby("model", sort=False):
-        counts = {word: int((rows["verdict"] == word).sum()) for word in VERDICTS}
-        testable, number = (
-            rows[rows["verdict"] != "not testable"],
-            rows["claim"].nunique(),
-        )
-        held = (
-            (testable["verdict"] == "holds").groupby(testable["claim"]).all()
-        )  # by kind
-        holds.append((model, int(held.sum()), number))
-        lost = [
-            *map(_shown, rows[rows["verdict"] == "contradicted"].to_dict("records"))
-        ]
-        record: dict[str, Any] = {"counts": counts, "lost": lost, "claims": number}
-        record["where"] = model if several else ""
-        written = (
-            write_sentence("claims", macro, **record) for macro in ("counts", "lost")
-        )
-        sentences += filter(None, written)
-        if "robust" in rows and rows["robust"].notna().any():
-            record = {"rows": rows.to_dict("records"), "where": record["where"]}
-            sentences.append(write_sentence("claims", "robust", **record))
-    if several:
-        record = {
-            "total": table["claim"].nunique(),
-            "most": sorted(holds, key=lambda x: -x[1]),
-        }
-        sentences.insert(0, write_sentence("claims", "several", **record))
-    tested = {str(model): {*names} for model, names in table.groupby("model")["claim"]}
-    missing = {
-        m: [c.name for c in CLAIMS if c.name not in names]
-        for m, names in tested.items()
-    }
-    if places is not None and any(missing.values()):
-        commands = [
-            _command(places.get(model)) for model, names in missing.items() if names
-        ]
-        lists = {"names": chain(*missing.values()), "commands": commands}
-        record = {name: [*dict.fromkeys(words)] for name, words in lists.items()}
-        sentences.insert(1, write_sentence("claims", "left_out", **record))
-    return sentences
-
-
-def _shown(row: Mapping[Any, Any]) -> str:
-    """The statement of a claim, with the kind of layers if it is tested within kinds."""
-    kind = row.get("layers", "all")
-    return row["statement"] + f" ({kind} layers)" * (kind != "all")
-
-
-def _command(place: str | None) -> str:
-    """The command that tests all claims on the model of a ledger. No folder names a model."""
-    if place is None or read_record(place).get("kind") == "claims":
-        return "ropelens claims MODEL --text FILE"
-    model = " --model MODEL" * bool(read_record(place))
-    return f"ropelens claims {shlex.quote(place)}{model} --text FILE"
 
 
 def render_claims(table: pd.DataFrame, record: Mapping[str, Any]) -> str:
@@ -175,5 +110,5 @@ def _ledger_row(row: dict[Any, Any]) -> dict[str, Any]:
         (CLAIM_FIGURES[name] for name in CLAIM_FIGURES if name in row["call"]), ""
     )
     place = row["claim"] + f"-{row['layers']}" * (row["layers"] != "all")
-    names = {"place": place, "shown": _shown(row)}
+    names = {"place": place, "shown": shown_statement(row)}
     return row | names | {"figure": figure, "bars": bars, "places": places}

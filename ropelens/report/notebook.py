@@ -15,10 +15,12 @@ from ropelens.errors import BadArgument, explained
 from ropelens.figures import inputs
 from ropelens.figures.head_map import FULL_COLOR, MAX_HEADS_WITH_SIGNS
 from ropelens.figures.style import COLORS, SIGNS
-from ropelens.report.claims import GLYPHS, claims_sentences, ledger_rows
+from ropelens.report.claims import GLYPHS, ledger_rows
 from ropelens.report.render import environment
+from ropelens.report.sentences import describe
+from ropelens.report.sentences.claims import claims_sentences
+from ropelens.report.sentences.heads import heads_sentences, label_counts
 from ropelens.report.tables import model_name, short_facts
-from ropelens.report.words import describe, heads_sentences, label_counts
 
 WIDTH, HEIGHT = (
     600,

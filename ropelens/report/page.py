@@ -21,11 +21,23 @@ from ropelens.figures.inputs import head_table, idle_layers
 from ropelens.figures.steps import plot_maps, plot_numbers
 from ropelens.figures.style import COLORS, SIGNS
 from ropelens.interventions.truncation_table import summarize_truncation, sweeps_by_kind
-from ropelens.report import catalog, tables, words
+from ropelens.report import catalog, tables
 from ropelens.report.catalog import bare, card, draw, draw_profile
-from ropelens.report.claims import GLYPHS, claims_sentences, ledger_rows
+from ropelens.report.claims import GLYPHS, ledger_rows
 from ropelens.report.payload import beside_payload, build_payload, page_templates
-from ropelens.report.render import page_words, render, write_sentence
+from ropelens.report.render import page_words, render
+from ropelens.report.sentences.claims import claims_sentences
+from ropelens.report.sentences.comparison import comparison_sentences
+from ropelens.report.sentences.heads import (
+    caution_sentences,
+    claim_sentence,
+    detail_sentences,
+    label_counts,
+    label_rules,
+    labels_sentence,
+)
+from ropelens.report.sentences.profile import idle_sentence
+from ropelens.report.sentences.truncation import sweep_sentences
 from ropelens.report.tables import about, about_comparison, model_name, short_facts
 from ropelens.runtime.folder import file_name, write_whole
 from ropelens.runtime.run_record import read_record
@@ -95,12 +107,12 @@ def render_page(
         "prompt": prompt,
         "claim_glyphs": GLYPHS,
         "idle_layers": idle_layers(profile),
-        "idle": words.idle_words(profile),
-        "counts": words.label_counts(heads),
+        "idle": idle_sentence(profile),
+        "counts": label_counts(heads),
         "beside": other,
         "claim_numbers": claim_title(claim),
         "verdict": claim["verdict"] if claim else "",
-        "label_rules": write_sentence("profile", "label_rules", thresholds=thresholds),
+        "label_rules": label_rules(thresholds),
         "map_by": colours,
         "columns": columns,
         "rows": tables.head_rows(heads, columns),
@@ -112,15 +124,18 @@ def render_page(
 
 def _labels_and_claims(profile: xr.Dataset, heads: pd.DataFrame) -> dict[str, Any]:
     """The figures, sentences and claims of a profile, for its page."""
-    headline, *notes = words.head_words(heads).values()
     selected, claims = first_head(heads), ledger(profile).assign(model="")
-    shown: dict[str, Any] = {"headline": headline, "notes": notes, "selected": selected}
+    shown: dict[str, Any] = {"selected": selected}
+    shown |= {
+        "headline": labels_sentence(heads),
+        "notes": [claim_sentence(heads), *detail_sentences(heads)],
+    }
     shown |= {
         "claims": ledger_rows(claims),
         "claims_sentence": claims_sentences(claims)[0],
     }
     shown["figures"] = draw_profile(profile, heads, selected)
-    return shown | {"cautions": words.cautions(profile, heads)}
+    return shown | {"cautions": caution_sentences(profile, heads)}
 
 
 def _sweep_section(
@@ -134,7 +149,7 @@ def _sweep_section(
             name = row.name if kind == "all" else f"{row.name}-{kind}"
             payload["figures"][name] = bare(figure)
             cards.append(card(row, figure) | {"name": name})
-    sentences = words.sweep_sentences(truncation, table)
+    sentences = sweep_sentences(truncation, table)
     text = str(truncation.attrs.get("text", ""))
     return {"text": text, "cards": cards, "sentences": sentences}
 
@@ -186,12 +201,10 @@ def render_comparison(comparison: xr.Dataset, table: pd.DataFrame) -> str:
         "comparison.html",
         {text.format(**comparison.attrs): figure for text, figure in explained},
         question=str(comparison.attrs.get("question", QUESTION)),
-        findings=words.comparison_sentences(comparison, table),
+        findings=comparison_sentences(comparison, table),
         columns=tables.comparison_columns(table),
         rows=tables.comparison_rows(table),
-        label_rules=write_sentence(
-            "profile", "label_rules", thresholds=asdict(Thresholds())
-        ),
+        label_rules=label_rules(asdict(Thresholds())),
         **about_comparison(comparison, table),
     )
 

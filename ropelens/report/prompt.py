@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ import xarray as xr
 from ropelens.figures.effects import plot_effects, plot_top_planes
 from ropelens.interventions.top_planes import top_planes
 from ropelens.profiles.measures import MEASURES
-from ropelens.report import words
 from ropelens.report.catalog import PROFILE_FIGURES, PageFigure, draw
 from ropelens.report.page import render_page
-from ropelens.report.render import write_sentence
+from ropelens.report.sentences import describe
+from ropelens.report.sentences.results import prompt_sentence
 from ropelens.runtime.result_folder import ResultFolder, Results
 from ropelens.schema import labelled
 
@@ -42,8 +41,10 @@ class PromptResults:
     @property
     def findings(self) -> list[str]:
         """Sentences about the next token, the planes and the patches."""
-        first = write_sentence("results", "prompt", **self.facts)
-        return [first, *chain(*map(words.describe, (self.attribution, *self.patches)))]
+        sentences = [prompt_sentence(self.facts)]
+        for results in (self.attribution, *self.patches):
+            sentences += describe(results)
+        return sentences
 
     def save(self, folder: str | Path) -> Path:
         """Write the page, the numbers and run.json to `folder`; return the page."""

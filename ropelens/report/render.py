@@ -4,11 +4,9 @@ import base64
 import functools
 import hashlib
 import json
-import math
-import re
 import tomllib
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +21,19 @@ PLOTLY = "plotly/plotly-cartesian.min.js"  # in pages, which work without a netw
 
 
 @functools.cache
-def environment(folder: str = "") -> jinja2.Environment:
-    """Environment of page templates with escapes, or of plain-text templates in `folder`."""
+def environment() -> jinja2.Environment:
+    """Environment of page templates, which escapes their values."""
     templates = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES / folder),
-        autoescape=not folder,
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (
-        "number",
-        "signed",
-        "short_count",
-        "mean_count",
-        "plural",
-        "in_words",
-        "ranges",
-    )
-    templates.filters |= {name: getattr(formats, name) for name in filters}
-    templates.filters["percent"] = lambda share: f"{100 * share:.3g}%"
-    templates.globals |= {"NOTHING": formats.NO_NUMBER, "nan": math.nan}
-    templates.globals["change_and_interval"] = formats.change_and_interval
+    templates.filters["number"] = formats.number
+    templates.filters["signed"] = formats.signed
+    templates.filters["short_count"] = formats.short_count
+    templates.globals["NOTHING"] = formats.NO_NUMBER
     return templates
 
 
@@ -135,24 +124,3 @@ def render(
         payload=packed_payload(payload) if scripts else "",
         **values,
     )
-
-
-def write_sentence(template: str, macro: str, /, **record: object) -> str:
-    """Sentence that a macro of `template` makes from a record, as plain text. May be ""."""
-    macros = environment("sentences").get_template(f"{template}.txt").module
-    words = str(getattr(macros, macro)(**record)).split()
-    return re.sub(r" (?=[,;.:)])", "", " ".join(words))
-
-
-def write_sentences(
-    template: str, records: Mapping[str, dict[str, Any] | None], **more: object
-) -> dict[str, str]:
-    """Sentences by the names of their macros, without records that are None or have no rows."""
-    known = {
-        n: record
-        for n, record in records.items()
-        if record and record.get("rows", True)
-    }
-    return {
-        n: write_sentence(template, n, **record, **more) for n, record in known.items()
-    }

@@ -14,7 +14,8 @@ from ropelens.figures import formats
 from ropelens.figures.inputs import numbers
 from ropelens.profiles.measures import NEEDLES
 from ropelens.report.render import page_words
-from ropelens.report.words import CHANCE, kind_words, scope
+from ropelens.report.sentences.profile import kinds_sentence, scope_sentence
+from ropelens.report.sentences.truncation import CHANCE
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def _scope_and_command(attrs: Mapping[Any, Any]) -> dict[str, str]:
         f"{name} {n}" for name, n in json.loads(attrs["versions"]).items()
     )
     command = str(attrs.get("command", ""))
-    return {"scope": scope(attrs), "versions": versions, "command": command}
+    return {"scope": scope_sentence(attrs), "versions": versions, "command": command}
 
 
 def model_name(profile: xr.Dataset) -> str:
@@ -134,7 +135,7 @@ def short_facts(profile: xr.Dataset) -> list[str]:
         f"{int(attrs['tokens']):,} tokens",
         f"context {context:,}" + f" (trained for {trained:,})" * (trained > context),
         f"loss {_loss(attrs)}",
-        *filter(None, [kind_words(profile).removesuffix(".")]),
+        *filter(None, [kinds_sentence(profile).removesuffix(".")]),
     ]
 
 

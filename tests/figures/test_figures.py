@@ -32,7 +32,7 @@ from ropelens.figures.silenced import plot_silenced
 from ropelens.figures.style import LABEL_ORDER, SIGNS, SYMBOLS
 from ropelens.figures.truncation import MeasureName
 from ropelens.report import describe
-from ropelens.report.words import idle_words
+from ropelens.report.sentences.profile import idle_sentence
 
 SILENCED = ("what", "label", "tokens", "change", "low", "high")
 Draw = Callable[[xr.Dataset, pd.DataFrame], go.Figure]
@@ -357,7 +357,7 @@ def test_layers_without_attention_are_grey():
     assert grey.hovertemplate.startswith("layer %{y}: %{customdata}, no attention")
     assert "no attention" in [t.name for t in figure.select_traces("scatter")]
     assert (describe(heads)[0]).startswith("Of 3 heads, ")
-    assert idle_words(profile) == "2 of 3 layers have no attention (layers 0 and 2)."
+    assert idle_sentence(profile) == "2 of 3 layers have no attention (layers 0 and 2)."
 
 
 def test_tables_of_other_models_are_refused(small):

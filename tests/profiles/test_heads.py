@@ -19,7 +19,7 @@ from ropelens.budget.labels import Thresholds
 from ropelens.claims.classify import classify_heads
 from ropelens.profiles.heads import resample_labels
 from ropelens.profiles.measures import columns
-from ropelens.report.words import cautions, heads_sentences
+from ropelens.report.sentences.heads import caution_sentences, heads_sentences
 
 Gains = tuple[float, float, float, float, float]
 POSITIONAL: Gains = (1.0, 0.0, 1.0, 0.0, 1.0)  # total, S, P, C, B
@@ -108,7 +108,7 @@ def test_too_few_rows_label_no_head():
     assert heads.attrs["claim"]["verdict"] == "not testable"
     assert heads_sentences(heads)[0].startswith("Of 2 heads, 2 are untested. ")
     words = "Heads are untested, because 99 rows of attention are"
-    assert cautions(profile, heads)[0].startswith(words)
+    assert caution_sentences(profile, heads)[0].startswith(words)
 
 
 def test_a_head_has_an_offset_only_if_one_offset_stands_out():

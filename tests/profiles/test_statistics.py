@@ -16,7 +16,7 @@ from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.measures import MEASURES
 from ropelens.profiles.passes import collect
 from ropelens.profiles.token_sets import AFTER, controls, ids_of, places_of
-from ropelens.report.words import attention_sentences
+from ropelens.report.sentences.profile import attention_sentences
 from ropelens.schema import Statistic
 
 ROOT = Path(__file__).parents[2]

@@ -19,9 +19,9 @@ from ropelens.figures import comparison_planes
 from ropelens.figures.head_wavelengths import plot_head_wavelengths
 from ropelens.figures.style import new_figure
 from ropelens.interventions.changes import best_head
+from ropelens.report.sentences.comparison import comparison_sentences
 from ropelens.report.tables import comparison_columns as shown_columns
 from ropelens.report.tables import comparison_rows as table_rows
-from ropelens.report.words import comparison_sentences
 
 HOSTILE = '<img src=x onerror=alert(1)><a href="https://evil.example/">%{y}</a>'
 
@@ -172,6 +172,13 @@ def test_findings_list_loss_changes_in_order(comparison: xr.Dataset):
         unfinished="tiny/nope/seed-1"
     )
     assert find(fewer, "These runs of the study are not finished: tiny/nope/seed-1.")
+
+
+def test_losses_without_pairs_are_listed_with_the_reason(comparison: xr.Dataset):
+    alone = comparison.assign_coords(partner=("entry", [0, -1, -1, 3, -1, -1]))
+    words = find(alone, "The loss is 3.005 (rope), 3.110 (p-rope:0.5), 3.215 (nope)")
+    reason = "no run of another variant has the size and seed of a run of rope."
+    assert words.endswith(f"There are no paired differences, because {reason}")
 
 
 def test_findings_name_changes_beyond_chance(comparison: xr.Dataset):

@@ -2,23 +2,26 @@
 
 import re
 
-import jinja2
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 import xarray as xr
+from synthetic_comparison import synthetic_comparison
 from synthetic_profile import synthetic_profile
 from synthetic_truncation import synthetic_truncation
 
 import ropelens as rl
 from ropelens.claims.verdict import VERDICTS
+from ropelens.comparison.table import summarize_comparison
 from ropelens.figures.formats import in_words, plural, ranges
 from ropelens.interventions.truncation_table import summarize_truncation
 from ropelens.report import describe
-from ropelens.report.claims import claims_sentences, ledger_rows, render_claims
+from ropelens.report.claims import ledger_rows, render_claims
 from ropelens.report.page import render_page
-from ropelens.report.render import write_sentence
+from ropelens.report.sentences.claims import claims_sentences
+from ropelens.report.sentences.comparison import comparison_sentences
+from ropelens.report.sentences.heads import verdict_sentence
 
 
 def find(sentences: list[str], words: str) -> str:
@@ -202,7 +205,7 @@ CLAIM |= {"null_median": -0.4, "null_low": -0.6, "null_high": -0.1, "null_draws"
     "verdict", ["holds", "contradicted", "unresolved", "not testable"]
 )
 def test_a_claim_is_worded_by_its_verdict_not_by_a_sign(verdict: str):
-    words = write_sentence("profile", "claim", verdict=verdict, why="no head", **CLAIM)
+    words = verdict_sentence(CLAIM | {"verdict": verdict, "why": "no head"})
     tested = verdict != "not testable"
     assert f" {verdict} here{'.' if tested else ': no head.'}" in words
     for number in (
@@ -215,16 +218,18 @@ def test_a_claim_is_worded_by_its_verdict_not_by_a_sign(verdict: str):
 
 
 def test_an_unknown_verdict_and_a_missing_number_are_errors():
-    with pytest.raises(jinja2.UndefinedError):
-        write_sentence("profile", "claim", verdict="true", why="", **CLAIM)
-    with pytest.raises(jinja2.UndefinedError):
-        write_sentence("truncation", "retrieval", share=0.5)
+    with pytest.raises(KeyError):
+        verdict_sentence(CLAIM | {"verdict": "true", "why": ""})
+    fewer = {name: CLAIM[name] for name in CLAIM if name != "null_low"}
+    with pytest.raises(KeyError):
+        verdict_sentence(fewer | {"verdict": "holds", "why": ""})
 
 
 def test_names_are_text_and_layout_is_not():
-    words = write_sentence(
-        "comparison", "without_rotation", groups=["<b>a</b>", "{{ 7 * 7 }}"]
-    )
+    comparison = synthetic_comparison(groups=("rope", "<b>a</b>", "{{ 7 *\n7 }}"))
+    comparison["wavelength"][{"entry": [1, 2, 4, 5]}] = np.inf
+    table = summarize_comparison(comparison)
+    words = find(comparison_sentences(comparison, table), "No plane rotates")
     assert words.startswith(
         "No plane rotates in <b>a</b> and {{ 7 * 7 }}. No head there"
     )

@@ -13,10 +13,18 @@ from synthetic_profile import synthetic_profile
 
 from ropelens.errors import BadArgument
 from ropelens.figures.formats import change_and_interval, signed
-from ropelens.report import render, words, write_index, write_report
+from ropelens.report import describe, render, write_index, write_report
 from ropelens.report.catalog import draw_profile
 from ropelens.report.payload import build_payload, excerpt_payload
 from ropelens.report.render import packed
+from ropelens.report.sentences.heads import (
+    caution_sentences,
+    claim_sentence,
+    detail_sentences,
+    label_counts,
+    labels_sentence,
+)
+from ropelens.report.sentences.profile import scope_sentence
 from ropelens.report.tables import model_name, run_facts
 
 BACK = str.maketrans(
@@ -83,28 +91,29 @@ def test_arrays_travel_as_bytes(small):
 
 def test_words_count_labels_and_state_the_verdict(small):
     _, heads = small
-    assert sum(words.label_counts(heads).values()) == len(heads) == 40
-    sentences = words.head_words(heads)
+    assert sum(label_counts(heads).values()) == len(heads) == 40
+    headline, claim = labels_sentence(heads), claim_sentence(heads)
     counts = (
         "Of 40 heads, 17 are semantic, 10 positional, 5 mixed, 4 sink and 4 diffuse."
     )
-    assert sentences["headline"] == counts
+    assert headline == counts
     where = "Positional heads are in layers 0–2 and 4. Their"
-    assert sentences["where_positional"].startswith(where)
-    assert "where_positional" not in words.head_words(heads[heads.label == "sink"])
-    assert f" {heads.attrs['claim']['verdict']} here. Over " in sentences["claim"]
-    assert words.describe(heads)[0] == f"{sentences['headline']} {sentences['claim']}"
+    assert any(words.startswith(where) for words in detail_sentences(heads))
+    sinks = detail_sentences(heads[heads.label == "sink"])
+    assert not any("Positional heads are in" in words for words in sinks)
+    assert f" {heads.attrs['claim']['verdict']} here. Over " in claim
+    assert describe(heads)[0] == f"{headline} {claim}"
 
 
 def test_the_scope_names_few_documents_and_short_text():
     only = "the numbers and intervals describe only this text, and not similar text."
     assert (
-        words.scope({"documents": 0})
+        scope_sentence({"documents": 0})
         == f"The text was not split into documents: {only}"
     )
-    assert words.scope({"documents": 7}) == f"All text is from 7 documents: {only}"
-    assert words.scope({"documents": 8, "context": 64, "trained_context": 64}) == ""
-    short = words.scope({"context": 256, "trained_context": 8192})
+    assert scope_sentence({"documents": 7}) == f"All text is from 7 documents: {only}"
+    assert scope_sentence({"documents": 8, "context": 64, "trained_context": 64}) == ""
+    short = scope_sentence({"context": 256, "trained_context": 8192})
     assert short.startswith(
         "Sequences have up to 256 tokens, but the model was trained for 8,"
     )
@@ -113,13 +122,13 @@ def test_the_scope_names_few_documents_and_short_text():
 def test_cautions_list_warnings_and_weak_labels(small):
     profile, heads = small
     profile = profile.assign_attrs(warnings="context beyond the model's maximum\n")
-    cautions = words.cautions(profile, heads.assign(confidence=[0.5] + [1.0] * 39))
+    cautions = caution_sentences(profile, heads.assign(confidence=[0.5] + [1.0] * 39))
     doubt = "1 of 40 heads has a label with confidence below 0.8. Other text may give another"
     assert cautions == ["context beyond the model's maximum", f"{doubt} label."]
     named = heads.index[heads.label.isin(["positional", "semantic", "mixed"])]
     heads = heads.assign(confidence=1.0)
     heads.loc[named[:2], "total_bits"] = 0.49
-    (_, faint) = words.cautions(profile, heads)
+    (_, faint) = caution_sentences(profile, heads)
     assert faint.startswith(
         f"2 of {len(named)} heads labelled positional, semantic or mixed"
     )
