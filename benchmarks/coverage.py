@@ -30,7 +30,7 @@ import torch
 from transformers import PreTrainedModel
 
 import ropelens as rl
-from ropelens.claims.arrays import wavelength_arrays
+from ropelens.budget.labels import Thresholds
 from ropelens.claims.classify import judge_wavelengths
 from ropelens.claims.numbers import rank_correlation
 from ropelens.intervals import paired_interval
@@ -123,7 +123,12 @@ def correlated(
         x, y = np.einsum(
             "ij,jlh->ilh", mix, alike**0.5 * shared + (1 - alike) ** 0.5 * noise
         )
-        claim = judge_wavelengths(wavelength_arrays(x[None], y[None]))
+        claim = judge_wavelengths(
+            {
+                "head_numbers": np.stack([x, y], axis=-1)[..., None],
+                "scored_rows": np.array([float(Thresholds.rows)]),
+            }
+        )
         picks = random.integers(layers, size=(200, layers))
         redrawn = [rank_correlation(x[pick].ravel(), y[pick].ravel()) for pick in picks]
         low, high = np.quantile(redrawn, [0.025, 0.975])
