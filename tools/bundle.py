@@ -22,8 +22,9 @@ from ropelens.commands.terminal import run_script
 from ropelens.errors import BadArgument
 from ropelens.runtime.folder import write_whole
 from ropelens.runtime.records import write_json
+from ropelens.train.checkpoint import write_model
 from ropelens.train.data import held_out_sequences, spread
-from ropelens.train.loop import VALID_SEQUENCES, write_model
+from ropelens.train.steps import VALID_SEQUENCES
 
 LARGEST = 6_000_000  # bytes of a bundled folder, with sampled text and card
 MEASURED = 512  # held-out sequences on which the two precisions are compared

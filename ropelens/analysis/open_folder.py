@@ -73,6 +73,6 @@ def _open_comparison(folder: Path) -> xr.Dataset:
 
 
 def _open_watch(folder: Path) -> xr.Dataset:
-    from ropelens.train.watch import open_steps  # slow: imports transformers' Trainer
+    from ropelens.train.watched_numbers import open_steps  # imports torch
 
     return open_steps(folder)

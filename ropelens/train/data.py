@@ -8,6 +8,8 @@ import shutil
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,47 +29,72 @@ from ropelens.train.settings import Settings
 LEAST_VALID = 2  # validation sequences; an interval needs two
 DATA = "data.json"  # the file that describes the data; it is written last
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
-BOS, EOS = "<s>", "</s>"
-Documents = tuple[list[str], list[str]]  # for training and for validation
+BOS = "<s>"
+EOS = "</s>"
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Documents for the training, and for the validation.
+
+    Without documents for the validation, the last 2 % of the sequences are held out.
+    """
+
+    training: list[str]
+    validation: list[str]
 
 
 def read_texts(text: Sequence[Path], valid: Sequence[Path], *, data: Path) -> Documents:
     """Read files and folders. Without `text`, the folder `data` must contain data."""
-    documents, held_out = read_documents(text), read_documents(valid)
-    shared = len(set(documents) & set(held_out))
-    missing = not documents and not (data / DATA).exists()
-    if missing or shared == len(set(held_out)) > 0:
-        what = "All validation documents are also training documents."
-        what = "Text to train on is missing." if missing else what
-        raise BadText(what, hint="--text FILE, which --valid FILE must not repeat")
+    training = read_documents(text)
+    validation = read_documents(valid)
+    hint = "--text FILE, which --valid FILE must not repeat"
+    if not training and not (data / DATA).exists():
+        raise BadText("Text to train on is missing.", hint=hint)
+    different = set(validation)
+    shared = len(set(training) & different)
+    if different and shared == len(different):
+        fault = "All validation documents are also training documents."
+        raise BadText(fault, hint=hint)
     if shared:
         warnings.warn(
             f"{shared:,} validation documents are also used to train", stacklevel=2
         )
-    return documents, held_out
+    return Documents(training=training, validation=validation)
 
 
 def prepare_data(folder: Path, texts: Documents, settings: Settings) -> dict[str, Any]:
     """Create the data in `folder` from `texts` if needed; return the contents of data.json."""
-    facts: dict[str, Any] = {
-        "vocabulary": settings.vocabulary,
-        "context": settings.context,
-    }
+    key = _key_of_data(texts, settings)
     path = folder / DATA
-    documents, held_out = texts
-    if documents:
-        facts["text_sha256"] = documents_sha256(documents)
-        facts["valid_sha256"] = documents_sha256(held_out) if held_out else None
+    if texts.training:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):
             if not path.exists():
                 _write_data(folder, texts, settings)
-                made = {"tokenizer_sha256": sha256_of(folder / TOKENIZER[0])}
-                write_json(path, facts | made | {"stages": ["train.npy"]})
+                tokenizer_sha256 = sha256_of(folder / TOKENIZER[0])
+                written = {
+                    "tokenizer_sha256": tokenizer_sha256,
+                    "stages": ["train.npy"],
+                }
+                write_json(path, key | written)
     record = read_json(path)
-    facts["tokenizer_sha256"] = sha256_of(folder / TOKENIZER[0])
-    Key(facts).require(record, what=f"the data in {folder}")
+    key["tokenizer_sha256"] = sha256_of(folder / TOKENIZER[0])
+    Key(key).require(record, what=f"the data in {folder}")
     return record
+
+
+def _key_of_data(texts: Documents, settings: Settings) -> dict[str, Any]:
+    """The settings that determine the data, and the fingerprints of the texts if known."""
+    sizes = {"vocabulary": settings.vocabulary, "context": settings.context}
+    if not texts.training:
+        return dict(sizes)
+    validation = texts.validation
+    return {
+        **sizes,
+        "text_sha256": documents_sha256(texts.training),
+        "valid_sha256": documents_sha256(validation) if validation else None,
+    }
 
 
 def _write_data(folder: Path, texts: Documents, settings: Settings) -> None:
@@ -75,26 +102,30 @@ def _write_data(folder: Path, texts: Documents, settings: Settings) -> None:
     context = settings.context
     log_line("training a tokenizer")
     tokenizer = train_tokenizer(
-        texts[0][:100_000], vocabulary=settings.vocabulary, context=context
+        texts.training[:100_000], vocabulary=settings.vocabulary, context=context
     )
     tokenizer.save_pretrained(folder)
     log_line("tokenizing the text")
-    training, held_out = (
-        sequences_of(part, tokenizer, context=context) for part in texts
-    )
-    if not texts[1]:  # hold out the last 2 %
+    training = sequences_of(texts.training, tokenizer, context=context)
+    validation = sequences_of(texts.validation, tokenizer, context=context)
+    if not texts.validation:
         last = max(LEAST_VALID, round(len(training) * 0.02))
-        training, held_out = training[:-last], training[-last:]
-    for rows, file, least in (
-        (training, "train.npy", settings.shape.batch),
-        (held_out, "valid.npy", LEAST_VALID),
-    ):
-        if len(rows) < least:
-            what = f"The text is too short at a context of {context:,} tokens."
-            seen = f"{len(rows):,} sequences for {file}, which needs {least:,}"
-            raise BadText(what, seen=seen, hint="more text, or a smaller context")
-        np.save(folder / file, rows)
-        log_line(f"{file}: {len(rows):,} sequences of {context:,} tokens")
+        validation = training[-last:]
+        training = training[:-last]
+    _write_sequences(folder / "train.npy", training, least=settings.shape.batch)
+    _write_sequences(folder / "valid.npy", validation, least=LEAST_VALID)
+
+
+def _write_sequences(path: Path, sequences: np.ndarray, *, least: int) -> None:
+    count, context = sequences.shape
+    if count < least:
+        raise BadText(
+            f"The text is too short at a context of {context:,} tokens.",
+            seen=f"{count:,} sequences for {path.name}, which needs {least:,}",
+            hint="more text, or a smaller context",
+        )
+    np.save(path, sequences)
+    log_line(f"{path.name}: {count:,} sequences of {context:,} tokens")
 
 
 def train_tokenizer(
@@ -113,15 +144,19 @@ def train_tokenizer(
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=sys.stderr.isatty(),
     )
-    bpe.train_from_iterator(
-        (piece for text in texts for piece in pieces(text)), trainer
+    bpe.train_from_iterator(chain.from_iterable(map(pieces, texts)), trainer)
+    bpe.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A",
+        pair=f"{BOS} $A {BOS} $B",
+        special_tokens=[(BOS, bpe.token_to_id(BOS))],
     )
-    begins = {"single": f"{BOS} $A", "pair": f"{BOS} $A {BOS} $B"}
-    special = [(BOS, bpe.token_to_id(BOS))]
-    bpe.post_processor = processors.TemplateProcessing(**begins, special_tokens=special)
-    names = {"bos_token": BOS, "eos_token": EOS, "model_max_length": context}
-    names["clean_up_tokenization_spaces"] = False
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, **names)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        bos_token=BOS,
+        eos_token=EOS,
+        model_max_length=context,
+        clean_up_tokenization_spaces=False,
+    )
 
 
 def sequences_of(
@@ -132,14 +167,15 @@ def sequences_of(
     All documents, with a line end and EOS after each, form one stream. Each sequence is BOS and
     `context - 1` tokens of the stream. An incomplete last sequence is dropped.
     """
-    bpe, parts = tokenizer.backend_tokenizer, [np.empty(0, np.uint16)]
+    bpe = tokenizer.backend_tokenizer
+    documents = [np.empty(0, np.uint16)]
     for text in texts:
-        encoded = [
-            bpe.encode(part, add_special_tokens=False) for part in pieces(f"{text}\n")
-        ]
-        ids = [*(id for part in encoded for id in part.ids), tokenizer.eos_token_id]
-        parts.append(np.array(ids, np.uint16))
-    stream = np.concatenate(parts)
+        ids: list[int] = []
+        for piece in pieces(f"{text}\n"):
+            ids += bpe.encode(piece, add_special_tokens=False).ids
+        ids.append(tokenizer.eos_token_id)
+        documents.append(np.array(ids, np.uint16))
+    stream = np.concatenate(documents)
     count = len(stream) // (context - 1)
     rows = np.full((count, context), tokenizer.bos_token_id, np.uint16)
     rows[:, 1:] = stream[: count * (context - 1)].reshape(count, context - 1)
@@ -162,12 +198,14 @@ def training_stages(data: Path, *, batch: int, context: int) -> list[np.ndarray]
         rows = np.load(data / name, mmap_mode="r")
         in_step = batch * context // rows.shape[1]
         if context % rows.shape[1] or len(rows) < in_step:
-            what = f"{data} has a stage that does not fit steps of "
-            what += f"{batch} x {context:,} tokens."
-            seen = f"{len(rows):,} sequences of {rows.shape[1]:,} tokens"
-            hint = "a context that is a multiple of their length, or more tokens"
-            raise BadArgument(what, seen=seen, hint=hint)
-        stages.append(rows[: len(rows) // in_step * in_step])
+            raise BadArgument(
+                f"{data} has a stage that does not fit steps of "
+                f"{batch} x {context:,} tokens.",
+                seen=f"{len(rows):,} sequences of {rows.shape[1]:,} tokens",
+                hint="a context that is a multiple of their length, or more tokens",
+            )
+        steps = len(rows) // in_step
+        stages.append(rows[: steps * in_step])
     return stages
 
 
@@ -178,9 +216,8 @@ def held_out_sequences(data: Path) -> np.ndarray:
 
 def spread(rows: np.ndarray, count: int) -> np.ndarray:
     """Select at most `count` rows at even distances, so that they cover all documents."""
-    return rows[
-        np.linspace(0, len(rows) - 1, min(count, len(rows))).round().astype(int)
-    ]
+    places = np.linspace(0, len(rows) - 1, min(count, len(rows)))
+    return rows[places.round().astype(int)]
 
 
 def documents_of(rows: np.ndarray, data: Path) -> np.ndarray:

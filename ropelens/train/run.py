@@ -25,9 +25,11 @@ from ropelens.runtime.devices import explain_full_memory
 from ropelens.runtime.folder import RECORD, file_name
 from ropelens.runtime.keys import Key
 from ropelens.runtime.records import log_line, read_json, write_json
+from ropelens.train.checkpoint import CHECKPOINT, write_model
 from ropelens.train.data import copy_tokenizer, prepare_data, read_texts
-from ropelens.train.loop import CHECKPOINT, TrainingFailed, fit_model, write_model
+from ropelens.train.loop import fit_model
 from ropelens.train.settings import Settings
+from ropelens.train.steps import TrainingFailed
 
 STUDY = "study.json"  # the file of a study's folder that contains its settings
 
@@ -58,27 +60,19 @@ def train(
     works on the run, and `TrainingFailed` if the loss or a weight becomes NaN or infinite.
     """
     data = data or out / "data"
-    model_config(settings)
-    texts = read_texts(text, valid, data=data)  # before any folder is created
-    if before := read_settings(out, RECORD, key="settings"):
-        Key(settings.facts()).require(before["settings"], what=f"the run in {out}")
-    shape, hint = (
-        f"{settings.size}, context {settings.context:,}",
-        "a smaller size or context",
+    model_config(settings)  # before any folder is created
+    texts = read_texts(text, valid, data=data)
+    begun = read_settings(out, RECORD, key="settings")
+    if begun:
+        Key(settings.recorded()).require(begun["settings"], what=f"the run in {out}")
+    full_memory = explain_full_memory(
+        "The training",
+        seen=f"{settings.size}, context {settings.context:,}",
+        hint="a smaller size or context",
     )
-    with explain_full_memory("The training", seen=shape, hint=hint), lock_run(out):
-        facts = prepare_data(data, texts, settings) | settings.facts()
-        record = read_settings(out, RECORD, key="settings") or {
-            "kind": "training",
-            "settings": facts,
-            "data": os.path.relpath(data, out),
-            "versions": versions() | {"accelerate": version("accelerate")},
-            "threads": torch.get_num_threads(),
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": sys.argv,
-        }
-        Key(facts).require(record["settings"], what=f"the run in {out}")
-        write_json(out / RECORD, record)
+    with full_memory, lock_run(out):
+        data_record = prepare_data(data, texts, settings)
+        record = _begin_record(out, data, data_record | settings.recorded())
         if "finished" in record:
             log_line(f"{out} is finished already")
             return out
@@ -88,20 +82,49 @@ def train(
         model = LlamaForCausalLM(model_config(settings, tokenizer))
         fit_model(model, settings, out=out, data=data, watch=watch)
         write_model(model, out)
-        tokens = settings.steps * settings.tokens_per_step
-        finished = datetime.now(UTC).isoformat(timespec="seconds")
-        write_json(out / RECORD, record | {"finished": finished, "tokens": tokens})
+        record["finished"] = _now()
+        record["tokens"] = settings.steps * settings.tokens_per_step
+        write_json(out / RECORD, record)
         (out / CHECKPOINT).unlink()
     return out
+
+
+def _begin_record(out: Path, data: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Write run.json at the begin of a run, or read it again if the `settings` are equal."""
+    record = read_settings(out, RECORD, key="settings")
+    if not record:
+        record = {
+            "kind": "training",
+            "settings": settings,
+            "data": os.path.relpath(data, out),
+            "versions": versions() | {"accelerate": version("accelerate")},
+            "threads": torch.get_num_threads(),
+            "started": _now(),
+            "command": sys.argv,
+        }
+    Key(settings).require(record["settings"], what=f"the run in {out}")
+    write_json(out / RECORD, record)
+    return record
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def model_config(
     settings: Settings, tokenizer: PreTrainedTokenizerFast | None = None
 ) -> LlamaConfig:
     """Configuration of the model; raises `BadArgument` for an unknown variant or size."""
+    vocabulary = settings.vocabulary
+    bos = 0
+    eos = 1
+    if tokenizer is not None:
+        vocabulary = len(tokenizer)
+        bos = tokenizer.bos_token_id
+        eos = tokenizer.eos_token_id
     shape = settings.shape
     config = LlamaConfig(
-        vocab_size=len(tokenizer) if tokenizer else settings.vocabulary,
+        vocab_size=vocabulary,
         hidden_size=shape.width,
         intermediate_size=shape.mlp,
         num_hidden_layers=shape.layers,
@@ -111,8 +134,8 @@ def model_config(
         max_position_embeddings=settings.context,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         tie_word_embeddings=True,  # most parameters of a small model are in its layers
-        bos_token_id=tokenizer.bos_token_id if tokenizer else 0,
-        eos_token_id=tokenizer.eos_token_id if tokenizer else 1,
+        bos_token_id=bos,
+        eos_token_id=eos,
     )
     return variant_config(config, settings.variant)
 
@@ -122,23 +145,27 @@ def read_settings(out: Path, name: str, *, key: str) -> dict[str, Any]:
     record = read_json(out / name) if (out / name).exists() else {}
     others = (RECORD, STUDY, CHECKPOINT, "config.json", "tokenizer.json", "history")
     if key not in record and any((out / other).exists() for other in others):
-        what = f"{out} holds a model, a run, a study or other results, and files would mix."
-        raise BadArgument(what, hint="another --out")
+        raise BadArgument(
+            f"{out} holds a model, a run, a study or other results, and files would mix.",
+            hint="another --out",
+        )
     return record
 
 
 def lock_run(out: Path) -> AcquireReturnProxy:
     out.mkdir(parents=True, exist_ok=True)
-    what = f"another process works on the run in {out}."
-    with explained(what, error=Busy, catch=Timeout):
+    fault = f"another process works on the run in {out}."
+    with explained(fault, error=Busy, catch=Timeout):
         return FileLock(out / ".lock").acquire(blocking=False)
 
 
 def runs_of(study: Mapping[str, Any]) -> dict[Path, Settings]:
     """The runs of a study, by folder, with all variants of a seed before the next seed."""
-    shared, runs = dict(study), {}
-    variants, seeds = shared.pop("variants"), shared.pop("seeds", [0])
+    shared = dict(study)
+    variants = shared.pop("variants")
+    seeds = shared.pop("seeds", [0])
     sizes = shared.pop("sizes", ["tiny"])
+    runs = {}
     for seed, size, variant in itertools.product(seeds, sizes, variants):
         folder = Path(size, file_name(variant), f"seed-{seed}")
         runs[folder] = Settings(variant=variant, seed=seed, size=size, **shared)
@@ -177,19 +204,28 @@ def run_study(
     """
     out = Path(out)
     study = read_study(Path(path))
-    training, held_out = (list(map(Path, files)) for files in (text, valid))
+    training = [Path(file) for file in text]
+    validation = [Path(file) for file in valid]
     data = out / "data" if tokens is None else Path(tokens)
-    if before := read_settings(out, STUDY, key="variants"):
-        Key(study).require(before, what=f"the study in {out}")
+    begun = read_settings(out, STUDY, key="variants")
+    if begun:
+        Key(study).require(begun, what=f"the study in {out}")
     else:
-        read_texts(training, held_out, data=data)  # before any folder is created
+        read_texts(training, validation, data=data)  # before any folder is created
         write_json(out / STUDY, study)
     runs = runs_of(study)
-    diverged, busy = list[str](), list[str]()
+    diverged: list[str] = []
+    busy: list[str] = []
     for number, (folder, settings) in enumerate(runs.items(), start=1):
         log_line(f"run {number} of {len(runs)}: {folder}")
         try:
-            train(settings, out=out / folder, text=training, valid=held_out, data=data)
+            train(
+                settings,
+                out=out / folder,
+                text=training,
+                valid=validation,
+                data=data,
+            )
         except Busy:
             busy.append(str(folder))
         except TrainingFailed as error:
@@ -198,7 +234,9 @@ def run_study(
     if busy:
         log_line(f"another process works on {', '.join(busy)}")
     if diverged:
-        what = f"{len(diverged)} of {len(runs)} runs of the study diverged."
-        hint = "a lower learning_rate in the study file, in a new folder"
-        raise TrainingFailed(what, seen=", ".join(diverged), hint=hint)
+        raise TrainingFailed(
+            f"{len(diverged)} of {len(runs)} runs of the study diverged.",
+            seen=", ".join(diverged),
+            hint="a lower learning_rate in the study file, in a new folder",
+        )
     return out

@@ -40,22 +40,44 @@ SIZES = {
                  batch=128, micro_batch=16, learning_rate=6e-4),
 }
 # fmt: on
-SIZE_WORDS = "mini, tiny, small, base, "
-SIZE_WORDS += "or layers x width x heads x key-value heads as in 8x384x6x2"
+SIZE_WORDS = (
+    "mini, tiny, small, base, "
+    "or layers x width x heads x key-value heads as in 8x384x6x2"
+)
+
+
+SPELLED_SIZE = re.compile(
+    r"(?P<layers>\d{1,5})x(?P<width>\d{1,5})x(?P<heads>\d{1,5})x(?P<kv_heads>\d{1,5})",
+    re.ASCII,
+)
 
 
 def get_size(name: str) -> Size:
     """The size called `name`, or the size that "8x384x6x2" describes (see `SIZE_WORDS`)."""
-    if name in SIZES:
-        return SIZES[name]
-    spelled = re.fullmatch(r"\d{1,5}(x\d{1,5}){3}", name, re.ASCII)
-    layers, width, heads, kv_heads = (
-        map(int, name.split("x")) if spelled else (0, 0, 0, 0)
-    )
-    if 0 in (layers, width, heads, kv_heads) or width % (2 * heads) or heads % kv_heads:
+    size = SIZES.get(name) or _spelled_size(name)
+    if size is None:
         raise BadArgument(f"No model has the size {name!r}.", hint=SIZE_WORDS)
+    return size
+
+
+def _spelled_size(name: str) -> Size | None:
+    """The size that `name` describes; None for other names and for impossible sizes."""
+    match = SPELLED_SIZE.fullmatch(name)
+    if match is None:
+        return None
+    layers = int(match["layers"])
+    width = int(match["width"])
+    heads = int(match["heads"])
+    kv_heads = int(match["kv_heads"])
+    if 0 in (layers, width, heads, kv_heads):
+        return None
+    if width % (2 * heads) or heads % kv_heads:
+        return None
     return Size(
-        *(layers, width, heads, kv_heads),
+        layers=layers,
+        width=width,
+        heads=heads,
+        kv_heads=kv_heads,
         head_dim=width // heads,
         mlp=64 * math.ceil(width * 8 / 3 / 64),
         batch=32,
@@ -66,8 +88,10 @@ def get_size(name: str) -> Size:
 
 def size_name(size: Size) -> str:
     """The name of `size` in `SIZES`, or its numbers as in "8x384x6x2"."""
-    named = [name for name, known in SIZES.items() if known == size]
-    return named[0] if named else "x".join(map(str, dataclasses.astuple(size)[:4]))
+    for name, named_size in SIZES.items():
+        if named_size == size:
+            return name
+    return f"{size.layers}x{size.width}x{size.heads}x{size.kv_heads}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,11 +138,9 @@ class Settings(Checked):
 
     @property
     def peak_rate(self) -> float:
-        return (
-            self.shape.learning_rate
-            if self.learning_rate is None
-            else self.learning_rate
-        )
+        if self.learning_rate is None:
+            return self.shape.learning_rate
+        return self.learning_rate
 
     @property
     def warmup_steps(self) -> int:
@@ -132,12 +154,11 @@ class Settings(Checked):
 
     def in_history(self, step: int) -> bool:
         """Whether history/ keeps the model after `step`."""
-        power_of_two = step & (step - 1) == 0
-        return power_of_two or (
-            self.history_every > 0 and step % self.history_every == 0
-        )
+        is_power_of_two = step & (step - 1) == 0
+        is_multiple = self.history_every > 0 and step % self.history_every == 0
+        return is_power_of_two or is_multiple
 
-    def facts(self) -> dict[str, Any]:
+    def recorded(self) -> dict[str, Any]:
         """The settings for run.json, with the values that "auto", None and `size` stand for."""
         return dataclasses.asdict(self) | {
             "size": dataclasses.asdict(self.shape),

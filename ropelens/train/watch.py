@@ -11,56 +11,29 @@ from typing import Any
 
 import numpy as np
 import torch
-import xarray as xr
 from torch import distributed as dist
 from transformers import Trainer, TrainerCallback
 
 from ropelens.arguments import Positive, public
-from ropelens.budget.labels import LABELS
 from ropelens.errors import BadArgument, RopelensError, UnsupportedModel
 from ropelens.model.as_live_model import Model, unwrapped
-from ropelens.profiles.heads import head_values
 from ropelens.profiles.measurement import versions
-from ropelens.profiles.measures import REQUESTED, find_statistics, open_profile
+from ropelens.profiles.measures import find_statistics
 from ropelens.profiles.profile import profile
 from ropelens.runtime.devices import devices_of, explain_full_memory
 from ropelens.runtime.netcdf import save
 from ropelens.runtime.records import log_line
 from ropelens.runtime.result_folder import ResultFolder, check_out
 from ropelens.text.tokenize import TextInput
+from ropelens.train.watched_numbers import step_folders, watched_numbers
 
-MAXIMA = ("previous_token", "induction", "duplicate_token", "max_score")  # of all heads
-MEANS = ("sink_mass", "self_mass", "entropy_bits", *REQUESTED)  # over all heads
-MAPS = ("previous_token", "induction", "q_norm", "k_norm")  # over steps
 DEFAULT = ("reversal", "position_sensitivity")
-SHARDED = {  # attributes of parameters or modules if processes hold parts of the weights
+# Attributes of parameters or modules if processes hold parts of the weights
+SHARDED = {
     "placements": "FSDP or tensor parallelism",
     "_fsdp_wrapped_module": "FSDP",
     "ds_id": "DeepSpeed ZeRO-3",
 }
-
-
-def plane_lengths(profile: xr.Dataset) -> xr.DataArray:
-    """|q||k| of each plane [layer, frequency]: mean length of queries times that of keys."""
-    return profile["q_norm"].mean("head") * profile["k_norm"].mean("kv_head")
-
-
-def watched_numbers(profile: xr.Dataset) -> dict[str, float]:
-    """About twelve numbers of a profile; docs/training.md defines them."""
-    planes = plane_lengths(profile)
-    slow = planes["frequency"] >= planes.notnull().sum("frequency") / 2
-    longest = (
-        planes.fillna(-1).argmax("frequency").where(planes.notnull().any("frequency"))
-    )
-    numbers = {"text_loss": profile.attrs["loss"]}
-    numbers |= {name: profile[name].max() for name in MAXIMA}
-    numbers |= {name: profile[name].mean() for name in MEANS if name in profile}
-    numbers |= {"slow_share": planes.where(slow).sum() / planes.sum()}
-    numbers |= {"band_plane": longest.median()}
-    if "total_bits" in profile:
-        labels = head_values(profile)["label"]
-        numbers |= {f"{label}_heads": (labels == label).sum() for label in LABELS}
-    return {name: float(number) for name, number in numbers.items()}
 
 
 class RopeCallback(TrainerCallback):
@@ -110,10 +83,19 @@ class RopeCallback(TrainerCallback):
     ) -> None:
         names = [measures] if isinstance(measures, str) else measures
         statistics = find_statistics([name for name in names if name != "labels"])
-        self._how: Any = {"statistics": statistics, "budget": "labels" in names}
-        self.text, self.every, self.out, self.steps = text, every, out, 0
+        self.text = text
+        self.every = every
+        self.out = out
+        self.steps = 0
+        self._statistics = statistics
+        self._budget = "labels" in names
+        self._tokenizer: Any = None
         self._model: Any = None
         self._trainer: Trainer | None = None
+
+    @property
+    def _folder(self) -> Path:
+        return Path(self.out or "watch")
 
     def attach(self, trainer: Trainer) -> "RopeCallback":
         """Add the callback to `trainer`, whose log gets the numbers; return the callback."""
@@ -124,17 +106,18 @@ class RopeCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         if self.every is None and args.eval_strategy == "no":
-            what = (
-                "RopeCallback measures at each evaluation, but this Trainer has none."
+            raise BadArgument(
+                "RopeCallback measures at each evaluation, but this Trainer has none.",
+                hint="RopeCallback(text, every=100)",
             )
-            raise BadArgument(what, hint="RopeCallback(text, every=100)")
         if self._trainer is None and state.is_world_process_zero:
             log_line(
                 "for tensorboard, wandb and trackio: RopeCallback(...).attach(trainer)"
             )
         self.out = self.out or Path(args.output_dir, "rope")
-        self._how["tokenizer"] = more["processing_class"]
-        self._log(self.begin(more["model"], state.global_step), state, control)
+        self._tokenizer = more["processing_class"]
+        numbers = self.begin(more["model"], state.global_step)
+        self._log(numbers, state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.every is not None and state.global_step % self.every == 0:
@@ -145,22 +128,27 @@ class RopeCallback(TrainerCallback):
             self._log(self.measure(state.global_step), state, control)
 
     def _log(self, numbers: dict[str, float], state: Any, control: Any) -> None:
+        if not numbers:
+            return
         if self._trainer is None:
-            state.log_history += [numbers | {"step": state.global_step}] * bool(numbers)
-        elif numbers:
+            state.log_history.append(numbers | {"step": state.global_step})
+        else:
             due = control.should_log
             self._trainer.log(numbers)
             control.should_log = due  # `log` cancels the log of the training loss
 
     def begin(self, model: Model, step: int = 0) -> dict[str, float]:
         """Measure `model` before a training that starts, or resumes, after `step`."""
-        self._model, self.steps, out = model, step, Path(self.out or "watch")
+        self._model = model
+        self.steps = step
+        out = self._folder
         require_whole_weights(model)
         if is_first_process():
             out.parent.mkdir(parents=True, exist_ok=True)
             check_out(out, "watch")
-            for later in (path for n, path in step_folders(out).items() if n > step):
-                shutil.rmtree(later)  # of an earlier run
+            for measured_step, folder in step_folders(out).items():
+                if measured_step > step:  # of an earlier run
+                    shutil.rmtree(folder)
         numbers = self.measure(step, first=True)
         if numbers:  # a folder without a measured step has no record
             record = {"command": sys.argv, "versions": versions()}
@@ -171,7 +159,9 @@ class RopeCallback(TrainerCallback):
     def step(self) -> dict[str, float]:
         """Count a step of a training loop; return its numbers, or {} if it is not measured."""
         self.steps += 1
-        return {} if self.steps % (self.every or 1) else self.measure(self.steps)
+        if self.every is not None and self.steps % self.every != 0:
+            return {}
+        return self.measure(self.steps)
 
     def measure(self, step: int, *, first: bool = False) -> dict[str, float]:
         """Measure the model after `step`, and save its profile; {} in other processes."""
@@ -179,16 +169,21 @@ class RopeCallback(TrainerCallback):
             return {}
         try:
             with training_unchanged(self._model):
-                seen = profile(self._model, self.text, **self._how)
+                measured = profile(
+                    self._model,
+                    self.text,
+                    statistics=self._statistics,
+                    budget=self._budget,
+                    tokenizer=self._tokenizer,
+                )
         except RopelensError as error:
             if first:
                 raise
             warnings.warn(f"step {step} was not measured: {error.line}", stacklevel=2)
             return {}
-        save(seen, Path(self.out or "watch") / f"step-{step:06d}" / "profile.nc")
-        return {
-            f"rope/{name}": number for name, number in watched_numbers(seen).items()
-        }
+        save(measured, self._folder / f"step-{step:06d}" / "profile.nc")
+        numbers = watched_numbers(measured)
+        return {f"rope/{name}": number for name, number in numbers.items()}
 
 
 @public
@@ -222,50 +217,34 @@ def is_first_process() -> bool:
 
 def require_whole_weights(model: Any) -> None:
     """Raise `UnsupportedModel` if this process holds only a part of the weights."""
-    for mark, name in SHARDED.items():
-        if any(hasattr(part, mark) for part in (*model.parameters(), *model.modules())):
-            what = f"Each process holds only a part of the weights of {type(model).__name__}."
-            hint = "DDP or ZeRO-2, or ropelens analyze with saved checkpoints"
-            raise UnsupportedModel(what, seen=name, hint=hint)
+    parts = [*model.parameters(), *model.modules()]
+    for attribute, method in SHARDED.items():
+        if any(hasattr(part, attribute) for part in parts):
+            raise UnsupportedModel(
+                "Each process holds only a part of the weights of "
+                f"{type(model).__name__}.",
+                seen=method,
+                hint="DDP or ZeRO-2, or ropelens analyze with saved checkpoints",
+            )
 
 
 @contextmanager
 def training_unchanged(model: Any) -> Iterator[None]:
     """Restore random states after the block, and run compiled models in eager mode in it."""
-    devices = [
-        device for device in devices_of(unwrapped(model)) if device.type == "cuda"
-    ]
-    python, of_numpy = random.getstate(), np.random.get_state()
-    full = explain_full_memory(
+    devices = devices_of(unwrapped(model))
+    gpus = [device for device in devices if device.type == "cuda"]
+    state_of_python = random.getstate()
+    state_of_numpy = np.random.get_state()
+    full_memory = explain_full_memory(
         "A measurement", seen="during training", hint="a shorter text"
     )
     try:
         with (
-            torch.random.fork_rng(devices),
+            torch.random.fork_rng(gpus),
             torch.compiler.set_stance("force_eager"),
-            full,
+            full_memory,
         ):
             yield
     finally:
-        random.setstate(python)
-        np.random.set_state(of_numpy)
-
-
-def step_folders(folder: Path) -> dict[int, Path]:
-    """Folders of the measured steps, by step in order."""
-    files = folder.glob("step-*/profile.nc")
-    steps = {int(file.parent.name.removeprefix("step-")): file.parent for file in files}
-    return dict(sorted(steps.items()))
-
-
-def open_steps(folder: Path) -> xr.Dataset:
-    """Numbers [step, number] and maps of the profiles in the folder of a watch, over `step`."""
-    steps, folders = [], step_folders(folder)
-    for path in folders.values():
-        seen = open_profile(path / "profile.nc")
-        numbers, maps = watched_numbers(seen), seen[[*MAPS]]
-        by_name = xr.DataArray([*numbers.values()], {"number": [*numbers]})
-        maps = maps.assign(numbers=by_name, plane_lengths=plane_lengths(seen))
-        steps.append(maps.reset_coords(drop=True))
-    over = xr.Variable("step", [*folders])
-    return xr.concat(steps, over, combine_attrs="drop").assign_attrs(seen.attrs)
+        random.setstate(state_of_python)
+        np.random.set_state(state_of_numpy)

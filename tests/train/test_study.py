@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from ropelens.errors import BadArgument, RopelensError
 from ropelens.measured_rotation.measure import measure_rope
-from ropelens.train.loop import TrainingFailed
 from ropelens.train.run import run_study, runs_of
+from ropelens.train.steps import TrainingFailed
 
 SMALL = 'sizes = ["nano"]\ncontext = 32\nvocabulary = 300\n'
 

@@ -20,7 +20,8 @@ from transformers.optimization import get_wsd_schedule
 
 from ropelens.errors import BadArgument, BadText
 from ropelens.runtime import savepoint
-from ropelens.train import loop
+from ropelens.train import checkpoint, loop
+from ropelens.train.checkpoint import TrainingProgress, write_history
 from ropelens.train.data import (
     held_out_sequences,
     prepare_data,
@@ -28,9 +29,9 @@ from ropelens.train.data import (
     sequences_of,
     training_stages,
 )
-from ropelens.train.loop import TrainingFailed, batches, learning_rate, write_history
 from ropelens.train.run import model_config
 from ropelens.train.settings import SIZES, Settings, get_size
+from ropelens.train.steps import TrainingFailed, batches, learning_rate
 
 
 def test_a_finished_run_is_a_checkpoint(run: Path):
@@ -52,8 +53,8 @@ def test_auto_is_bf16_on_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch):
     for gpu in (True, False):
         monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
-        assert Settings().facts()["precision"] == ("bf16" if gpu else "fp32")
-    assert Settings(precision="bf16").facts()["precision"] == "bf16"
+        assert Settings().recorded()["precision"] == ("bf16" if gpu else "fp32")
+    assert Settings(precision="bf16").recorded()["precision"] == "bf16"
 
 
 @pytest.mark.parametrize("file", ["config.json", "study.json", "history", "run.json"])
@@ -190,7 +191,7 @@ def test_a_stop_after_any_step(run, prose, tmp_path, step, capfd):
 
     def save_and_stop(path: Path, *state: object) -> None:
         save(path, *state)
-        if state[-1][0] == step:
+        if state[-1].step == step:
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
@@ -201,7 +202,7 @@ def test_a_stop_after_any_step(run, prose, tmp_path, step, capfd):
     assert not (tmp_path / "model.safetensors").exists()
     train([prose], out=tmp_path, **OPTIONS)
     assert f"resuming from step {step}\n" in capfd.readouterr().err
-    assert not (tmp_path / loop.CHECKPOINT).exists()
+    assert not (tmp_path / checkpoint.CHECKPOINT).exists()
     assert metrics(tmp_path) == metrics(run)
     for name in ("model.safetensors", "config.json", "generation_config.json"):
         assert (tmp_path / name).read_bytes() == (run / name).read_bytes()
@@ -215,16 +216,16 @@ def test_a_checkpoint_of_an_earlier_version_is_used_and_of_a_later_one_refused(
     model = torch.nn.Linear(2, 2)
     model.device = torch.device("cpu")
     optimizer = torch.optim.AdamW(model.parameters())
-    state = (3, [{"step": 3}], torch.tensor(0.5))
-    path = tmp_path / loop.CHECKPOINT
-    loop.save_checkpoint(path, model, optimizer, state)
+    state = TrainingProgress(step=3, rows=[{"step": 3}], loss=torch.tensor(0.5))
+    path = tmp_path / checkpoint.CHECKPOINT
+    checkpoint.save_checkpoint(path, model, optimizer, state)
     parts = torch.load(path, weights_only=True)
     del parts["format"]  # as ropelens wrote it before checkpoints had a format
     torch.save(parts, path)
-    assert loop.load_checkpoint(path, model, optimizer) == state
+    assert checkpoint.load_checkpoint(path, model, optimizer) == state
     torch.save(parts | {"format": 2}, path)
     with pytest.raises(BadArgument, match=r"other settings[\s\S]*format: 2, now 1"):
-        loop.load_checkpoint(path, model, optimizer)
+        checkpoint.load_checkpoint(path, model, optimizer)
 
 
 def test_files_of_a_failed_start_are_not_used(prose: Path, tmp_path: Path):

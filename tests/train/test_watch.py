@@ -19,6 +19,7 @@ import ropelens as rl
 from ropelens.analysis.open_folder import rewrite_page
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.train import watch
+from ropelens.train.watched_numbers import step_folders, watched_numbers
 
 TEXT = random_tokens(sequences=3)
 MODES: dict[str, dict[str, Any]] = {
@@ -113,7 +114,7 @@ def test_training_is_bit_identical(mode: str, tmp_path: Path, monkeypatch: Any):
 
 def test_numbers_of_a_profile():
     seen = rl.profile(tiny("llama_gqa"), TEXT, budget=True, surrogates=0)
-    numbers = watch.watched_numbers(seen)
+    numbers = watched_numbers(seen)
     lengths = seen["q_norm"].values.mean(1) * seen["k_norm"].values.mean(1)
     half = lengths.shape[1] // 2
     assert numbers["slow_share"] == pytest.approx(
@@ -142,7 +143,7 @@ def test_a_loop_has_a_page(tmp_path: Path, monkeypatch: Any):
     assert "at step 4" in page
     assert "<h1>" in rewrite_page(out / "step-000004").read_text()
     with rl.watch(tiny("llama_gqa"), TEXT, out=out):
-        assert [*watch.step_folders(out)] == [0], "later steps are of an earlier run"
+        assert [*step_folders(out)] == [0], "later steps are of an earlier run"
 
 
 def test_refusals(tmp_path: Path):
@@ -190,7 +191,7 @@ def test_a_run_that_is_watched(run: Path, prose: Path, tmp_path: Path):
     rows = metrics(watched)
     assert [{k: row[k] for k in metrics(run)[0]} for row in rows] == metrics(run)
     assert float(rows[-1]["rope/induction"]) > 0
-    assert [*watch.step_folders(watched / "watch")] == [0, 60]
+    assert [*step_folders(watched / "watch")] == [0, 60]
 
 
 TWO = """
