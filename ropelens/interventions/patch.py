@@ -67,8 +67,7 @@ def patch_planes(
 
     Raises `BadArgument` for heads, planes or positions that do not exist, for planes of values
     or outputs, for several sources, and for padding on the left. Raises `UnsupportedModel` for
-    a model that hides its attention, with continuous batching, and on a bridge if heads that
-    share a key differ.
+    a model that hides its attention, and on a bridge if heads that share a key differ.
     """
     live = as_live_model(model, tokenizer)
     if isinstance(source, str):

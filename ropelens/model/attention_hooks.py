@@ -11,7 +11,8 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar, copy_context
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import reduce, wraps
+from operator import attrgetter
 from threading import RLock
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -20,7 +21,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils import checkpoint
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
-from transformers.generation.continuous_batching import ContinuousBatchingManager
+from transformers.generation.continuous_batching import (
+    ContinuousBatchingManager,
+    ContinuousMixin,
+)
 
 from ropelens.attention.call import AttentionCall
 from ropelens.errors import BadArgument, UnsupportedModel
@@ -168,6 +172,12 @@ def wrapped_attention(model: PreTrainedModel) -> Iterator[None]:
     names = {c._attn_implementation for c in configs if isinstance(c, PreTrainedConfig)}
     if "flex_attention" in names:
         refuse_hidden_mask("flex_attention")  # before it compiles kernels
+    if "paged|eager" in names:
+        raise UnsupportedModel(
+            f"A manager of continuous batching uses {type(model).__name__}.",
+            seen='attn_implementation "paged|eager"',
+            hint="manager.stop() before the block",
+        )
     recorded = cache_positions.positions_recorded(model, attention_modules(model))
     with _wrappers_in_use(), recorded:
         yield
@@ -226,14 +236,6 @@ def _install() -> None:
     interface.get_interface = lambda self, name, default: get_interface(
         self, name, _wrapper(default)
     )
-    manager: Any = ContinuousBatchingManager
-    start, loop = manager.start, manager._run_generation_loop
-
-    def start_in_context(self: Any) -> None:
-        self._run_generation_loop = partial(copy_context().run, loop, self)
-        start(self)
-
-    manager.start = start_in_context
     torch_checkpoint: Any = checkpoint
     segment = torch_checkpoint._checkpoint_without_reentrant_generator
     forward = torch_checkpoint.CheckpointFunction.forward
@@ -251,7 +253,44 @@ def _install() -> None:
     )
 
 
+def _refuse_continuous_batching() -> None:
+    """Refuse continuous batching of a model in a block, in the thread that asks for it.
+
+    Its own thread does not belong to the block, and its cache does not show the sequences and
+    keys of a row.
+    """
+    mixin: Any = ContinuousMixin
+    manager: Any = ContinuousBatchingManager
+    mixin.init_continuous_batching = _outside_blocks(
+        mixin.init_continuous_batching, model_of=lambda model: model
+    )
+    of_manager = attrgetter("model")
+    manager.start = _outside_blocks(manager.start, model_of=of_manager)
+    manager.warmup = _outside_blocks(manager.warmup, model_of=of_manager)
+    manager.add_request = _outside_blocks(manager.add_request, model_of=of_manager)
+
+
+def _outside_blocks(
+    method: Callable[..., Any], *, model_of: Callable[[Any], nn.Module]
+) -> Callable[..., Any]:
+    """`method`, which raises `UnsupportedModel` if the model of its object is in a block."""
+
+    @wraps(method)
+    def checked(self: Any, *arguments: Any, **options: Any) -> Any:
+        model = model_of(self)
+        if hooks_of(model) is not None:
+            raise UnsupportedModel(
+                "A model in a block of ropelens cannot use continuous batching.",
+                seen=f"{method.__name__} of {type(self).__name__}",
+                hint="model.generate in the block, or generate_batch outside of it",
+            )
+        return method(self, *arguments, **options)
+
+    return checked
+
+
 _install()
+_refuse_continuous_batching()
 
 
 def _call_with_hooks(
@@ -268,18 +307,10 @@ def _call_with_hooks(
     """One attention call: change its inputs, run it, observe it, and silence its heads."""
     layer: int = module.layer_idx  # type: ignore[assignment]
     rows, dropped = cache_positions.row_keys(module, query.shape[2], key.shape[2])
-    paged, key_heads = (
-        "write_index" in options,
-        key.shape[1],
-    )  # continuous batching is paged
-    places = torch.arange(rows.start + dropped, rows.stop + dropped)[None] + paged
-    cached = not paged and cache_positions.cache_of(module) is not None
+    key_heads = key.shape[1]
+    places = torch.arange(rows.start + dropped, rows.stop + dropped)[None]
+    cached = cache_positions.cache_of(module) is not None
     if hooks.changes or (hooks.observers and cached):
-        ends = (
-            [options[f"cu_seq_lens_{x}"] for x in "qk"]
-            if paged and rows.start
-            else None
-        )
         of_rows, of_keys = cache_positions.positions(
             module,
             rows,
@@ -287,12 +318,9 @@ def _call_with_hooks(
             key,
             options.get("position_ids"),
             attention_mask,
-            ends,
         )
     if hooks.changes:
-        of_all = (
-            cache_positions.places_in_sequence(of_keys[:, : rows.stop], dropped) + paged
-        )
+        of_all = cache_positions.places_in_sequence(of_keys[:, : rows.stop], dropped)
         places = of_all[:, rows.start :]
         for change in hooks.changes:
             query = change(layer, "query", query, places, of_rows)
@@ -302,11 +330,6 @@ def _call_with_hooks(
         key, value = (
             x.repeat_interleave(most // x.shape[1], dim=1) for x in (key, value)
         )
-    if paged and (hooks.patches or hooks.observers or key.shape[1] != key_heads):
-        what = "Continuous batching allows only silences, and edits of whole groups of heads."
-        seen = "a paged cache, which does not show the sequences and keys of a row"
-        hint = "model.generate, which runs one batch at a time"
-        raise UnsupportedModel(what, seen=seen, hint=hint)
     if key.shape[1] != key_heads:
         module = copy(module)
         module.num_key_value_groups = 1  # type: ignore[assignment]

@@ -120,14 +120,12 @@ def positions(
     key: Tensor,
     position_ids: Tensor | None,
     mask: Tensor | None,
-    ends: list[Tensor] | None = None,
 ) -> tuple[Int[Tensor, "_ row *axis"], Int[Tensor, "_ key *axis"]]:
     """Positions of the rows and keys of a call, up to a common shift of each sequence.
 
     `position_ids` has the positions of all tokens that run; without any positions, tokens count
     from 0. Keys in a cache keep their positions, and keys from before the block get consecutive
-    positions. In continuous batching, `ends` are the ends of the rows and of the keys of each
-    sequence, after a 0, if the keys come from the cache (since transformers 5.24).
+    positions.
 
     Raises `UnsupportedModel` if the cache contradicts this.
     """
@@ -138,13 +136,6 @@ def positions(
         index = torch.arange(keys, device=key.device)[None]
         return index[:, rows.start : rows.stop], index
     of_rows = position_ids[:, -len(rows) :]  # attention may run on only the last tokens
-    if ends is not None:  # the last key of a sequence belongs to its last row
-        row_ends, key_ends = ends
-        first = of_rows[0, row_ends[1:] - 1] + 1 - key_ends[1:]
-        of_keys = pad(
-            first.repeat_interleave(key_ends.diff()), (0, keys - int(key_ends[-1]))
-        )
-        return of_rows, (of_keys + torch.arange(keys, device=key.device))[None]
     cache = cache_of(module)
     by_cache = _cached_keys.setdefault(id(module), WeakKeyDictionary())
     owner: object = module if cache is None else cache

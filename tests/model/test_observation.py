@@ -350,37 +350,66 @@ def test_blocks_do_not_change_the_classes_of_transformers(llama):
     assert dict(vars(AttentionInterface)) == before
 
 
+BLOCKS = {
+    "edit": lambda model: rl.edit_rope(model, rl.stop(rl.Fastest(0.5))),
+    "patch": lambda model: rl.patch_planes(model, TOKENS[:1], heads="*.1"),
+    "observer": lambda model: rl.observe(model, lambda call, planes: None),
+    "silence": lambda model: rl.silence_heads(model, "0.1"),
+}
+GREEDY = settings.GenerationConfig(max_new_tokens=4, do_sample=False, eos_token_id=-1)
+NO_BATCHING = pytest.raises(UnsupportedModel, match="cannot use continuous batching")
+
+
+def small_cache(**more: int) -> settings.ContinuousBatchingConfig:
+    return settings.ContinuousBatchingConfig(max_batch_tokens=64, **more)
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("block", "reason"),
-    [
-        (lambda model: rl.edit_rope(model, rl.stop(rl.Fastest(0.5))), ""),
-        (
-            lambda model: rl.edit_rope(model, rl.stop_slowest(0.5, heads="*.1")),
-            "only silences",
-        ),
-        (
-            lambda model: rl.patch_planes(model, TOKENS[:1], heads="*.1"),
-            "only silences",
-        ),
-        (lambda model: rl.observe(model, lambda call, planes: None), "only silences"),
-        (lambda model: rl.silence_heads(model, "0.1", to="mean"), "mean of a batch"),
-    ],
-)
-@pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
-def test_continuous_batching_runs_in_the_context_of_its_caller(
-    name, block, reason: str
-):
-    llama = tiny(name)
-    prompts = [TOKENS[0].tolist(), TOKENS[1, :9].tolist()]
-    options = settings.GenerationConfig(
-        max_new_tokens=4, do_sample=False, eos_token_id=-1
-    )
-    with block(llama):
-        small = settings.ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64)
-        results = llama.generate_batch(prompts, options, small).values()
-        if not reason:
-            for prompt, result in zip(prompts, results, strict=True):
-                alone = llama.generate(torch.tensor([prompt]), options, use_cache=False)
-                assert result.generated_tokens == alone[0, len(prompt) :].tolist()
-    assert all(reason in (result.error or "") for result in results)
+@pytest.mark.parametrize("block", BLOCKS)
+def test_continuous_batching_in_a_block_is_refused(llama, block: str):
+    prompts, cache = [TOKENS[0].tolist(), TOKENS[1, :9].tolist()], {"num_blocks": 16}
+    configured = llama.config._attn_implementation
+    with BLOCKS[block](llama), NO_BATCHING:
+        llama.generate_batch(prompts, GREEDY, small_cache(**cache))
+    assert llama.config._attn_implementation == configured
+    results = llama.generate_batch(prompts, GREEDY, small_cache(**cache)).values()
+    for prompt, result in zip(prompts, results, strict=True):
+        alone = llama.generate(torch.tensor([prompt]), GREEDY, use_cache=False)
+        assert result.generated_tokens == alone[0, len(prompt) :].tolist()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_manager_from_before_a_block_is_refused_in_the_block(llama):
+    """A manager that is kept, a new manager, a manager that runs, and a request that runs."""
+    llama.set_attn_implementation("sdpa")
+    prompt, long = TOKENS[0].tolist(), copy.copy(GREEDY)
+    long.max_new_tokens = 3000
+    cache = small_cache(num_blocks=64)
+    llama.generate_batch([prompt], GREEDY, cache, persistent_manager=True)
+    with rl.edit_rope(llama, "nope"), NO_BATCHING:
+        llama.generate_batch([prompt], GREEDY)
+    llama.destroy_cached_continuous_batching_manager()
+    manager = llama.init_continuous_batching(long, cache)
+    with rl.edit_rope(llama, "nope"):
+        for run in (manager.start, manager.warmup):
+            with NO_BATCHING:
+                run()
+    manager.start()
+    manager.add_request(prompt)
+    with rl.edit_rope(llama, "nope"):
+        with NO_BATCHING:
+            manager.add_requests([prompt])
+        running = manager.get_result(timeout=60)
+    manager.stop()
+    assert "Another thread or asyncio task" in running.error
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_block_is_refused_while_a_manager_has_changed_the_attention(llama):
+    llama.set_attn_implementation("eager")
+    manager = llama.init_continuous_batching(GREEDY, small_cache(num_blocks=16))
+    with pytest.raises(UnsupportedModel, match="A manager of continuous batching uses"):
+        rl.measure_rope(llama)
+    manager.start()
+    manager.stop()
+    rl.measure_rope(llama)
