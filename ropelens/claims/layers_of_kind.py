@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from ropelens.claims.arrays import rotating_in
 from ropelens.claims.run_arrays import SETS
-from ropelens.interventions.edit import Edit
+from ropelens.interventions.plane_edits import Edit
 from ropelens.rope.select import ALL_HEADS, PlaneNumbers
 
 # Radians. A stop of planes that turn less changes their scores by less than 10 %

@@ -16,9 +16,11 @@ from ropelens.claims.layers_of_kind import (
     planes_at_random,
 )
 from ropelens.claims.run_arrays import SETS, RunArrays
-from ropelens.interventions.edit import Edit, stack_edits, stop
+from ropelens.interventions.edit import stop
 from ropelens.interventions.evaluate import evaluate
+from ropelens.interventions.plane_edits import Edit
 from ropelens.interventions.reach import COPIED, reach
+from ropelens.interventions.rotation_edit import place_edits
 from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.tasks import REPEATED_TOKENS
 from ropelens.runtime.progress import ProgressOption
@@ -168,8 +170,8 @@ def _more_copies(
     names = ",".join(heads.names)
     unedited = _copies_found(measurement, names, distance, progress)
     slow_stop = edits_of(stop, [kind.quarters.slowest], kind.heads)
-    edit = stack_edits(measurement.rotation, [*slow_stop.values()])
-    with measurement.live.edit(edit):
+    edit = place_edits(measurement.rotation, [*slow_stop.values()])
+    with measurement.live.intervene(edit):
         edited = _copies_found(measurement, names, distance, progress)
     return (edited - unedited).mean(unedited.dims[:-1]).values
 

@@ -16,9 +16,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ropelens.arguments import Count, Positive, public
-from ropelens.interventions.edit import drop, stack_edits
+from ropelens.interventions.edit import drop
 from ropelens.interventions.patch import Source, plan_patch
 from ropelens.interventions.patch_each import answer_to, patched_answers
+from ropelens.interventions.rotation_edit import place_edits
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.profiles import gradients
 from ropelens.profiles.measurement import Measurement, one_sequence
@@ -94,7 +95,7 @@ def attribute_planes(
         "answer": answer_to(live, measurement.text, number),
     }
     if steps > 1:
-        with live.patch(gradients.scale_queries(chosen, torch.zeros(()))):
+        with live.intervene(gradients.ScaledQueries(chosen, torch.zeros(()))):
             attrs["answer_without"] = answer_to(live, measurement.text, number)
     if check:
         checks = PlaneChecks(measurement, number, attrs["answer"], check)
@@ -248,7 +249,7 @@ class PlaneChecks:
         effects = np.full(checked.shape, np.nan)
         for layer, head, plane in zip(*checked.indices, strict=True):
             edit = drop(PlaneNumbers((int(plane),)), heads=f"{layer}.{head}")
-            with live.edit(stack_edits(self.measurement.rotation, [edit])):
+            with live.intervene(place_edits(self.measurement.rotation, [edit])):
                 answer = answer_to(live, self.measurement.text, self.number)
             effects[layer, head, plane] = answer - self.answer
         return effects

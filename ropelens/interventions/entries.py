@@ -19,9 +19,10 @@ from ropelens.attention.sums import Sums
 from ropelens.attention.visibility import sum_bins
 from ropelens.budget.held_out import LayerFit
 from ropelens.errors import BadArgument
-from ropelens.interventions.edit import Edit, ModelEdit, stack_edits
+from ropelens.interventions.plane_edits import Edit
+from ropelens.interventions.rotation_edit import place_edits
 from ropelens.interventions.silence import Silence
-from ropelens.model.attention_hooks import HeadSilence
+from ropelens.model.intervention import Intervention
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles.layer_fits import LayerFitter
 from ropelens.profiles.measurement import Batch, Measurement
@@ -40,8 +41,8 @@ from ropelens.text.text import Text
 
 NONE = "none"  # name of the unmodified model
 
-Intervention = Edit | Silence | str
-Edits = Mapping[str, Intervention | Sequence[Intervention]]  # by name
+Change = Edit | Silence | str
+Edits = Mapping[str, Change | Sequence[Change]]  # by name
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,7 @@ class Entry:
     name: str
     planes: list[Planes]
     silenced: HeadMask
-    edit: ModelEdit | None = None
-    silences: Sequence[HeadSilence] = ()
+    interventions: Sequence[Intervention] = ()
     control_of: str = ""
 
 
@@ -70,30 +70,24 @@ def entries_of(measurement: Measurement, edits: Edits, *, controls: int) -> list
     layers, able = rotation.layers(context), live.attending_heads
     no_head = torch.zeros_like(able)
 
-    def entry(
-        name: str, changes: Sequence[Intervention], control_of: str = ""
-    ) -> Entry:
+    def entry(name: str, changes: Sequence[Change], control_of: str = "") -> Entry:
         silences = [change for change in changes if isinstance(change, Silence)]
-        edit = stack_edits(rotation, [x for x in changes if not isinstance(x, Silence)])
+        edits = [x for x in changes if not isinstance(x, Silence)]
+        edit = place_edits(rotation, edits)
         planes = [
             edit.planes(n, x.planes, length=context) for n, x in enumerate(layers)
         ]
         if any(silence.live.model is not live.model for silence in silences):
             raise BadArgument(f"{name} silences heads of another model.")
-        outputs: list[HeadSilence] = []
+        interventions: list[Intervention] = [edit] if edit.edits else []
+        silenced = no_head
         with ExitStack() as blocks:  # a mean is computed under the changes before it
-            blocks.enter_context(live.edit(edit))
+            blocks.enter_context(live.intervene(edit))
             for silence in silences:
-                outputs.append(silence.outputs())
-                blocks.enter_context(live.silence(outputs[-1]))
-        masks = (
-            heads_by_layer(silence.heads, able, rotation.kind_names)
-            for silence in silences
-        )
-        silenced = reduce(torch.logical_or, masks, no_head)
-        return Entry(
-            name, planes, silenced, edit if edit.edits else None, outputs, control_of
-        )
+                interventions.append(silence.measured())
+                blocks.enter_context(live.intervene(interventions[-1]))
+                silenced = silenced | silence.chosen
+        return Entry(name, planes, silenced, interventions, control_of)
 
     entries = [Entry(NONE, rotation.planes(context), no_head)]
     for name, changes in edits.items():
@@ -111,14 +105,14 @@ def entries_of(measurement: Measurement, edits: Edits, *, controls: int) -> list
 
 
 def _random_heads(
-    changes: Sequence[Intervention],
+    changes: Sequence[Change],
     chosen: Mapping[int, HeadMask],
     able: HeadMask,
     draws: int,
     seed: int,
-) -> list[list[Intervention]]:
+) -> list[list[Change]]:
     """`changes` with random heads for the `chosen` heads, `draws` times or less often."""
-    sets: dict[tuple[str, ...], list[Intervention]] = {}
+    sets: dict[tuple[str, ...], list[Change]] = {}
     generator = generator_of(seed)
     for _ in range(1000 if chosen else 0):
         if len(sets) == draws:
@@ -245,7 +239,7 @@ def run_entries(
                 "surrogates": 0,
                 "progress": partial(step, stage=1),
             }
-            with live.changed(entry.edit, entry.silences):
+            with live.intervene(*entry.interventions):
                 fit = LayerFitter(measurement, entry.planes, **options).fit_layers()
             fits.append(fit)
             stage.save(state)
@@ -267,7 +261,7 @@ def run_entries(
                     sums[number] += added
                     stage.save(state)
         for number, name in runs:
-            with live.changed(entries[number].edit, entries[number].silences):
+            with live.intervene(*entries[number].interventions):
                 answers[number][name] = tasks[name].measure(step)
             stage.save(state)
     all_sums, all_answers = zip(*gather((sums, answers)), strict=True)
@@ -304,7 +298,7 @@ def _sum_entry(
 
     options: dict[str, Any] = {"fits": fits, "statistics": STATISTICS if fits else ()}
     options |= {"progress": progress, "sets": sets, "also": compare}
-    with live.changed(entry.edit, entry.silences):
+    with live.intervene(*entry.interventions):
         result = BatchPass(live, batch, entry.planes, **options).run()
     losses = result.losses
     in_bins = losses[:, 1:].where(text.predicted[:, 1:], 0.0)

@@ -113,7 +113,7 @@ def evaluate(
         values["control_of"] = np.array(
             [entry.control_of for entry in entries], dtype=object
         )
-    if any(entry.silences for entry in entries):
+    if any(entry.silenced.any() for entry in entries):
         values["silenced"] = torch.stack([x.silenced for x in entries]).double().numpy()
     if "loss" in selected:
         values |= _loss_values(text, split, sums)

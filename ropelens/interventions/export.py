@@ -22,7 +22,8 @@ from ropelens.attention.call import AttentionCall
 from ropelens.checkpoints.files import quiet_transformers
 from ropelens.config_facts import rope_parameters
 from ropelens.errors import BadArgument, UnsupportedModel, explained
-from ropelens.interventions.edit import Edit, ModelEdit, stack_edits, target_rotations
+from ropelens.interventions.plane_edits import Edit
+from ropelens.interventions.rotation_edit import RotationEdit, place_edits
 from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
@@ -71,7 +72,7 @@ def export(
         or any(x.is_meta for x in state.values())
     ):
         _refuse(live, "an adapter, a bridge, or weights in few bits or on a disk")
-    edit = stack_edits(RotationProbe(live), edits)
+    edit = place_edits(RotationProbe(live), edits)
     config, gains = _native_config(live, edit, edits) or _written_config(live, edit)
     state |= scaled_queries(live, gains)
     once = {
@@ -103,7 +104,7 @@ def _refuse(live: LiveModel, seen: str) -> NoReturn:
 
 
 def _native_config(
-    live: LiveModel, edit: ModelEdit, edits: tuple[Edit | str, ...]
+    live: LiveModel, edit: RotationEdit, edits: tuple[Edit | str, ...]
 ) -> tuple[Any, dict[int, Gains]] | None:
     """The configuration of a single variant, if the family and plain transformers have it."""
     if len(edit.edits) != 1 or not isinstance(edits[0], str):
@@ -122,7 +123,9 @@ def _native_config(
     return None
 
 
-def _written_config(live: LiveModel, edit: ModelEdit) -> tuple[Any, dict[int, Gains]]:
+def _written_config(
+    live: LiveModel, edit: RotationEdit
+) -> tuple[Any, dict[int, Gains]]:
     """The configuration with the frequencies of the edit, and the gains of queries by layer."""
     config, layers = copy.deepcopy(live.model.config), edit.rotation.layers()
     text, gains, inv_freq = (
@@ -135,8 +138,9 @@ def _written_config(live: LiveModel, edit: ModelEdit) -> tuple[Any, dict[int, Ga
     parts = dict(whole) if nested else {"": whole}  # by type of layers
     for number, heads in enumerate(live.attending_heads):
         planes, kind = layers[number].planes, live.layer_types[number] if nested else ""
-        query, key = target_rotations(edit.edits, planes, heads, (number, live.context))
-        gain = planes.by_coordinate(query.gain * key.gain)
+        rotations = edit.rotations(number, planes, length=live.context)
+        query = rotations.of_queries
+        gain = planes.by_coordinate(query.gain * rotations.of_keys.gain)
         gains |= {number: gain} if (gain != 1).any() else {}
         if not planes.rotary_dim or not heads.any():
             continue
@@ -244,10 +248,10 @@ def scaled_queries(live: LiveModel, gains: Mapping[int, Gains]) -> dict[str, Ten
 
 
 @torch.no_grad()
-def _check_logits(live: LiveModel, edit: ModelEdit, loaded: LiveModel) -> None:
+def _check_logits(live: LiveModel, edit: RotationEdit, loaded: LiveModel) -> None:
     """Refuse a checkpoint whose logits differ from the logits of the edited model."""
     tokens = noise_tokens(live.vocabulary, live.context)
-    with live.edit(edit):
+    with live.intervene(edit):
         expected = live.forward(tokens)
     change = float(logit_change(expected, loaded.forward(tokens)).max())
     if not change <= max(SAME_LOGITS, 30 * live.eps):

@@ -1,18 +1,26 @@
 """Patches of every head, layer or position, one at a time, in batches of runs."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 import xarray as xr
+from jaxtyping import Float
 from torch import Tensor
 
 from ropelens.arguments import public
-from ropelens.interventions.patch import PatchedPart, PlanePatch, Source, plan_patch
+from ropelens.interventions.patch import Source, plan_patch
+from ropelens.interventions.plane_patch import PatchedPart, PlanePatch, PositionPairs
 from ropelens.model.as_live_model import Model, as_live_model
-from ropelens.model.attention_hooks import AttentionInput
+from ropelens.model.hooked_call import replace_outputs
+from ropelens.model.intervention import (
+    HeadInputs,
+    HeadOutputs,
+    Intervention,
+    ReplacedOutputs,
+)
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles.gradients import (
     AnswerDefinition,
@@ -75,7 +83,9 @@ def patch_each(
         chosen = torch.zeros_like(whole.chosen)
         chosen[tuple(place) if over == "head" else place[0]] = True
         position = torch.tensor(place[1:])
-        pairs = (position, position) if over == "position" else whole.pairs
+        pairs = whole.pairs
+        if over == "position":
+            pairs = PositionPairs(position, position)
         patches.append(replace(whole, chosen=chosen & whole.chosen, pairs=pairs))
     with display_of(progress)(Stage("patching", len(patches) * text.context)) as step:
         answers = patched_answers(live, text, number, patches, step)
@@ -120,7 +130,7 @@ def patched_answers(
         rows = RowPatches(patches[start : start + max(size, 1)])
         ids, hidden = text.ids.expand(len(rows.patches), -1), text.hidden
         hidden = None if hidden is None else hidden.expand(ids.shape)
-        with live.silence(rows.outputs), live.patch(rows):
+        with live.intervene(rows):
             logits = live.forward(ids, hidden=hidden, last=number.last)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         answers += [float(number.of(of_row)) for of_row in logits]
@@ -129,41 +139,44 @@ def patched_answers(
 
 
 @dataclass(frozen=True)
-class RowPatches:
-    """Hooks that apply one patch to each sequence of a batch."""
+class RowPatches(Intervention):
+    """Apply one patch to each sequence of a batch."""
 
     patches: Sequence[PlanePatch]
 
-    def __call__(
-        self,
-        layer: int,
-        side: AttentionInput,
-        x: Tensor,
-        tokens: Tensor,
-        positions: Tensor,
-    ) -> Tensor:
-        if not any(patch.chosen[layer].any() for patch in self.patches):
-            return x
-        parts = zip(self.patches, *self._rows(x, tokens, positions), strict=True)
-        rows = [patch(layer, side, *of_row) for patch, *of_row in parts]
-        heads = max(
-            row.shape[1] for row in rows
-        )  # one for each query head if heads differ
+    def change_input(self, inputs: HeadInputs) -> Float[Tensor, "batch _ slot _"]:
+        if not any(patch.chosen[inputs.layer].any() for patch in self.patches):
+            return inputs.vectors
+        vectors = self._rows(inputs.vectors)
+        tokens = self._rows(inputs.tokens)
+        positions = self._rows(inputs.positions)
+        changed: list[Tensor] = []
+        for row, patch in enumerate(self.patches):
+            of_row = HeadInputs(
+                inputs.layer, inputs.name, vectors[row], tokens[row], positions[row]
+            )
+            changed.append(patch.change_input(of_row))
+        # One vector for each query head, if heads of a group differ in some row.
+        heads = max(x.shape[1] for x in changed)
         return torch.cat(
-            [row.repeat_interleave(heads // row.shape[1], dim=1) for row in rows]
+            [x.repeat_interleave(heads // x.shape[1], dim=1) for x in changed]
         )
 
-    def outputs(
-        self, layer: int, output: Tensor, real: Tensor, tokens: Tensor
-    ) -> tuple[Tensor, Tensor] | None:
-        rows, all_heads = [], torch.ones(output.shape[2], dtype=torch.bool)
-        for patch, *of_row in zip(
-            self.patches, *self._rows(output, real, tokens), strict=True
-        ):
-            heads, patched = patch.outputs(layer, *of_row) or (all_heads, of_row[0])
-            rows.append(patched.where(heads.to(patched.device)[:, None], of_row[0]))
-        return all_heads, torch.cat(rows)
+    def replace_output(self, outputs: HeadOutputs) -> ReplacedOutputs:
+        output = self._rows(outputs.output)
+        real = self._rows(outputs.real)
+        tokens = self._rows(outputs.tokens)
+        rows = [
+            HeadOutputs(outputs.layer, output[row], real[row], tokens[row])
+            for row in range(len(self.patches))
+        ]
+        changed = [
+            replace_outputs([patch], of_row)
+            for patch, of_row in zip(self.patches, rows, strict=True)
+        ]
+        all_heads = torch.ones(outputs.output.shape[2], dtype=torch.bool)
+        return ReplacedOutputs(all_heads, torch.cat(changed))
 
-    def _rows(self, *tables: Tensor) -> Iterable[Sequence[Tensor]]:
-        """The rows of tables that have one row, or a row for each sequence."""
-        return [x.expand(len(self.patches), *x.shape[1:]).split(1) for x in tables]
+    def _rows(self, table: Tensor) -> Sequence[Tensor]:
+        """The rows of a table that has one row, or a row for each sequence."""
+        return table.expand(len(self.patches), *table.shape[1:]).split(1)

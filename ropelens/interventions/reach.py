@@ -14,7 +14,7 @@ from ropelens.arguments import Number, Positive, Whole, public
 from ropelens.attention.call import AttentionCall
 from ropelens.errors import BadArgument
 from ropelens.intervals import paired_interval
-from ropelens.interventions.edit import stack_edits
+from ropelens.interventions.rotation_edit import place_edits
 from ropelens.interventions.variables import OWN_ROTATION
 from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.tasks import doublings
@@ -99,7 +99,7 @@ def reach(
             if variant == OWN_ROTATION:
                 runs.append(experiment.run(step))
                 continue
-            with live.edit(stack_edits(measurement.rotation, [variant])):
+            with live.intervene(place_edits(measurement.rotation, [variant])):
                 runs.append(experiment.run(step))
     values = {name: np.stack([run[name] for run in runs]) for name in runs[0]}
     coords: dict[str, Any] = labelled(

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -14,7 +15,7 @@ from ropelens.attention.call import AttentionCall
 from ropelens.errors import BadArgument
 from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.model.as_live_model import Model, as_live_model
-from ropelens.model.attention_hooks import HeadSilence
+from ropelens.model.intervention import HeadOutputs, Intervention, ReplacedOutputs
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles.checked_text import model_text
 from ropelens.rope.select import HeadMask, heads_by_layer
@@ -26,52 +27,52 @@ Replacement = Literal["zero", "mean", "resample"]
 
 
 @dataclass(frozen=True, eq=False)
-class Silence(AbstractContextManager[None]):
-    """A block in which heads are silenced, with the arguments of `silence_heads`."""
+class Silence(Intervention, AbstractContextManager[None]):
+    """A block in which heads are silenced, with the arguments of `silence_heads`.
+
+    `means` are the mean outputs of the heads of each layer over `text`.
+    """
 
     live: LiveModel
     heads: str
     to: Replacement
     text: Text | None
     seed: int
-    blocks: ExitStack = field(default_factory=ExitStack)
+    means: Mapping[int, Float[Tensor, "head feature"]] | None = None
+    blocks: ExitStack = field(default_factory=ExitStack, init=False)
 
     def __enter__(self) -> None:
-        self.blocks.enter_context(self.live.silence(self.outputs()))
+        self.blocks.enter_context(self.live.intervene(self.measured()))
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self.blocks.close()
 
-    def outputs(self) -> HeadSilence:
-        """Return the hook that replaces outputs; it measures means under the open blocks."""
-        chosen, to = _silenced_heads(self.live, self.heads), self.to
-        means = None if self.text is None else _mean_outputs(self.live, self.text)
+    @cached_property
+    def chosen(self) -> HeadMask:
+        return _silenced_heads(self.live, self.heads)
 
-        def silenced(
-            layer: int, output: Tensor, real: Tensor, tokens: Tensor
-        ) -> tuple[Tensor, Tensor] | None:
-            heads = chosen[layer][: output.shape[2]]
-            if not heads.any():
-                return None
-            if to == "zero":
-                return heads, torch.zeros_like(output)
-            if to == "resample":
-                return heads, output[
-                    _other_sequences(real.expand(output.shape[:2]), self.seed)
-                ]
-            if means is not None:
-                return heads, means[layer].to(output).expand(output.shape)
-            if tokens[:, 0].any():
-                what = "The mean of a batch that is partly in a key-value cache is unknown."
-                hint = "text=, to use the mean over a text, or use_cache=False"
-                raise BadArgument(
-                    what, seen=f"{output.shape[1]} tokens after a cache", hint=hint
-                )
-            weight = real.expand(output.shape[:2])[..., None, None].double()
-            mean = (output * weight).sum((0, 1)) / weight.sum()
-            return heads, mean.to(output.dtype).expand(output.shape)
+    def measured(self) -> "Silence":
+        """The silence with the means over its text, which runs under the open blocks."""
+        if self.text is None:
+            return self
+        return replace(self, means=_mean_outputs(self.live, self.text))
 
-        return silenced
+    def replace_output(self, outputs: HeadOutputs) -> ReplacedOutputs | None:
+        """Zeros, means or outputs of other sequences, for the silenced heads."""
+        output = outputs.output
+        heads = self.chosen[outputs.layer][: output.shape[2]]
+        if not heads.any():
+            return None
+        if self.to == "zero":
+            return ReplacedOutputs(heads, torch.zeros_like(output))
+        if self.to == "resample":
+            real = outputs.real.expand(output.shape[:2])
+            return ReplacedOutputs(heads, output[_other_sequences(real, self.seed)])
+        if self.means is None:
+            mean = _batch_mean(outputs)
+        else:
+            mean = self.means[outputs.layer].to(output)
+        return ReplacedOutputs(heads, mean.expand(output.shape))
 
 
 @public
@@ -119,21 +120,33 @@ def _silenced_heads(live: LiveModel, heads: str) -> HeadMask:
     return heads_by_layer(heads, live.attending_heads, RotationProbe(live).kind_names)
 
 
+def _batch_mean(outputs: HeadOutputs) -> Float[Tensor, "head feature"]:
+    """Mean output of every head over the real tokens of a batch without a cache."""
+    output = outputs.output
+    if outputs.tokens[:, 0].any():
+        what = "The mean of a batch that is partly in a key-value cache is unknown."
+        seen = f"{output.shape[1]} tokens after a cache"
+        hint = "text=, to use the mean over a text, or use_cache=False"
+        raise BadArgument(what, seen=seen, hint=hint)
+    weight = outputs.real.expand(output.shape[:2])[..., None, None].double()
+    mean = (output * weight).sum((0, 1)) / weight.sum()
+    return mean.to(output.dtype)
+
+
 def _other_sequences(
     real: Bool[Tensor, "sequence row"], seed: int
 ) -> Int[Tensor, " sequence"]:
     """Index of another sequence for each sequence, by one random cycle through the batch."""
     if len(real) == 1 or not (real == real[:1]).all():
-        what = (
-            "Resampling a head needs another sequence of the same length in the batch."
+        lengths = [str(length) for length in real.sum(1).tolist()[:8]]
+        raise BadArgument(
+            "Resampling a head needs another sequence of the same length in the batch.",
+            seen=f"sequences of {', '.join(lengths)} tokens",
+            hint='a batch_size of 2 or more that divides the text, or to="mean" with text=',
         )
-        seen = f"sequences of {', '.join(map(str, real.sum(1).tolist()[:8]))} tokens"
-        hint = (
-            'a batch_size of 2 or more that divides the text, or to="mean" with text='
-        )
-        raise BadArgument(what, seen=seen, hint=hint)
     order = torch.randperm(len(real), generator=generator_of(seed))
-    return torch.empty_like(order).scatter_(0, order, order.roll(1)).to(real.device)
+    others = torch.empty_like(order).scatter_(0, order, order.roll(1))
+    return others.to(real.device)
 
 
 def _mean_outputs(
@@ -143,10 +156,16 @@ def _mean_outputs(
     sums: dict[int, Tensor] = {}
     for index in range(len(text)):
         sequence = text[[index]]
-
-        def sum_rows(call: AttentionCall, real: Tensor = sequence.real[0]) -> Tensor:
-            return call.output[0, real.to(call.output.device)].double().sum(0)
-
+        sum_rows = partial(_sum_rows, real=sequence.real[0])
         totals = live.record_calls(sequence.ids, sum_rows, hidden=sequence.hidden)
-        sums = {layer: sums.get(layer, 0) + total for layer, total in totals.items()}
-    return {layer: total / int(text.real.sum()) for layer, total in sums.items()}
+        for layer, total in totals.items():
+            sums[layer] = sums.get(layer, 0) + total
+    tokens = int(text.real.sum())
+    return {layer: total / tokens for layer, total in sums.items()}
+
+
+def _sum_rows(
+    call: AttentionCall, *, real: Bool[Tensor, " row"]
+) -> Float[Tensor, "head feature"]:
+    """Sum of the outputs of every head of one sequence over its `real` rows."""
+    return call.output[0, real.to(call.output.device)].double().sum(0)

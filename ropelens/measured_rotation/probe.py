@@ -96,19 +96,15 @@ class RotationProbe:
         Raises `BadArgument` if heads of a layer differ and must be `alike`.
         """
         planes = [layer.planes for layer in self.layers(context)]
-        edit = self.live.open_edit
-        if edit is None:
-            return planes
         length = context or self.live.context
-        edited = [
-            edit.planes(number, of_layer, length=length)
-            for number, of_layer in enumerate(planes)
-        ]
-        if alike and any(of_layer.inv_freq.ndim == 2 for of_layer in edited):
+        for intervention in self.live.interventions:
+            for number, of_layer in enumerate(planes):
+                planes[number] = intervention.planes(number, of_layer, length=length)
+        if alike and any(of_layer.inv_freq.ndim == 2 for of_layer in planes):
             what = "Under this edit heads of one layer rotate differently."
             hint = 'an edit of whole layers (heads="3.*"), or ropelens.capture'
             raise BadArgument(what, hint=hint)
-        return edited
+        return planes
 
     def planes_now(self, layer: int, *, continued: bool) -> Planes:
         """Unedited planes of the call that runs; refuses cached keys of another rotation."""
@@ -135,10 +131,10 @@ class RotationProbe:
     def planes_of(self, call: AttentionCall) -> Planes:
         """Planes of the call that runs, under the open edit; see `planes_now`."""
         planes = self.planes_now(call.layer, continued=call.past > 0)
-        edit = self.live.open_edit
-        if edit is None:
-            return planes
-        return edit.planes(call.layer, planes, length=call.key.shape[2])
+        length = call.key.shape[2]
+        for intervention in self.live.interventions:
+            planes = intervention.planes(call.layer, planes, length=length)
+        return planes
 
     @cached_property
     def attention_factor(self) -> float | None:

@@ -17,6 +17,7 @@ from ropelens.errors import RopelensError
 from ropelens.intervals import paired_interval
 from ropelens.measured_rotation.model_layers import measure_layers
 from ropelens.measured_rotation.read import LayerRotation
+from ropelens.model.intervention import HeadInputs, Intervention
 from ropelens.model.live_model import LiveModel
 from ropelens.rope.turn import positions_by_plane, rotate_by
 from ropelens.text.tokenize import prompt_tokens
@@ -32,21 +33,20 @@ KNOWLEDGE = 0.1  # nats/token by which a right order predicts better than chance
 
 
 @dataclass(frozen=True)
-class PermutedRows:
-    """An `InputPatch` that permutes the coordinates of queries and keys before RoPE.
+class PermutedRows(Intervention):
+    """Permute the coordinates of queries and keys before RoPE.
 
     The first row of the batch stays unchanged, and each further row gets one of `ORDERS`.
     """
 
     layers: list[LayerRotation]
 
-    def __call__(
-        self, layer: int, name: str, x: Tensor, _: Tensor, positions: Tensor
-    ) -> Tensor:
-        planes = self.layers[layer].planes
-        if name == "value" or not planes.rotary_dim:
+    def change_input(self, inputs: HeadInputs) -> Float[Tensor, "batch head slot _"]:
+        x = inputs.vectors
+        planes = self.layers[inputs.layer].planes
+        if inputs.name == "value" or not planes.rotary_dim:
             return x
-        position = positions_by_plane(positions, planes).to(x.device)
+        position = positions_by_plane(inputs.positions, planes).to(x.device)
         angle = position[:, None] * planes.inv_freq.double().to(x.device)
         unrotated = rotate_by(x, -angle, planes)
         rotated = torch.arange(planes.offset, planes.offset + planes.rotary_dim)
@@ -68,7 +68,7 @@ def order_losses(
     batch = tokens.expand(1 + len(ORDERS), -1)
     lengths = torch.tensor([len(tokens)] * len(batch))
     permuted = PermutedRows(measure_layers(live))
-    with live.without_hooks(), live.patch(permuted):
+    with live.without_hooks(), live.intervene(permuted):
         losses = live.losses(batch, lengths)
     return losses[:, 1:].numpy()
 

@@ -13,8 +13,10 @@ from transformers import PreTrainedModel
 from ropelens.attention.call import AttentionCall
 from ropelens.attention.visibility import Visibility
 from ropelens.errors import BadArgument, UnsupportedModel, explained
-from ropelens.model.attention_hooks import Hooks, hooked, hooks_of, silence_outputs
 from ropelens.model.cache_positions import places_in_sequence
+from ropelens.model.hook_blocks import Hooks, hooked, hooks_of
+from ropelens.model.hooked_call import replace_outputs
+from ropelens.model.intervention import HeadInputs, HeadOutputs
 from ropelens.model.live_model import LiveModel
 from ropelens.runtime.devices import device_of
 
@@ -93,22 +95,23 @@ class _CallParts:
         hooks = hooks_of(self.live.bridge) or Hooks()
         if part == "output":
             return self._end(value, hooks)
-        used, fault = hooks.observers or hooks.changes, ""
+        used, fault = hooks.observers or hooks.input_changes, ""
         if part == "scores" and value.shape[2] != value.shape[3] and used:
             fault = (
                 "A bridge cannot be observed or edited with a key-value cache, because "
             )
             fault += "hook_rot_k fires only for the keys of the new rows."
             hint = "use_past_kv_cache=False"
-        elif part != "scores" and hooks.changes:
+        elif part != "scores" and hooks.input_changes:
             x = value.transpose(1, 2)
             index = torch.arange(x.shape[2], device=x.device)[
                 None
             ]  # no cache: rows are keys
             positions = self.parts.get("position_ids", index)
             self.parts["places"] = places = places_in_sequence(positions)
-            for change in hooks.changes:
-                x = change(self.layer, part, x, places, positions)
+            for change in hooks.input_changes:
+                inputs = HeadInputs(self.layer, part, x, places, positions)
+                x = change.change_input(inputs)
             if x.shape[1] != value.shape[2]:
                 fault = "At hook_rot_k, a bridge has one key for all query heads of a group."
                 hint = "an edit of whole groups"
@@ -156,7 +159,8 @@ class _CallParts:
             hooks.output_check(call, real)
         for observer in hooks.observers:
             observer(call)
-        by_head = silence_outputs(hooks.silences, self.layer, by_head, real, places)
+        outputs = HeadOutputs(self.layer, by_head, real, places)
+        by_head = replace_outputs(hooks.interventions, outputs)
         return by_head.reshape(output.shape)
 
 

@@ -5,16 +5,16 @@ and similar families), and some families (Llama 4, Persimmon) pass them no posit
 Therefore hooks record what rotary modules and attention modules receive.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import Cache, PreTrainedModel
@@ -25,19 +25,80 @@ from ropelens.errors import UnsupportedModel
 from ropelens.model.masks import shown
 
 
-class CachedKeys(NamedTuple):
+@dataclass(frozen=True)
+class CallRows:
+    """The `keys` of an attention call that belong to its rows.
+
+    Later keys are empty slots of a static cache. A cache dropped `dropped` keys before the
+    first key of the call.
+    """
+
+    keys: range
+    dropped: int
+
+    @property
+    def past(self) -> int:
+        """Number of tokens before the first row."""
+        return self.keys.start + self.dropped
+
+
+@dataclass(frozen=True)
+class CallPositions:
+    """Positions of the rows and keys of a call, up to a common shift of each sequence."""
+
+    of_rows: Int[Tensor, "_ row *axis"]
+    of_keys: Int[Tensor, "_ key *axis"]
+
+
+@dataclass(frozen=True)
+class CachedKeys:
     """Marks and positions of all tokens in a cache, in the order in which they were added."""
 
     marks: Int[Tensor, "sequence token"]
     positions: Int[Tensor, "_ token *axis"]
 
+    def extended(
+        self, marks: Int[Tensor, "sequence new"], positions: Int[Tensor, "_ new *axis"]
+    ) -> "CachedKeys":
+        """These tokens, followed by new tokens."""
+        batch = max(len(self.positions), len(positions))
+        before = self.positions.expand(batch, *self.positions.shape[1:])
+        after = positions.expand(batch, *positions.shape[1:])
+        return CachedKeys(
+            torch.cat([self.marks, marks], dim=1), torch.cat([before, after], dim=1)
+        )
 
-_cached_keys: dict[int, WeakKeyDictionary[object, CachedKeys]] = {}
+    def found_again(
+        self, marks: Int[Tensor, "sequence key"], past: int
+    ) -> "CachedKeys | None":
+        """The rows whose first `past` tokens end with keys that have these `marks`.
+
+        None if there are no such rows. A cache may select, repeat or crop rows.
+        """
+        old = self.marks[:, past - marks.shape[1] : past]
+        row = torch.arange(len(marks))
+        if not torch.equal(old, marks):
+            if old.shape[1] != marks.shape[1]:
+                return None
+            same = (marks[:, None] == old).all(-1)
+            if not same.any(1).all():
+                return None
+            row = same.byte().argmax(1)
+        positions = self.positions
+        if len(positions) > 1:
+            positions = positions[row]
+        return CachedKeys(self.marks[row, :past], positions[:, :past])
+
+
+CacheOwner = object
+KeysByCache = MutableMapping[CacheOwner, CachedKeys]
+
+_cached_keys: dict[int, WeakKeyDictionary[CacheOwner, CachedKeys]] = {}
 """By the id of an attention module: the keys in each cache."""
 
 # In this context, by the id of an attention module: positions [_, row *axis] in the last call
 # of its rotary module, and the cache of its last call.
-_rotary_positions = ContextVar[dict[int, Any]]("_rotary_positions")
+_rotary_positions = ContextVar[dict[int, Tensor]]("_rotary_positions")
 _caches = ContextVar[dict[int, Any]]("_caches")
 
 
@@ -46,31 +107,39 @@ def forget_positions(modules: Collection[int]) -> None:
     for module in modules:
         _cached_keys.pop(module, None)
     for recorded in (_rotary_positions, _caches):
-        values = recorded.get({})
+        values: dict[int, Any] = recorded.get({})
         recorded.set({key: values[key] for key in values.keys() - modules})
 
 
 def _record_positions(
-    attention: tuple[int, ...],
+    attention: list[int],
     rotary: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    positions = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)][-1]
-    by_axis = positions.ndim == 3 and len(positions) == 3
-    if (by_axis or positions.ndim == 2) and not positions.is_floating_point():
-        positions = positions.movedim(0, -1) if by_axis else positions
-        _rotary_positions.set(
-            _rotary_positions.get({}) | dict.fromkeys(attention, positions)
-        )
+    """Record the positions that a rotary module receives for the attention modules."""
+    tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+    positions = tensors[-1]
+    if positions.is_floating_point():
+        return
+    if positions.ndim == 3 and len(positions) == 3:
+        positions = positions.movedim(0, -1)
+    elif positions.ndim != 2:
+        return
+    recorded = dict.fromkeys(attention, positions)
+    _rotary_positions.set(_rotary_positions.get({}) | recorded)
 
 
 def _record_cache(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    caches = [x for x in (*args, *kwargs.values()) if isinstance(x, Cache)]
-    others = {key: cache for key, cache in _caches.get({}).items() if key != id(module)}
-    _caches.set(others | {id(module): ref(cache) for cache in caches})
+    """Record the cache that an attention module receives."""
+    caches = dict(_caches.get({}))
+    caches.pop(id(module), None)
+    for argument in (*args, *kwargs.values()):
+        if isinstance(argument, Cache):
+            caches[id(module)] = ref(argument)
+    _caches.set(caches)
 
 
 @contextmanager
@@ -78,49 +147,56 @@ def positions_recorded(
     model: PreTrainedModel, attention: list[nn.Module]
 ) -> Iterator[None]:
     """Record the positions and caches of every call while the block runs."""
-    record = partial(_record_positions, tuple(map(id, attention)))
-    rotary = [
-        m for m in model.get_decoder().modules() if "inv_freq" in " ".join(m._buffers)
-    ]
+    record_positions = partial(_record_positions, [id(module) for module in attention])
     with ExitStack() as stack:
-        for module, hook in (
-            *zip(rotary, repeat(record)),
-            *zip(attention, repeat(_record_cache)),
-        ):
-            stack.enter_context(
-                module.register_forward_pre_hook(hook, with_kwargs=True)
-            )
+        for module in model.get_decoder().modules():
+            if any("inv_freq" in name for name in module._buffers):
+                handle = module.register_forward_pre_hook(
+                    record_positions, with_kwargs=True
+                )
+                stack.enter_context(handle)
+        for module in attention:
+            handle = module.register_forward_pre_hook(_record_cache, with_kwargs=True)
+            stack.enter_context(handle)
         yield
 
 
-def cache_of(module: Any) -> Cache | None:
-    return _caches.get({}).get(id(module), lambda: None)()
+def cache_of(module: nn.Module) -> Cache | None:
+    """The cache that an attention module received in its last call."""
+    reference = _caches.get({}).get(id(module))
+    return None if reference is None else reference()
 
 
-def row_keys(module: Any, rows: int, keys: int) -> tuple[range, int]:
-    """Keys of a call that belong to its rows, and the number of keys dropped before them."""
-    cache, length = cache_of(module), 0
+def call_rows(module: Any, rows: int, keys: int) -> CallRows:
+    """The place of `rows` among the `keys` of a call; both are counts."""
+    cache = cache_of(module)
+    length = 0
+    last = keys
     if cache is not None:
-        layer = module.layer_idx  # the cache has no keys of a layer that shares keys
-        layers: Any = [
-            x for x in cache.layers[layer:][:1] if isinstance(x, CacheLayerMixin)
-        ]
-        length = next(
-            filter(None, (int(x.get_seq_length()) for x in (*layers, cache))), 0
-        )
-        static = any(isinstance(x, StaticLayer) for x in cache.layers)
-    last = min(length, keys) if length and static else keys
-    return range(last - rows, last), max(length - keys, 0)
+        length = _tokens_in(cache, module.layer_idx)
+        is_static = any(isinstance(layer, StaticLayer) for layer in cache.layers)
+        if length and is_static:
+            last = min(length, keys)
+    return CallRows(keys=range(last - rows, last), dropped=max(length - keys, 0))
 
 
-def positions(
+def _tokens_in(cache: Cache, layer: int) -> int:
+    """Number of tokens that a layer of a cache has seen, or all layers if it has no keys."""
+    for of_layer in cache.layers[layer : layer + 1]:
+        if isinstance(of_layer, CacheLayerMixin):
+            length = int(of_layer.get_seq_length())
+            if length:
+                return length
+    return int(cache.get_seq_length())  # a layer may share the keys of another layer
+
+
+def call_positions(
     module: Any,
-    rows: range,
-    dropped_keys: int,
+    rows: CallRows,
     key: Tensor,
     position_ids: Tensor | None,
     mask: Tensor | None,
-) -> tuple[Int[Tensor, "_ row *axis"], Int[Tensor, "_ key *axis"]]:
+) -> CallPositions:
     """Positions of the rows and keys of a call, up to a common shift of each sequence.
 
     `position_ids` has the positions of all tokens that run; without any positions, tokens count
@@ -129,39 +205,63 @@ def positions(
 
     Raises `UnsupportedModel` if the cache contradicts this.
     """
-    keys, recorded = key.shape[2], _rotary_positions.get({}).get(id(module))
+    slots = key.shape[2]
+    recorded = _rotary_positions.get({}).get(id(module))
     if position_ids is None or (recorded is not None and recorded.ndim == 3):
         position_ids = recorded
     if position_ids is None or position_ids.ndim == 1:
-        index = torch.arange(keys, device=key.device)[None]
-        return index[:, rows.start : rows.stop], index
-    of_rows = position_ids[:, -len(rows) :]  # attention may run on only the last tokens
+        index = torch.arange(slots, device=key.device)[None]
+        return CallPositions(index[:, rows.keys.start : rows.keys.stop], index)
+    # Attention may run on only the last tokens.
+    of_rows = position_ids[:, -len(rows.keys) :]
     cache = cache_of(module)
+    owner: CacheOwner = module if cache is None else cache
     by_cache = _cached_keys.setdefault(id(module), WeakKeyDictionary())
-    owner: object = module if cache is None else cache
-    marks = key_marks(key[:, :, : rows.stop])
-    if position_ids.shape[1] == keys:
+    marks = key_marks(key[:, :, : rows.keys.stop])
+    if position_ids.shape[1] == slots:
         by_cache[owner] = CachedKeys(marks, position_ids)
-        return of_rows, position_ids
-    past, new = rows.start + dropped_keys, marks[:, rows.start :]
-    earlier = [x for x in (by_cache.get(owner), *by_cache.values()) if x is not None]
-    known = (_continued(x, marks[:, : rows.start], past) for x in earlier)
-    nothing = CachedKeys(new[:, :0], of_rows[:, :0])
-    before = next(filter(None, known), None) if past else nothing
+        return CallPositions(of_rows, position_ids)
+    past_marks = marks[:, : rows.keys.start]
+    before = _keys_before(by_cache, owner, past_marks, rows, of_rows)
     if before is None:
-        _check_consecutive(module, rows, past, of_rows, mask, by_cache)
-        count = torch.arange(-past, 0, device=of_rows.device)
-        of_past = of_rows[:, :1] + count.view(1, -1, *[1] * (of_rows.ndim - 2))
-        before = CachedKeys(pad(marks[:, : rows.start], (dropped_keys, 0)), of_past)
-    batch = max(len(before.positions), len(of_rows))
-    both = (x.expand(batch, *x.shape[1:]) for x in (before.positions, of_rows))
-    of_all = torch.cat([*both], dim=1)
-    by_cache[owner] = CachedKeys(torch.cat([before.marks, new], dim=1), of_all)
-    of_keys = of_all[:, dropped_keys:]
-    empty = of_keys[:, -1:].expand(
-        -1, keys - rows.stop, *of_keys.shape[2:]
-    )  # static cache
-    return of_rows, torch.cat([of_keys, empty], dim=1)
+        _check_consecutive(module, rows, of_rows, mask)
+        before = _consecutive_keys(past_marks, rows, of_rows)
+    tokens = before.extended(marks[:, rows.keys.start :], of_rows)
+    by_cache[owner] = tokens
+    of_keys = tokens.positions[:, rows.dropped :]
+    empty_slots = slots - rows.keys.stop
+    of_empty = of_keys[:, -1:].expand(-1, empty_slots, *of_keys.shape[2:])
+    return CallPositions(of_rows, torch.cat([of_keys, of_empty], dim=1))
+
+
+def _keys_before(
+    by_cache: KeysByCache,
+    owner: CacheOwner,
+    marks: Int[Tensor, "sequence past"],
+    rows: CallRows,
+    of_rows: Int[Tensor, "_ row *axis"],
+) -> CachedKeys | None:
+    """The tokens before the rows, from the same cache or from a copy; None if unknown."""
+    if not rows.past:
+        return CachedKeys(marks, of_rows[:, :0])
+    for earlier in (by_cache.get(owner), *by_cache.values()):
+        if earlier is not None:
+            again = earlier.found_again(marks, rows.past)
+            if again is not None:
+                return again
+    return None
+
+
+def _consecutive_keys(
+    marks: Int[Tensor, "sequence past"],
+    rows: CallRows,
+    of_rows: Int[Tensor, "_ row *axis"],
+) -> CachedKeys:
+    """Tokens with consecutive positions before the rows, of which a cache dropped some."""
+    count = torch.arange(-rows.past, 0, device=of_rows.device)
+    axes = [1] * (of_rows.ndim - 2)
+    positions = of_rows[:, :1] + count.view(1, -1, *axes)
+    return CachedKeys(pad(marks, (rows.dropped, 0)), positions)
 
 
 def places_in_sequence(
@@ -173,9 +273,11 @@ def places_in_sequence(
     token before it, and at most the first position of the row.
     """
     index = torch.arange(positions.shape[1], device=positions.device) + dropped_keys
-    starts = (positions <= positions[:, :1]) & (positions <= positions.roll(1, 1))
-    starts = index * starts[..., None].flatten(2).all(-1)
-    return index - starts.index_fill(1, index[:1] - dropped_keys, 0).cummax(1).values
+    not_after_first = positions <= positions[:, :1]
+    not_after_previous = positions <= positions.roll(1, 1)
+    starts = (not_after_first & not_after_previous)[..., None].flatten(2).all(-1)
+    start = (index * starts).index_fill(1, index[:1] - dropped_keys, 0)
+    return index - start.cummax(1).values
 
 
 def key_marks(key: Tensor) -> Int[Tensor, "sequence key"]:
@@ -184,64 +286,72 @@ def key_marks(key: Tensor) -> Int[Tensor, "sequence key"]:
     return key.detach().view(integers).sum((1, 3), dtype=torch.int64)
 
 
-def _continued(
-    earlier: CachedKeys, marks: Int[Tensor, "sequence key"], past: int
-) -> CachedKeys | None:
-    """Rows of `earlier` whose first `past` tokens end with keys that have these `marks`."""
-    old, row = earlier.marks[:, past - marks.shape[1] : past], torch.arange(len(marks))
-    if not torch.equal(
-        old, marks
-    ):  # rows were selected or cropped, or other keys were added
-        if old.shape[1] != marks.shape[1]:
-            return None
-        same = (marks[:, None] == old).all(-1)
-        if not same.any(1).all():
-            return None
-        row = same.byte().argmax(1)
-    of_row = (
-        earlier.positions if len(earlier.positions) == 1 else earlier.positions[row]
-    )
-    return CachedKeys(earlier.marks[row, :past], of_row[:, :past])
-
-
 def _check_consecutive(
-    module: Any,
-    rows: range,
-    past: int,
-    of_rows: Int[Tensor, "_ row *axis"],
-    mask: Any,
-    by_cache: Collection[object],
+    module: Any, rows: CallRows, of_rows: Int[Tensor, "_ row *axis"], mask: Any
 ) -> None:
     """Raise `UnsupportedModel` unless keys are consecutive, after padding on the left.
 
     A cache of another library, or one that the block filled, may have dropped or moved keys.
     """
-    cache, hint = cache_of(module), "open the block before the cache is filled"
-    parts = () if cache is None else (cache, *cache.layers)
-    others = [x for x in parts if not type(x).__module__.startswith("transformers.")]
-    first = of_rows[:, 0] if of_rows.ndim == 2 else of_rows[:, 0].mT
-    types = getattr(module.config, "layer_types", None)
-    full = types is not None and types[module.layer_idx] == "full_attention"
-    window = (
-        slides(module.config, past) and not full
-    )  # the mask of a window hides more keys
-    mask = of_rows.new_ones(1, rows.start + 1) if mask is None else mask
-    visible = mask.bool() if mask.ndim == 2 else shown(mask[:, 0, 0])
-    visible = visible[:, : rows.start + 1]
-    only_left = (visible[:, :-1] <= visible[:, 1:]).all(1)
-    unpacked = (
-        visible.sum(1) <= first + 1
-    )  # no other sequence precedes this one in its row
-    hidden = visible.byte().argmax(1)
-    padded = only_left & unpacked & (first < past) if window else first + hidden == past
-    if cache is not None and cache in by_cache:
+    cache = cache_of(module)
+    hint = "open the block before the cache is filled"
+    other_library = _class_of_another_library(cache)
+    if cache is not None and cache in _cached_keys[id(module)]:
         seen = "keys that were dropped, moved or changed after the block added them"
         hint = "a cache that keeps every key, such as DynamicCache"
-    elif others:
-        seen = f"a {type(others[0]).__name__}, filled before the block"
-    elif not bool((padded | (first == past)).all()):
-        seen = f"{past} keys, and a token at position {int(of_rows[:, 0].max())}"
+    elif other_library is not None:
+        seen = f"a {other_library}, filled before the block"
+    elif not _are_consecutive(module, rows, of_rows, mask):
+        last = int(of_rows[:, 0].max())
+        seen = f"{rows.past} keys, and a token at position {last}"
     else:
         return
     what = "ropelens cannot infer the positions of the keys in this cache."
     raise UnsupportedModel(what, seen=seen, hint=f"{hint}, or use_cache=False")
+
+
+def _class_of_another_library(cache: Cache | None) -> str | None:
+    """Name of the class of a cache, or of one of its layers, that is not of transformers."""
+    if cache is None:
+        return None
+    for part in (cache, *cache.layers):
+        if not type(part).__module__.startswith("transformers."):
+            return type(part).__name__
+    return None
+
+
+def _are_consecutive(
+    module: Any, rows: CallRows, of_rows: Int[Tensor, "_ row *axis"], mask: Any
+) -> bool:
+    """Whether the first row has the position after all earlier tokens, without padding."""
+    first = of_rows[:, 0]
+    if of_rows.ndim == 3:
+        first = first.mT  # [axis, sequence]
+    at_count = first == rows.past
+    visible = _visible_until_first_row(mask, rows, of_rows)
+    padding = visible.byte().argmax(1)
+    if not _hides_old_keys(module, rows.past):
+        return bool((at_count | (first + padding == rows.past)).all())
+    # The mask of a window also hides real keys, so their number is unknown.
+    only_left = (visible[:, :-1] <= visible[:, 1:]).all(1)
+    unpacked = visible.sum(1) <= first + 1  # no other sequence precedes in the row
+    padded = only_left & unpacked & (first < rows.past)
+    return bool((at_count | padded).all())
+
+
+def _visible_until_first_row(
+    mask: Any, rows: CallRows, of_rows: Int[Tensor, "_ row *axis"]
+) -> Bool[Tensor, "_ key"]:
+    """The keys up to the key of the first row that this row sees."""
+    count = rows.keys.start + 1
+    if mask is None:
+        return of_rows.new_ones(1, count).bool()
+    visible = mask.bool() if mask.ndim == 2 else shown(mask[:, 0, 0])
+    return visible[:, :count]
+
+
+def _hides_old_keys(module: Any, past: int) -> bool:
+    """Whether a layer attends only to a window after `past` tokens."""
+    types = getattr(module.config, "layer_types", None)
+    is_full = types is not None and types[module.layer_idx] == "full_attention"
+    return slides(module.config, past) and not is_full

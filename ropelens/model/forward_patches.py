@@ -13,7 +13,8 @@ from transformers.cache_utils import DynamicLayer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ropelens.errors import UnsupportedModel
-from ropelens.model.attention_hooks import attention_modules, hooked, hooks_of
+from ropelens.model.attention_hooks import attention_modules
+from ropelens.model.hook_blocks import hooked, hooks_of
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """A model as ropelens runs it: a public function creates it once and passes it on."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
@@ -18,17 +18,9 @@ from ropelens import config_facts
 from ropelens.attention.call import AttentionCall
 from ropelens.errors import UnsupportedModel
 from ropelens.model import forward_patches
-from ropelens.model.attention_hooks import (
-    AttentionEdit,
-    HeadSilence,
-    Hooks,
-    InputPatch,
-    Observer,
-    attention_modules,
-    hooked,
-    hooks_of,
-    wrapped_attention,
-)
+from ropelens.model.attention_hooks import attention_modules, wrapped_attention
+from ropelens.model.hook_blocks import Hooks, Observer, hooked, hooks_of
+from ropelens.model.intervention import Intervention
 from ropelens.model.model_noise import Noise, measure_noise
 from ropelens.model.output_check import OutputCheck
 from ropelens.noise import allowed_residual, logit_change, noise_tokens
@@ -249,44 +241,29 @@ class LiveModel:
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         """Call `observer` with every attention call while the block runs."""
         check = OutputCheck(self.class_name, self.noise.call, self._compared)
-        added: Any = {"output_check": check}
         return self._hooked(
-            lambda h: replace(h, observers=(*h.observers, observer), **added)
+            lambda hooks: replace(
+                hooks, observers=(*hooks.observers, observer), output_check=check
+            )
         )
 
-    def edit(self, edit: AttentionEdit) -> AbstractContextManager[None]:
-        """Pass queries and keys through `edit`, which replaces an open edit in the block."""
-        return self._hooked(lambda hooks: replace(hooks, edit=edit))
+    def intervene(self, *interventions: Intervention) -> AbstractContextManager[None]:
+        """Apply interventions to the attention calls while the block runs.
 
-    def patch(self, patch: InputPatch) -> AbstractContextManager[None]:
-        """Pass queries, keys and values through `patch`, after the patches that are open."""
-        return self._hooked(
-            lambda hooks: replace(hooks, patches=(*hooks.patches, patch))
-        )
-
-    def silence(self, silence: HeadSilence) -> AbstractContextManager[None]:
-        """Replace outputs of heads by `silence`; the innermost block takes effect."""
-        return self._hooked(
-            lambda hooks: replace(hooks, silences=(*hooks.silences, silence))
-        )
-
-    def changed(
-        self, edit: AttentionEdit | None, silences: Sequence[HeadSilence]
-    ) -> AbstractContextManager[None]:
-        """Open `edit` (None: no further edit) and `silences` while the block runs."""
-        return self._hooked(
-            lambda h: replace(h, edit=edit or h.edit, silences=(*h.silences, *silences))
-        )
-
-    def without_hooks(self) -> AbstractContextManager[None]:
-        """Suspend every open edit, patch, silence and observer while the block runs."""
-        blocks = [module for module in self._modules if hooks_of(module) is not None]
-        return hooked(blocks, lambda _: Hooks())
+        They follow the interventions of the open blocks; see `Intervention.rotates`.
+        """
+        return self._hooked(lambda hooks: hooks.intervene(*interventions))
 
     @property
-    def open_edit(self) -> AttentionEdit | None:
-        """The edit that the open block applies to queries and keys."""
-        return (hooks_of(self._modules[0]) or Hooks()).edit
+    def interventions(self) -> tuple[Intervention, ...]:
+        """The interventions of the open blocks, in the order in which they are applied."""
+        hooks = hooks_of(self._modules[0])
+        return () if hooks is None else hooks.interventions
+
+    def without_hooks(self) -> AbstractContextManager[None]:
+        """Suspend every open intervention and observer while the block runs."""
+        blocks = [module for module in self._modules if hooks_of(module) is not None]
+        return hooked(blocks, lambda _: Hooks())
 
     @contextmanager
     def _hooked(self, change: Callable[[Hooks], Hooks]) -> Iterator[None]:

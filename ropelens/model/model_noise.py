@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ropelens.attention.call import AttentionCall, attention_map, output_error
-from ropelens.model.attention_hooks import Observer, attention_modules
+from ropelens.model.attention_hooks import attention_modules
+from ropelens.model.hook_blocks import Observer
 from ropelens.noise import run_noise
 from ropelens.runtime.devices import device_of
 from ropelens.text.rows import Ids

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ropelens.attention.call import AttentionCall
 from ropelens.attention.visibility import Visibility
-from ropelens.model.attention_hooks import Observer
+from ropelens.model.hook_blocks import Observer
 from ropelens.text.rows import Rows
 
 

@@ -12,9 +12,8 @@ from torch.utils.checkpoint import CheckpointError
 
 from ropelens.attention.call import AttentionCall, attention_map
 from ropelens.errors import BadArgument
-from ropelens.model import attention_hooks
-from ropelens.model.attention_hooks import AttentionInput
 from ropelens.model.forward_patches import gradients_enabled
+from ropelens.model.intervention import HeadInputs, HeadOutputs, Intervention
 from ropelens.model.live_model import LiveModel
 from ropelens.rope.select import HeadMask
 from ropelens.text.prompts import Token, TokenNames, token_id
@@ -95,7 +94,7 @@ class Derivative:
     layers: dict[int, LayerGradient]
 
 
-class OutputRecorder:
+class OutputRecorder(Intervention):
     """Keeps the attention call and the outputs of each layer of a pass."""
 
     def __init__(self) -> None:
@@ -105,10 +104,9 @@ class OutputRecorder:
     def keep_call(self, call: AttentionCall) -> None:
         self.calls.setdefault(call.layer, call)  # layers run again in the backward pass
 
-    def keep_output(
-        self, layer: int, output: Tensor, real: Tensor, tokens: Tensor
-    ) -> None:
-        self.outputs.setdefault(layer, output)
+    def replace_output(self, outputs: HeadOutputs) -> None:
+        """Keep the outputs, whose gradients are known, and replace none of them."""
+        self.outputs.setdefault(outputs.layer, outputs.output)
 
     def clear(self) -> None:
         self.calls.clear()
@@ -130,14 +128,13 @@ def differentiate(
     pass, except if their experts get other tokens then, because of rounding.
     """
     recorder = OutputRecorder()
-    scaled = live.patch(scale_queries(chosen, torch.tensor(size, requires_grad=True)))
+    scaled = ScaledQueries(chosen, torch.tensor(size, requires_grad=True))
     enabled = gradients_enabled(live.model, recomputed=recomputed)
     try:
         with (
             enabled,
-            scaled,
             live.observe(recorder.keep_call),
-            live.silence(recorder.keep_output),
+            live.intervene(scaled, recorder),
         ):
             answer = value_of(live, text, number)
             check_answer(answer)
@@ -168,17 +165,16 @@ def value_of(live: LiveModel, text: Text, number: Number) -> Float[Tensor, "*axi
     return reduce(add, map(number.of, logits))
 
 
-def scale_queries(
-    chosen: HeadMask, size: Float[Tensor, ""]
-) -> attention_hooks.InputPatch:
-    """A patch that multiplies the queries of chosen heads; by 1 it changes no bit."""
+@dataclass(frozen=True)
+class ScaledQueries(Intervention):
+    """Multiply the queries of `chosen` heads by `size`; 1 changes no bit."""
 
-    def scale(
-        layer: int, side: AttentionInput, x: Tensor, tokens: Tensor, positions: Tensor
-    ) -> Tensor:
-        if side != "query":
+    chosen: HeadMask
+    size: Float[Tensor, ""]
+
+    def change_input(self, inputs: HeadInputs) -> Float[Tensor, "batch head slot _"]:
+        x = inputs.vectors
+        if inputs.name != "query":
             return x
-        heads = chosen[layer][: x.shape[1]]
-        return x * torch.where(heads, size, 1.0)[:, None, None].to(x)
-
-    return scale
+        heads = self.chosen[inputs.layer][: x.shape[1]]
+        return x * torch.where(heads, self.size, 1.0)[:, None, None].to(x)

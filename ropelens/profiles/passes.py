@@ -19,7 +19,7 @@ from ropelens.attention.sums import (
 )
 from ropelens.budget.found_sinks import add_found_sinks
 from ropelens.budget.held_out import LayerFit
-from ropelens.model.attention_hooks import Observer
+from ropelens.model.hook_blocks import Observer
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles.chunks import ignore_call, observer_of_chunks
 from ropelens.profiles.costs import OBSERVED

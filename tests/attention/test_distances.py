@@ -23,7 +23,7 @@ from ropelens.attention.block import Block
 from ropelens.attention.exchange import exchange_order
 from ropelens.attention.visibility import Visibility
 from ropelens.errors import BadArgument
-from ropelens.interventions.edit import Edit
+from ropelens.interventions.plane_edits import Edit
 from ropelens.model import live_model
 from ropelens.profiles.measures import REQUESTED
 from ropelens.text.rows import all_rows

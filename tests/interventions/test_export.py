@@ -106,7 +106,7 @@ ONE_HEAD = rl.drop(rl.PlaneNumbers([1]), heads="0.1")
         ),
         (
             "llama_gqa",
-            rl.stop(rl.PlaneNumbers([1]), layers="0"),
+            rl.stop(rl.PlaneNumbers([1]), heads="0.*"),
             "new frequencies of planes of only some heads",
         ),
         ("llama_dynamic", "p-rope:0.5", "RoPE that depends on the length"),

@@ -15,7 +15,12 @@ from transformers.cache_utils import DynamicLayer
 
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
-from ropelens.model.cache_positions import key_marks, places_in_sequence, positions
+from ropelens.model.cache_positions import (
+    CallRows,
+    call_positions,
+    key_marks,
+    places_in_sequence,
+)
 
 TOKENS = random_tokens(sequences=2, length=24, vocabulary=80)
 EDIT = rl.stop_slowest(0.5)
@@ -128,16 +133,17 @@ def test_a_mark_depends_on_every_number_of_a_key(dtype: str):
 def test_rows_are_the_last_tokens_and_a_mask_may_have_a_value_for_each_key():
     """Gemma 4 has layers in which only some tokens are rows. Flash attention has such masks."""
     given, key = torch.tensor([[3, 4, 5, 9, 10, 11]]), torch.zeros(1, 2, 6, 8)
-    rows, keys = positions(nn.Identity(), range(4, 6), 0, key, given, None)
-    assert rows.tolist() == [[10, 11]]
-    assert torch.equal(keys, given)
+    of_last = CallRows(range(4, 6), dropped=0)
+    found = call_positions(nn.Identity(), of_last, key, given, None)
+    assert found.of_rows.tolist() == [[10, 11]]
+    assert torch.equal(found.of_keys, given)
     attention, key = (
         tiny("llama_gqa").model.layers[0].self_attn,
         torch.zeros(1, 2, 5, 16),
     )
     told = torch.tensor([[2]]), torch.tensor([[0, 0, 1, 1, 1]])
-    _, keys = positions(attention, range(4, 5), 0, key, *told)
-    assert keys.tolist() == [[-2, -1, 0, 1, 2]]
+    found = call_positions(attention, CallRows(range(4, 5), dropped=0), key, *told)
+    assert found.of_keys.tolist() == [[-2, -1, 0, 1, 2]]
 
 
 @torch.no_grad()

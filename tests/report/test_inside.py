@@ -18,7 +18,7 @@ import ropelens as rl
 from ropelens.checkpoints.bundled import sample_path
 from ropelens.figures.attention import farthest_distance
 from ropelens.figures.formats import visible_token
-from ropelens.interventions.edit import Edit
+from ropelens.interventions.plane_edits import Edit
 from ropelens.text.tokenize import prompt_tokens
 
 LAYER, HEAD = 2, 3
