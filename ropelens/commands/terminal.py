@@ -8,7 +8,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
@@ -31,11 +31,15 @@ def print_message(message: str, *, by: str = "ropelens: ") -> None:
 
 def print_lines(lines: object, *, err: bool = False) -> None:
     """Print lines of text, with escapes for control characters. Ignores a broken stderr."""
-    characters = (
-        c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in str(lines)
-    )
-    with suppress(OSError) if err else nullcontext():
-        print("".join(characters), file=sys.stderr if err else sys.stdout, flush=err)
+    text = ""
+    for character in str(lines):
+        shown = character.isprintable() or character == "\n"
+        text += character if shown else ascii(character)[1:-1]
+    if not err:
+        print(text)
+        return
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def print_path(path: Path) -> None:
@@ -60,10 +64,7 @@ def quiet_libraries() -> None:
         warnings.filterwarnings("default", module=r"ropelens\.")
     for library in ("TRANSFORMERS", "HF_HUB"):
         os.environ.setdefault(f"{library}_VERBOSITY", "error")
-    for logger in (
-        "torchao",
-        "torch.utils._pytree",
-    ):  # optional imports of transformers
+    for logger in ("torchao", "torch.utils._pytree"):  # imported by transformers
         logging.getLogger(logger).setLevel(logging.ERROR)
     for stream in (sys.stdout, sys.stderr):  # for characters that the encoding lacks
         if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
@@ -81,9 +82,8 @@ def catch_signals() -> list[int]:
         signal.default_int_handler(number, frame)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if (
-            signal.getsignal(number) is not signal.SIG_IGN
-        ):  # nohup and `&` ignore signals
+        ignored = signal.getsignal(number) is signal.SIG_IGN  # by nohup and `&`
+        if not ignored:
             signal.signal(number, stop)
     return received
 
@@ -137,11 +137,10 @@ def run_app(app: typer.Typer, *, name: str = "ropelens") -> None:
     The status is 0 after success, 2 for wrong usage, 1 for other errors of a user, which print
     one line, and 128 + N after the signal N. Any other error is a bug and shows a traceback.
     """
-    errors = (
-        sys.stderr
-    )  # each process prints its error, but only the first one its progress
+    errors = sys.stderr  # of each process; only the first process prints its progress
     quiet_libraries()
-    signals, code = catch_signals(), 1
+    signals = catch_signals()
+    code = 1
     try:
         code = app(prog_name=name, standalone_mode=False) or 0
         print(end="", flush=True)
@@ -151,9 +150,8 @@ def run_app(app: typer.Typer, *, name: str = "ropelens") -> None:
             code = _explain(error, name)
     if signals:  # also if a library ignored it
         with suppress(OSError):  # the terminal may be gone
-            print_message(
-                "stopped; no file is incomplete, and the same command continues"
-            )
+            message = "stopped; no file is incomplete, and the same command continues"
+            print_message(message)
         os._exit(128 + signals[0])  # a normal exit of torch takes seconds
     sys.exit(code)
 
