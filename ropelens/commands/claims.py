@@ -14,10 +14,10 @@ from ropelens.checkpoints.names import name_checkpoints
 from ropelens.commands.claim_settings import (
     Ledger,
     Testing,
+    ledger_of_settings,
     print_expected_time,
     print_plans,
     settings_of,
-    ledger_of_settings,
 )
 from ropelens.commands.measure import PlanOption
 from ropelens.commands.terminal import finish, print_lines

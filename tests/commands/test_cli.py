@@ -121,7 +121,7 @@ def test_warnings_of_libraries_are_hidden(ropelens, model, monkeypatch):
         for category in (UserWarning, FutureWarning, DeprecationWarning):
             warnings.warn_explicit("noise", category, "library.py", 1, module="library")
 
-    monkeypatch.setattr("ropelens.commands.rope._alike", noisy)
+    monkeypatch.setattr("ropelens.commands.rope_table._alike", noisy)
     ended = ropelens("rope", model)
     assert (ended.code, ended.err) == (0, "")
 
