@@ -47,7 +47,7 @@ from ropelens.model.live_model import LiveModel
 from ropelens.profiles.layer_fits import LayerFitter
 from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.passes import collect
-from ropelens.profiles.tasks import repeats
+from ropelens.profiles.tasks import Repeats
 
 RUNS = 5
 SAMPLE = Path(rl.__file__).parent / "bundled/rope/sample.jsonl"
@@ -180,7 +180,7 @@ def parts_of_a_profile(device: torch.device) -> Table:
         return LayerFitter(measurement, planes, surrogates=surrogates).fit_layers()
 
     fits = fit(0)
-    repeated = repeats(measurement, planes)
+    repeated = Repeats(measurement, planes)
     ways: dict[str, Callable[[], object]] = {
         "plain forward": lambda: [
             model(ids, use_cache=False) for ids in text.ids.split(8)

@@ -14,7 +14,7 @@ from ropelens.budget.labels import follow_numbers
 from ropelens.budget.logit import gains, score_models
 from ropelens.budget.surrogates import draw_surrogates
 from ropelens.profiles.measures import MEASURES, REQUESTED
-from ropelens.profiles.tasks import repeats
+from ropelens.profiles.tasks import Repeats
 from ropelens.schema import Derived, Statistic, Variable
 
 PAGE = Path("docs/measures.md")
@@ -28,7 +28,7 @@ FITTED: dict[str, Callable[..., object]] = {
     r"follow\w+": follow_numbers,
     r"group_\w+": gains,
     r"surrogate_\w+": draw_surrogates,
-    r"\w*induction|duplicate_token": repeats,
+    r"\w*induction|duplicate_token": Repeats,
 }
 """Functions that compute the variables that are neither sums nor derived from sums, by name."""
 

@@ -16,8 +16,9 @@ from ropelens.errors import BadArgument
 from ropelens.interventions.evaluate import evaluate
 from ropelens.profiles.heads import head_values
 from ropelens.profiles.measures import compared
+from ropelens.profiles.needles import SHORTEST_PROMPT
 from ropelens.profiles.profile import profile
-from ropelens.profiles.tasks import NEAREST, SHORTEST_PROMPT, doublings
+from ropelens.profiles.tasks import NEAREST, doublings
 from ropelens.runtime.folder import RECORD
 from ropelens.runtime.keys import differences
 from ropelens.runtime.records import read_json

@@ -26,7 +26,8 @@ from ropelens.profiles import summary
 from ropelens.profiles.heads import head_values, resample_labels
 from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.measures import columns
-from ropelens.profiles.tasks import TRIALS, Task, copies, needles, repeats
+from ropelens.profiles.needles import TRIALS, Needles
+from ropelens.profiles.tasks import Copies, Repeats, Task
 from ropelens.rope.planes import Planes
 from ropelens.runtime.progress import ProgressOption
 from ropelens.schema import labelled
@@ -98,9 +99,9 @@ def evaluate(
     entries = entries_of(measurement, edits or {}, controls=controls)
     planes = [entry.planes for entry in entries]
     tasks_of: dict[str, Callable[[], Task]] = {
-        "induction": lambda: repeats(measurement, planes[0]),
-        "copying": lambda: copies(measurement, distances),
-        "retrieval": lambda: needles(measurement, prompt_lengths, prompts),
+        "induction": lambda: Repeats(measurement, planes[0]),
+        "copying": lambda: Copies(measurement, distances),
+        "retrieval": lambda: Needles(measurement, prompt_lengths, prompts),
     }
     tasks = {name: plan() for name, plan in tasks_of.items() if name in selected}
     split = TokenSplit.plan(text, trained=live.trained, tokenizer=tokenizer)

@@ -22,7 +22,7 @@ from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.measures import MEASURES, STATISTICS, find_statistics
 from ropelens.profiles.passes import BatchPass
 from ropelens.profiles.summary import kind_coordinates, summarize
-from ropelens.profiles.tasks import repeats
+from ropelens.profiles.tasks import Repeats
 from ropelens.rope.planes import Planes
 from ropelens.runtime.processes import gather, process_count, shard
 from ropelens.runtime.progress import Advance, ProgressOption, Stage, display_of
@@ -160,7 +160,7 @@ class ProfileRun:
         self.statistics = [*STATISTICS, *requested]
         self.surrogates = surrogates
         self.planes = planes
-        self.repeats = repeats(measurement, self.planes)
+        self.repeats = Repeats(measurement, self.planes)
         self.saved = resume(ProfileProgress)
         self.progress: ProfileProgress = self.saved.state or ProfileProgress()
         self.unfitted = budget and self.saved.state is None

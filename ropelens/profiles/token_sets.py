@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -84,16 +84,18 @@ def attention_on(
     after = isinstance(what, str) and what.startswith(AFTER)
     word = what.removeprefix(AFTER) if isinstance(what, str) else what
     ids = None if word == "repeated" else ids_of(tokens, word, tokenizer)
-    if not places_of(tokens, ids, after=after).any():
-        means = "a token must be that text, but for spaces around it"
+    if not mark_tokens(tokens, ids, after=after).any():
         hint = 'any that contains it, "*\'*", or another text to measure on'
-        hint = "tokenizer=, which names tokens" if tokenizer is None else hint
+        if tokenizer is None:
+            hint = "tokenizer=, which names tokens"
         raise BadArgument(
-            f"There is no token {what!r} in this text.", means=means, hint=hint
+            f"There is no token {what!r} in this text.",
+            means="a token must be that text, but for spaces around it",
+            hint=hint,
         )
     texts = [what] if isinstance(what, str) else list(what)
-    name, words = "_or_".join(map(_spelled, texts)), " or ".join(texts)
-    return shares_of(tokens, ids, name, words, after=after)
+    name = "_or_".join(_spelled(text) for text in texts)
+    return shares_of(tokens, ids, name, " or ".join(texts), after=after)
 
 
 def shares_of(
@@ -105,85 +107,141 @@ def shares_of(
     after: bool = False,
 ) -> tuple[Statistic, Statistic]:
     """The two statistics of `attention_on`, of tokens by their `ids`; None: repeated ones."""
-    kinds, counts = tokens.unique(return_counts=True)
-    read: list[tuple[Tensor, Tensor, Tensor]] = []
+    token_set = TokenSet(tokens, ids, after=after)
+    on_set = Share(
+        name=f"attention_on_{name}",
+        dims=("layer", "head"),
+        units="1",
+        long_name=f"attention on tokens {words}, where one is seen",
+        column="score",
+        values=token_set.share,
+    )
+    on_controls = Share(
+        name=f"control_on_{name}",
+        dims=("layer", "head"),
+        units="1",
+        long_name=f"others as frequent and far as tokens {words}",
+        values=token_set.share_of_controls,
+    )
+    return on_set, on_controls
 
-    def places(of: SampledCall) -> tuple[Tensor, Tensor]:
-        """Which shown tokens of a batch are such, and the weight of each as a control."""
-        given, hidden = of.tokens.contiguous(), of.rows.hidden
-        if hidden is not None:
-            given = given.masked_fill(
-                hidden[:, of.key_position.cpu()].to(given.device), -1
-            )
-        if not read or not torch.equal(read[0][0], given):
-            on = places_of(given, ids, after=after) & (given >= 0)
-            at = torch.searchsorted(kinds.to(given.device), given).clamp(
-                max=len(kinds) - 1
-            )
-            frequent = (
-                counts.to(given.device)[at].log2().masked_fill(given < 0, torch.inf)
-            )
-            read[:] = [(given, on, controls(on, frequent))]
-        return read[0][1], read[0][2]
 
-    def share(
-        block: Block, *, control: bool
+@dataclass(frozen=True)
+class MarkedTokens:
+    """The tokens of a batch (-1: hidden), those in a set, and the weights of their controls."""
+
+    tokens: Ids
+    in_set: TokenMask
+    control_weight: Float[Tensor, "sequence position"]
+
+
+class TokenSet:
+    """The tokens with some `ids` (None: repeated tokens), or the tokens `after` them."""
+
+    def __init__(
+        self, tokens: Ids, ids: Int[Tensor, " id"] | None, *, after: bool
+    ) -> None:
+        self.vocabulary, self.counts = tokens.unique(return_counts=True)
+        self.ids = ids
+        self.after = after
+        self.last: MarkedTokens | None = None  # of the batch that all layers read now
+
+    def share(self, block: Block) -> Float[Tensor, "batch kv_head group row 4"]:
+        """Attention on the set and in total, both without sinks, and the numbers of tokens."""
+        return self._share(block, of_controls=False)
+
+    def share_of_controls(
+        self, block: Block
     ) -> Float[Tensor, "batch kv_head group row 4"]:
-        on, beside = (x[:, block.columns].to(block.q) for x in places(block.sampled))
-        apart = block.q.new_ones(*block.q.shape[:3], 1, on.shape[1])
-        apart[..., block.sinks] = (block.sink_kind == 0).to(apart)
+        """The same for the controls of the set, on the same rows."""
+        return self._share(block, of_controls=True)
+
+    def _share(
+        self, block: Block, *, of_controls: bool
+    ) -> Float[Tensor, "batch kv_head group row 4"]:
+        marked = self.mark(block.sampled)
+        no_sink = block.q.new_ones(*block.q.shape[:3], 1, len(block.keys))
+        no_sink[..., block.sinks] = (block.sink_kind == 0).to(no_sink)
         seen = block.device_visibility.sees()[:, None, None]
-        on, beside = (x[:, None, None, None] * apart for x in (on, beside))
-        count, others = ((x * seen).sum(-1) for x in (on, beside))
-        one, number = (beside, others) if control else (on, count)
-        part, whole = ((block.attention * weight).sum(-1) for weight in (one, apart))
-        return (
-            torch.stack([part, whole, count, number], dim=-1) * (count > 0)[..., None]
-        )
+        in_set = _by_head(marked.in_set, block) * no_sink
+        count = (in_set * seen).sum(-1)
+        reference = in_set
+        number = count
+        if of_controls:
+            reference = _by_head(marked.control_weight, block) * no_sink
+            number = (reference * seen).sum(-1)
+        part = (block.attention * reference).sum(-1)
+        whole = (block.attention * no_sink).sum(-1)
+        sums = torch.stack([part, whole, count, number], dim=-1)
+        return sums * (count > 0)[..., None]
 
-    words, dims = f"tokens {words}", ("layer", "head")
-    return (
-        Share(f"attention_on_{name}", dims, "1", f"attention on {words}, where one is seen",
-            column="score", values=lambda block: share(block, control=False)),
-        Share(f"control_on_{name}", dims, "1", f"others as frequent and far as {words}",
-            values=lambda block: share(block, control=True)),
-    )  # fmt: skip
+    def mark(self, sampled: SampledCall) -> MarkedTokens:
+        """Mark the tokens of a batch that are not hidden; the layers of a batch share it."""
+        tokens = sampled.tokens.contiguous()
+        hidden = sampled.rows.hidden
+        if hidden is not None:
+            hidden_keys = hidden[:, sampled.key_position.cpu()]
+            tokens = tokens.masked_fill(hidden_keys.to(tokens.device), -1)
+        if self.last is None or not torch.equal(self.last.tokens, tokens):
+            in_set = mark_tokens(tokens, self.ids, after=self.after) & (tokens >= 0)
+            weight = controls(in_set, self.log_count(tokens))
+            self.last = MarkedTokens(tokens, in_set, weight)
+        return self.last
+
+    def log_count(self, tokens: Ids) -> Float[Tensor, "sequence position"]:
+        """log2 of the number of occurrences in the text; infinite for hidden tokens."""
+        index = torch.searchsorted(self.vocabulary.to(tokens.device), tokens)
+        index = index.clamp(max=len(self.vocabulary) - 1)
+        counts = self.counts.to(tokens.device)[index]
+        return counts.log2().masked_fill(tokens < 0, torch.inf)
 
 
-def places_of(tokens: Ids, ids: Int[Tensor, " id"] | None, *, after: bool) -> TokenMask:
+def _by_head(
+    values: Bool[Tensor, "sequence position"] | Float[Tensor, "sequence position"],
+    block: Block,
+) -> Float[Tensor, "sequence 1 1 1 key"]:
+    """Values of the keys of a block, with axes for heads and rows."""
+    return values[:, block.columns].to(block.q)[:, None, None, None]
+
+
+def mark_tokens(
+    tokens: Ids, ids: Int[Tensor, " id"] | None, *, after: bool
+) -> TokenMask:
     """Mark the tokens in `ids` (None: repeated tokens), or the tokens `after` them."""
-    on = (
+    marked = (
         seen_before(tokens)
         if ids is None
         else torch.isin(tokens, ids.to(tokens.device))
     )
-    return pad(on, (1, -1)) if after else on
+    if after:
+        return pad(marked, (1, -1))
+    return marked
 
 
 def controls(
-    on: TokenMask, log_count: Float[Tensor, "sequence position"]
+    in_set: TokenMask, log_count: Float[Tensor, "sequence position"]
 ) -> Float[Tensor, "sequence position"]:
-    """Weight of each token as a control: 1/2 for every token in `on` that it is matched with.
+    """Weight of each token as a control: 1/2 for every token of the set that it matches.
 
     The match among the `NEAR` tokens on either side has the smallest |log2 of the ratio of
     counts| + distance / `NEAR`. The first token of a sequence is never a control.
     """
-    weight, at = (
-        torch.zeros_like(log_count),
-        torch.arange(on.shape[1], device=on.device),
-    )
+    weight = torch.zeros_like(log_count)
+    position = torch.arange(in_set.shape[1], device=in_set.device)
+    last = len(position) - 1
     for side in (-1, 1):
         costs = []
         for distance in range(1, NEAR + 1):
-            there = (at + side * distance).clamp(0, len(at) - 1)
-            cost = (log_count - log_count[:, there]).abs() + distance / NEAR
-            outside = there != at + side * distance
-            costs.append(
-                cost.masked_fill(on[:, there] | outside | (there == 0), torch.inf)
-            )
+            other = position + side * distance
+            inside = other.clamp(0, last)
+            difference = (log_count - log_count[:, inside]).abs()
+            never = in_set[:, inside] | (other != inside) | (inside == 0)
+            cost = difference + distance / NEAR
+            costs.append(cost.masked_fill(never, torch.inf))
         least, best = torch.stack(costs).min(0)
-        there = (at + side * (best + 1)).clamp(0, len(at) - 1)
-        weight.scatter_add_(1, there, (0.5 * (on & least.isfinite())).to(weight))
+        match = (position + side * (best + 1)).clamp(0, last)
+        half = 0.5 * (in_set & least.isfinite())
+        weight.scatter_add_(1, match, half.to(weight))
     return weight
 
 
@@ -194,23 +252,33 @@ def ids_of(
     ids = tokens.cpu().unique()
     names = token_names(ids, tokenizer)
     if isinstance(what, str) and what in CLASSES:
-        among = [CLASSES[what](name) for name in names]
-    elif isinstance(what, str) and len(what) > 2 and what[0] == what[-1] == "*":
-        among = [what[1:-1] in name for name in names]
+        is_in_class = CLASSES[what]
+        chosen = [is_in_class(name) for name in names]
+    elif isinstance(what, str) and is_wildcard(what):
+        inner = what[1:-1]
+        chosen = [inner in name for name in names]
     else:
         texts = {what} if isinstance(what, str) else set(what)
-        among = [name in texts or name.strip() in texts for name in names]
-    return ids[torch.tensor(among, dtype=torch.bool)]
+        chosen = [name in texts or name.strip() in texts for name in names]
+    return ids[torch.tensor(chosen, dtype=torch.bool)]
+
+
+def is_wildcard(text: str) -> bool:
+    """Whether a text such as "*'*" means any token that contains the inner text."""
+    return len(text) > 2 and text[0] == text[-1] == "*"
 
 
 def _spelled(text: str) -> str:
     """A text as part of a name: letters and digits, other signs by what Unicode calls them."""
     if text.startswith(AFTER):
         return f"after_{_spelled(text.removeprefix(AFTER))}"
-    if len(text) > 2 and text[0] == text[-1] == "*":
+    if is_wildcard(text):
         return f"any_{_spelled(text[1:-1])}"
     spelled = ""
     for letter in text.strip() or text:
-        name = unicodedata.name(letter, f"u{ord(letter):04x}").lower().replace("-", " ")
-        spelled += letter if letter.isascii() and letter.isalnum() else f" {name} "
+        if letter.isascii() and letter.isalnum():
+            spelled += letter
+        else:
+            name = unicodedata.name(letter, f"u{ord(letter):04x}")
+            spelled += f" {name.lower().replace('-', ' ')} "
     return "_".join(spelled.split())

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 import ropelens as rl
 from ropelens.errors import BadArgument
 from ropelens.profiles.measurement import Measurement
-from ropelens.profiles.tasks import TRIALS, found_needles, hide_needles, repeated_tokens
-from ropelens.profiles.tasks import needles as hidden_needles
+from ropelens.profiles.needles import TRIALS, Needles, found_needles, hide_needles
+from ropelens.profiles.tasks import repeated_tokens
 
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 P_ROPE = {**ROPE, "rope_type": "proportional", "partial_rotary_factor": 0.5}
@@ -368,10 +368,10 @@ def test_default_lengths_are_parts_of_the_context():
     for context, lengths in ((512, [128, 256, 512]), (40, [32, 40])):
         model = tiny("llama_gqa", max_position_embeddings=context)
         text = TEXT.tile(1, 6)[:, :context]
-        task = hidden_needles(Measurement.of(model, text), None)
+        task = Needles(Measurement.of(model, text), None)
         assert task.coordinates["retrieval_length"].tolist() == lengths
         with pytest.raises(BadArgument, match="has 32 tokens or more"):
-            hidden_needles(Measurement.of(model, text), [512, 31])
+            Needles(Measurement.of(model, text), [512, 31])
 
 
 def test_a_model_that_copies_finds_every_needle():

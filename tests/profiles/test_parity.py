@@ -25,7 +25,7 @@ from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.measures import MEASURES
 from ropelens.profiles.passes import collect
 from ropelens.profiles.summary import summarize
-from ropelens.profiles.tasks import REPEATS, repeated_tokens, repeats
+from ropelens.profiles.tasks import REPEATS, Repeats, repeated_tokens
 from ropelens.schema import Derived, Statistic
 from ropelens.text.text import Text
 
@@ -273,7 +273,7 @@ def test_an_excerpt_stores_queries_of_any_size():
 def test_repeated_tokens_by_brute_force(name: str):
     model = tiny(name, max_position_embeddings=20)
     measurement = Measurement.of(model, torch.ones(1, 20, dtype=torch.long), seed=4)
-    scores = repeats(measurement, measurement.rotation.planes()).measure(lambda _: None)
+    scores = Repeats(measurement, measurement.rotation.planes()).measure(lambda _: None)
     tokens = repeated_tokens(1, 9, vocabulary=measurement.live.vocabulary, seed=4)
     assert tokens.shape == (REPEATS, 19)
     assert (tokens[:, 0] == 1).all()

@@ -15,7 +15,7 @@ from ropelens.errors import BadArgument
 from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.measures import MEASURES
 from ropelens.profiles.passes import collect
-from ropelens.profiles.token_sets import AFTER, controls, ids_of, places_of
+from ropelens.profiles.token_sets import AFTER, controls, ids_of, mark_tokens
 from ropelens.report.sentences.profile import attention_sentences
 from ropelens.schema import Statistic
 
@@ -151,7 +151,7 @@ class Names:
 def find_tokens(tokens: torch.Tensor, what: str | list[str]) -> torch.Tensor:
     word = what.removeprefix(AFTER) if isinstance(what, str) else what
     ids = None if word == "repeated" else ids_of(tokens, word, Names())
-    return places_of(tokens, ids, after=word != what)
+    return mark_tokens(tokens, ids, after=word != what)
 
 
 def matching(what: str | list[str]) -> list[str]:
