@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ropelens.attention.call import AttentionCall
@@ -172,22 +172,29 @@ def _choose_sequences(text: Text, *, seed: int) -> list[int]:
     if text.single_long_sequence:
         return [int(text.lengths.argmax())]
     count = _sequences_per_fold(text.context)
-    first_fold = _draw_sequences(text, 0, count, seed=seed)
-    second_fold = _draw_sequences(text, 1, count, seed=seed)
+    in_first = text.long & (text.fold == 0)
+    in_second = text.long & (text.fold == 1)
+    first_fold = _draw_sequences(text.group, in_first, count, seed=seed)
+    second_fold = _draw_sequences(text.group, in_second, count, seed=seed)
     chosen: list[int] = []
     for pair in zip(first_fold, second_fold, strict=False):
         chosen += pair
     return chosen
 
 
-def _draw_sequences(text: Text, fold: int, count: int, *, seed: int) -> list[int]:
-    """Draw up to `count` long sequences of a fold, from different groups where possible."""
-    order = torch.randperm(len(text), generator=generator_of(seed))
-    is_candidate = text.long & (text.fold == fold)
+def _draw_sequences(
+    group: Int[Tensor, " sequence"],
+    is_candidate: Bool[Tensor, " sequence"],
+    count: int,
+    *,
+    seed: int,
+) -> list[int]:
+    """Draw up to `count` of the candidates, from different groups where possible."""
+    order = torch.randperm(len(group), generator=generator_of(seed))
     drawn: Counter[int] = Counter()
     rank_in_group: dict[int, int] = {}
     for sequence in order[is_candidate[order]].tolist():
-        group = int(text.group[sequence])
-        rank_in_group[sequence] = drawn[group]
-        drawn[group] += 1
+        own_group = int(group[sequence])
+        rank_in_group[sequence] = drawn[own_group]
+        drawn[own_group] += 1
     return sorted(rank_in_group, key=rank_in_group.__getitem__)[:count]
