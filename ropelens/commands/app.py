@@ -20,7 +20,7 @@ from ropelens.commands.claims import claims_command
 from ropelens.commands.measure import analyze_command, truncate_command
 from ropelens.commands.rope import rope_command
 from ropelens.commands.terminal import finish, print_path, run_app
-from ropelens.errors import BadArgument, explained
+from ropelens.interventions.edit_grammar import EDIT_EXAMPLES, parse_edit
 from ropelens.runtime.progress import opening, show_progress
 from ropelens.train.settings import Settings
 
@@ -31,7 +31,6 @@ WITH_STUDY = (
     "tokens",
     "out",
 )  # options together with --study
-EDITS = "stop:0-3,7 or drop:slowest=0.25 or scale=0.5:fastest=0.25:3.4,5.*"
 ONLY_IN_STUDIES = {"decay", "history_every", "compile"}  # settings in a study file
 
 app = typer.Typer(
@@ -129,7 +128,7 @@ def export_command(
     ] = None,
     edit: Annotated[
         list[str] | None,
-        option("ACTION:PLANES[:HEADS]", f"Such as {EDITS}. Can be repeated."),
+        option("ACTION:PLANES[:HEADS]", f"Such as {EDIT_EXAMPLES}. Can be repeated."),
     ] = None,
     options: Loading,
 ) -> None:
@@ -144,7 +143,8 @@ def export_command(
       ropelens export ./my-llama --variant p-rope:0.75 --out p-rope
       ropelens export ./my-llama.gguf --edit drop:0-3,7 --edit scale=0.5:9:3.* --out mine
     """
-    edits: list[Any] = [*([variant] if variant else []), *map(parse_edit, edit or [])]
+    edits: list[Any] = [variant] if variant else []
+    edits += [parse_edit(text) for text in edit or []]
     if not edits:
         raise typer.BadParameter("--variant or --edit is needed")
     from ropelens.checkpoints.load import open_checkpoint
@@ -153,24 +153,6 @@ def export_command(
         opened = open_checkpoint(model, options)
         loaded = opened.read()
     print_path(rl.export(loaded, *edits, out=out, tokenizer=opened.tokenizer))
-
-
-def parse_edit(text: str) -> Any:
-    """The edit ACTION:PLANES or ACTION:PLANES:HEADS."""
-    with explained(f"{text!r} is not an edit.", EDITS, error=BadArgument):
-        action, planes, *heads = text.split(":", 2)
-        (name, *factor), (end, *share) = action.split("="), planes.split("=")
-        spans = [
-            [*map(int, span.split("-"))] for span in planes.split(",") if not share
-        ]
-        numbers = [n for span in spans for n in range(span[0], span[-1] + 1)]
-        if not (share or numbers):
-            raise ValueError("no planes")
-        ends: Any = {"slowest": rl.Slowest, "fastest": rl.Fastest}
-        select = ends[end](*map(float, share)) if share else rl.PlaneNumbers(numbers)
-        make: Any = {"stop": rl.stop, "drop": rl.drop, "scale": rl.scale}[name]
-        more = {"by": float(factor[0])} if factor else {}
-        return make(select, heads=heads[0] if heads else "*.*", **more)
 
 
 @with_options(Options, only=("seed", "device"))

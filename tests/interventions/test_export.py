@@ -214,7 +214,10 @@ def test_the_command_reads_gguf(tmp_path: Path):
     for edit in (
         "stop",
         "drop:5-1",
+        "drop:1,",
+        "drop:1:",
         "scale:1",
+        "scale=half:1",
         "drop=2:1",
         "stop:slow=1",
         "stop:fastest=2",
