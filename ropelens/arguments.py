@@ -6,6 +6,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, wraps
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_type_hints
@@ -16,7 +17,6 @@ from beartype.vale import Is
 from ropelens.errors import BadArgument
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-Bounds: TypeAlias = tuple[float | None, float | None] | None
 
 if TYPE_CHECKING:  # at run time, numbers of numpy are accepted as well
     Count: TypeAlias = int
@@ -25,7 +25,8 @@ if TYPE_CHECKING:  # at run time, numbers of numpy are accepted as well
     Whole: TypeAlias = int
     Number: TypeAlias = float
 else:
-    Whole, Number = Integral, Real
+    Whole = Integral
+    Number = Real
     Count = Annotated[Integral, Is[lambda number: number >= 0]]
     Positive = Annotated[Integral, Is[lambda number: number >= 1]]
     Several = Annotated[Integral, Is[lambda number: number >= 2]]
@@ -39,21 +40,53 @@ IN_WORDS: dict[Any, str] = {
 }
 
 
-def check_value(name: str, value: object, hint: Any, *, bounds: Bounds = None) -> None:
+@dataclass(frozen=True)
+class Bounds:
+    """The finite numbers from `low` to `high`; None is no limit."""
+
+    low: float | None = None
+    high: float | None = None
+
+    def contain(self, number: Any) -> bool:
+        if not abs(number) < math.inf:
+            return False
+        if self.low is not None and number < self.low:
+            return False
+        return self.high is None or number <= self.high
+
+    def in_words(self) -> str:
+        words = ""
+        if self.low is not None:
+            words += f", at least {self.low}"
+        if self.high is not None:
+            words += f", at most {self.high}"
+        return words
+
+
+def check_value(
+    name: str, value: object, hint: Any, *, bounds: Bounds | None = None
+) -> None:
     """Raise `BadArgument` if `value` does not fit the annotation `hint`, or the `bounds`."""
-    low, high = bounds or (None, None)
     fits = is_bearable(value, hint)
-    if fits and bounds and isinstance(value, Number):
-        fits = abs(value) < math.inf
-        fits &= (low is None or value >= low) and (high is None or value <= high)
-    if not fits:
-        written = inspect.formatannotation(hint)
-        plain = next((key for key in IN_WORDS if key | None == hint), hint)
-        words = IN_WORDS.get(plain) or re.sub(r"\b[a-z_.]+\.(?=[A-Z])", "", written)
-        words += f", at least {low}" * (low is not None)
-        words += f", at most {high}" * (high is not None)
-        seen = f"{type(value).__name__} {value!r}"[:80]
-        raise BadArgument(f"{name} must be {words}.", seen=seen)
+    if fits and bounds is not None and isinstance(value, Number):
+        fits = bounds.contain(value)
+    if fits:
+        return
+    words = _in_words(hint)
+    if bounds is not None:
+        words += bounds.in_words()
+    seen = f"{type(value).__name__} {value!r}"[:80]
+    raise BadArgument(f"{name} must be {words}.", seen=seen)
+
+
+def _in_words(hint: Any) -> str:
+    """The annotation in words, without "or None"; otherwise as code, without modules."""
+    for known, words in IN_WORDS.items():
+        if hint == known | None:
+            return words
+    if hint in IN_WORDS:
+        return IN_WORDS[hint]
+    return re.sub(r"\b[a-z_.]+\.(?=[A-Z])", "", inspect.formatannotation(hint))
 
 
 def check_count(count: int, what: str, *, most: int = 10_000) -> None:
@@ -65,18 +98,20 @@ def check_count(count: int, what: str, *, most: int = 10_000) -> None:
 def public(function: Function) -> Function:
     """Make `function` raise `BadArgument` for an argument that does not fit its annotation."""
     signature = inspect.signature(function)
-    hints = cache(lambda: get_type_hints(function, include_extras=True))
+
+    @cache
+    def annotations() -> dict[str, Any]:
+        return get_type_hints(function, include_extras=True)
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
-            variadic = (
-                signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
-            )
-            for item in value if variadic else [value]:
-                check_value(
-                    f"{function.__name__}: {name}", item, hints().get(name, Any)
-                )
+        given = signature.bind_partial(*args, **kwargs).arguments
+        for name, value in given.items():
+            hint = annotations().get(name, Any)
+            parameter = signature.parameters[name]
+            is_variadic = parameter.kind is inspect.Parameter.VAR_POSITIONAL
+            for item in value if is_variadic else [value]:
+                check_value(f"{function.__name__}: {name}", item, hint)
         return function(*args, **kwargs)
 
     return call  # type: ignore[return-value]

@@ -23,12 +23,13 @@ def kept(most: int = 1000) -> Callable[[Function], Function]:
         def call(owner: Any, *key: Any) -> Any:
             results = vars(owner).setdefault(name, {})
             result = results.get(key)
-            if result is None:
-                result = results[key] = function(owner, *key)
-                for old in list(results)[
-                    :-most
-                ]:  # a copy, because threads share owners
-                    results.pop(old, None)
+            if result is not None:
+                return result
+            result = function(owner, *key)
+            results[key] = result
+            keys = list(results)  # a copy, because threads share owners
+            for old in keys[:-most]:
+                results.pop(old, None)
             return result
 
         return call  # type: ignore[return-value]
@@ -41,7 +42,8 @@ def on_device(x: Tensor, device: torch.device) -> Tensor:
     if x.device == device:
         return x
     # Inference tensors do not count their changes.
-    return _copy(x, device, None if x.is_inference() else x._version)
+    version = None if x.is_inference() else x._version
+    return _copy(x, device, version)
 
 
 @kept(most=1)

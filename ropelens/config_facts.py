@@ -17,71 +17,77 @@ def layer_types(config: PreTrainedConfig) -> list[str]:
     """Type of each layer, such as "full_attention" or "sliding_attention"."""
     text = config.get_text_config()
     layers: int = getattr(text, "num_hidden_layers", 0)
-    return list(getattr(text, "layer_types", None) or ["full_attention"] * layers)[
-        :layers
-    ]
+    stated = getattr(text, "layer_types", None)
+    types = stated or ["full_attention"] * layers
+    return list(types)[:layers]
 
 
 def attending_layers(config: PreTrainedConfig, *, turning: bool = False) -> list[int]:
     """Layers that attend; with `turning`, only layers that also rotate."""
-    facts = config.get_text_config().to_dict()
-    rotates = (
-        facts.get("no_rope_layers") or facts.get("layer_rope_theta") or ()
-    )  # 0: no
-    without_rope = [layer for layer, rope in enumerate(rotates) if not rope]
-    return [
-        layer
-        for layer, layer_type in enumerate(layer_types(config))
-        if layer_type not in WITHOUT_ATTENTION
-        and not (turning and layer in without_rope)
-    ]
+    settings = config.get_text_config().to_dict()
+    # One entry for each layer, which is 0 if the layer has no RoPE.
+    ropes = settings.get("no_rope_layers") or settings.get("layer_rope_theta") or ()
+    attending = []
+    for layer, layer_type in enumerate(layer_types(config)):
+        still = layer < len(ropes) and not ropes[layer]
+        if layer_type not in WITHOUT_ATTENTION and not (turning and still):
+            attending.append(layer)
+    return attending
 
 
 def stated_context(config: PreTrainedConfig) -> int | None:
     """Trained context in tokens; None if the configuration does not state it."""
-    facts = config.get_text_config().to_dict()
-    length = facts.get("max_position_embeddings") or facts.get("n_positions")
+    settings = config.get_text_config().to_dict()
+    length = settings.get("max_position_embeddings") or settings.get("n_positions")
     return int(length) if length else None
 
 
 def rope_parameters(config: PreTrainedConfig) -> list[dict[str, Any]]:
     """The `rope_parameters` of a config, one for each layer type that has its own."""
     parameters = config.get_text_config().to_dict().get("rope_parameters") or {}
-    return [p for p in parameters.values() if isinstance(p, dict)] or [parameters]
+    by_type = [value for value in parameters.values() if isinstance(value, dict)]
+    return by_type or [parameters]
 
 
 def layer_parameters(config: PreTrainedConfig, layer: int) -> dict[str, Any]:
     """The `rope_parameters` of one layer; empty if the configuration states none."""
-    facts = config.get_text_config().to_dict()
-    parameters: dict[str, Any] = facts.get("rope_parameters") or {}
-    if any(isinstance(part, dict) for part in parameters.values()):
+    settings = config.get_text_config().to_dict()
+    parameters: dict[str, Any] = settings.get("rope_parameters") or {}
+    if any(isinstance(value, dict) for value in parameters.values()):
         parameters = parameters.get(layer_types(config)[layer]) or {}
-    bases = facts.get("layer_rope_theta")
-    return parameters | {"rope_theta": bases[layer]} if bases else parameters
+    bases = settings.get("layer_rope_theta")
+    if bases:
+        return {**parameters, "rope_theta": bases[layer]}
+    return parameters
 
 
 def depends_on_length(config: PreTrainedConfig) -> bool:
     """Whether RoPE changes with the length of a batch."""
-    return any(
-        part.get("rope_type") == "dynamic"
-        or part.get("short_factor") != part.get("long_factor")
-        for part in rope_parameters(config)
-    )
+    for parameters in rope_parameters(config):
+        if parameters.get("rope_type") == "dynamic":
+            return True
+        if parameters.get("short_factor") != parameters.get("long_factor"):
+            return True
+    return False
 
 
 def changes_with_position(config: PreTrainedConfig) -> bool:
     """Whether RoPE changes with the length, or the length of queries with the position."""
-    scales = [part.get("llama_4_scaling_beta") for part in rope_parameters(config)]
-    scales.append(getattr(config, "attn_temperature_tuning", False))
-    return any(scales) or depends_on_length(config)
+    if getattr(config, "attn_temperature_tuning", False):
+        return True
+    ropes = rope_parameters(config)
+    if any(parameters.get("llama_4_scaling_beta") for parameters in ropes):
+        return True
+    return depends_on_length(config)
 
 
 def trained_length(config: PreTrainedConfig) -> int:
     """Largest number of tokens at which a RoPE that changes with the length is unchanged."""
-    lengths = [
-        p.get("original_max_position_embeddings") for p in rope_parameters(config)
-    ]
-    return min(int(length or config.max_position_embeddings) for length in lengths)
+    lengths = []
+    for parameters in rope_parameters(config):
+        length = parameters.get("original_max_position_embeddings")
+        lengths.append(int(length or config.max_position_embeddings))
+    return min(lengths)
 
 
 def count_length_mismatches(
@@ -91,9 +97,10 @@ def count_length_mismatches(
     if not depends_on_length(config):
         return 0
     trained = trained_length(config)
-    types = {part.get("rope_type") for part in rope_parameters(config)}
-    # dynamic RoPE changes with every token past the trained length, longrope only once
-    state = lengths.clamp(min=trained) if "dynamic" in types else lengths > trained
+    rope_types = {parameters.get("rope_type") for parameters in rope_parameters(config)}
+    state = (lengths > trained).int()  # longrope changes once, at the trained length
+    if "dynamic" in rope_types:  # changes with every token past the trained length
+        state = lengths.clamp(min=trained)
     return int((state != state.max()).sum())
 
 
@@ -101,13 +108,14 @@ def stated_number(config: PreTrainedConfig, name: str, otherwise: int) -> int:
     """Number in the config; `otherwise` if it has none, or one for each layer."""
     config = config.get_text_config()
     key = config.attribute_map.get(name, name)  # some families use other names
-    value = config.to_dict().get(key)
-    return value if isinstance(value, int) else otherwise
+    number = config.to_dict().get(key)
+    return number if isinstance(number, int) else otherwise
 
 
 def slides(config: Any, past: int) -> bool:
     """Whether a cache of `past` keys may have dropped the keys before a window."""
-    widths = [
-        getattr(config, n, None) for n in ("sliding_window", "attention_chunk_size")
-    ]
-    return any(past + 1 >= width for width in widths if width is not None)
+    for name in ("sliding_window", "attention_chunk_size"):
+        width = getattr(config, name, None)
+        if width is not None and past + 1 >= width:
+            return True
+    return False

@@ -13,18 +13,22 @@ class RopelensError(ValueError):
     def __init__(
         self, what: str, *, seen: str = "", means: str = "", hint: str = ""
     ) -> None:
-        self.parts = {"seen": seen, "means": means, "try": hint}
         self.what = what
-        lines = [
-            f"  {name + ':':<7}{text}" for name, text in self.parts.items() if text
-        ]
-        super().__init__("\n".join([what, *lines]))
+        self.parts = {"seen": seen, "means": means, "try": hint}
+        lines = [what]
+        for name, text in self.parts.items():
+            if text:
+                label = f"{name}:"
+                lines.append(f"  {label:<7}{text}")
+        super().__init__("\n".join(lines))
 
     @property
     def line(self) -> str:
         """The message on one line."""
-        parts = [f"{name}: {text}" for name, text in self.parts.items() if text]
-        return "; ".join(" ".join(p.split()).rstrip(".") for p in (self.what, *parts))
+        clauses = [self.what]
+        clauses += [f"{name}: {text}" for name, text in self.parts.items() if text]
+        clauses = [" ".join(clause.split()) for clause in clauses]
+        return "; ".join(clause.rstrip(".") for clause in clauses)
 
 
 class UnsupportedModel(RopelensError):
@@ -57,11 +61,12 @@ def explained(
     except RopelensError:
         raise
     except catch as cause:
-        kind = type(cause) is not ValueError  # this name adds nothing to its message
-        raise error(what, seen=words_of(cause, kind=kind), hint=hint) from cause
+        # The name ValueError adds nothing to its message.
+        seen = words_of(cause, with_type=type(cause) is not ValueError)
+        raise error(what, seen=seen, hint=hint) from cause
 
 
-def words_of(error: BaseException, *, kind: bool = False) -> str:
-    """Up to 300 characters of another library's message, after the error's type if `kind`."""
-    name = f"{type(error).__name__}: " if kind else ""
-    return " ".join(f"{name}{error}".split())[:300]
+def words_of(error: BaseException, *, with_type: bool = False) -> str:
+    """Up to 300 characters of another library's message, on one line."""
+    message = f"{type(error).__name__}: {error}" if with_type else str(error)
+    return " ".join(message.split())[:300]

@@ -255,7 +255,7 @@ def row(name: str, types: str) -> Row:
     try:
         model = tiny(name)
     except Exception as error:
-        return Row(name, types, untried=words_of(error, kind=True)[:160])
+        return Row(name, types, untried=words_of(error, with_type=True)[:160])
     try:
         rotation, features = try_model(model)
         return Row(name, types, rotation=rotation, features=features)
@@ -349,7 +349,7 @@ def bounded(name: str, types: str) -> Row:
             Exception
         ) as error:  # such as too little memory, or a fault of this script
             return Row(
-                name, types, untried=f"fails: {words_of(error, kind=True)[:160]}"
+                name, types, untried=f"fails: {words_of(error, with_type=True)[:160]}"
             )
 
 

@@ -22,6 +22,8 @@ BUNDLED = {
     "rope-step-5000": "rope after 5,000 steps",
 }
 
+SAMPLE = "sample.jsonl"
+
 
 def bundled_path(name: str = "rope") -> Path:
     """The folder of the bundled checkpoint `name`; raises BadArgument if there is none."""
@@ -35,38 +37,38 @@ def bundled_path(name: str = "rope") -> Path:
 def bundled_facts(name: str) -> dict[str, Any]:
     """bundle.json of a checkpoint (tokens, step, validation_loss in nats), and `what` it is."""
     folder = _folder(name)
-    left_out = " (only in the repository)" * (
-        not (folder / "model.safetensors").exists()
-    )
+    what = BUNDLED[name]
+    if not (folder / "model.safetensors").exists():
+        what += " (only in the repository)"
     facts = json.loads((folder / "bundle.json").read_text("utf-8"))
-    return facts | {"what": BUNDLED[name] + left_out}
+    return {**facts, "what": what}
 
 
 def sample_path(model: str = "bundled") -> Path:
     """Text sampled from the checkpoint "bundled:NAME", or from "rope" for an early step."""
-    path = bundled_path(model.partition(":")[2] or "rope") / "sample.jsonl"
-    return path if path.exists() else bundled_path() / path.name
+    _, _, name = model.partition(":")
+    path = bundled_path(name or "rope") / SAMPLE
+    return path if path.exists() else bundled_path() / SAMPLE
 
 
 def writer_of(path: Path) -> str:
     """The bundled checkpoint from which the text was sampled; "" for any other text."""
-    name = path.resolve().parent.name
-    return f"bundled:{name}" if path.resolve() == _folder(name) / "sample.jsonl" else ""
+    path = path.resolve()
+    name = path.parent.name
+    return f"bundled:{name}" if path == _folder(name) / SAMPLE else ""
 
 
 def check_text(model: str, text: Collection[object]) -> None:
     """Raise BadText if `model` has no text, or if a path in `text` does not exist."""
-    missing = [path for path in text if isinstance(path, Path) and not path.exists()]
-    faults = [f"The file or folder {path} does not exist." for path in missing]
+    hint = "--text FILE, or a folder of *.txt, *.md and *.jsonl"
+    for path in text:
+        if isinstance(path, Path) and not path.exists():
+            raise BadText(f"The file or folder {path} does not exist.", hint=hint)
     if not text and model.partition(":")[0] != "bundled":
-        faults.append(
-            f"{model} needs a text. Only the bundled checkpoints come with text."
-        )
-    if faults:
-        raise BadText(
-            faults[0], hint="--text FILE, or a folder of *.txt, *.md and *.jsonl"
-        )
+        what = f"{model} needs a text. Only the bundled checkpoints come with text."
+        raise BadText(what, hint=hint)
 
 
 def _folder(name: str) -> Path:
-    return Path(str(files("ropelens"))) / "bundled" / name
+    package = str(files("ropelens"))
+    return Path(package) / "bundled" / name

@@ -3,14 +3,27 @@
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from accelerate.utils import align_module_device
 from torch import Tensor, nn
 
-from ropelens.checkpoints.files import loaded_files, sha256_of
+from ropelens.checkpoints.files import TOKENIZER_FILES, sha256_of, weight_files
 from ropelens.checkpoints.load import Opened
 
+READ_FILES = (
+    "config.json",
+    "*.safetensors.index.json",
+    "adapter_*",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+    *TOKENIZER_FILES,
+)
+"""Files that `load` reads next to the weights, without templates of chats."""
 SETTINGS = (
     "_active_adapter",
     "_disable_adapters",
@@ -19,11 +32,16 @@ SETTINGS = (
     "scaling",
 )
 """Attributes of modules that change outputs, next to tensors and floats."""
-NOT_USED = (
-    "_name_or_path",
-    "_commit_hash",
-    "transformers_version",
-)  # in a configuration
+NOT_USED = ("_name_or_path", "_commit_hash", "transformers_version")
+"""Keys of a configuration that do not change outputs."""
+
+
+@dataclass(frozen=True, order=True)
+class Property:
+    """One property that changes the outputs of a model, such as a file and its hash."""
+
+    name: str
+    value: str
 
 
 def identity(model: Opened | nn.Module) -> str:
@@ -34,53 +52,59 @@ def identity(model: Opened | nn.Module) -> str:
     its configuration, adapters, parameters and buffers, but not of hooks.
     """
     if isinstance(model, Opened):
-        files = loaded_files(model.checkpoint, model.loading)
-        facts = sorted((file.name, sha256_of(file)) for file in files)
-        facts += [
-            ("dtype", str(model.torch_dtype)),
-            ("quantize", str(model.loading.quantize)),
-        ]
-        kind = "files"
-    else:
-        kind, facts = "live", [*_live_facts(model)]
-    listing = "".join(f"{fact}  {name}\n" for name, fact in facts)
-    return f"{kind}:{hashlib.sha256(listing.encode('utf-8', 'backslashreplace')).hexdigest()}"
+        return f"files:{_hash_of(_file_properties(model))}"
+    return f"live:{_hash_of(_live_properties(model))}"
+
+
+def _hash_of(properties: Iterator[Property]) -> str:
+    lines = [f"{item.value}  {item.name}\n" for item in properties]
+    listing = "".join(lines).encode("utf-8", "backslashreplace")
+    return hashlib.sha256(listing).hexdigest()
+
+
+def _file_properties(opened: Opened) -> Iterator[Property]:
+    hashes = [Property(file.name, sha256_of(file)) for file in _read_files(opened)]
+    yield from sorted(hashes)
+    yield Property("dtype", str(opened.torch_dtype))
+    yield Property("quantize", str(opened.loading.quantize))
+
+
+def _read_files(opened: Opened) -> set[Path]:
+    """The files that `load` reads, except notes for generating text and templates of chats."""
+    patterns = [*READ_FILES]
+    if opened.loading.trust_remote_code:
+        patterns.append("*.py")
+    checkpoint = opened.checkpoint
+    files = set(weight_files(checkpoint.path))
+    for folder in (checkpoint.path, checkpoint.adapter):
+        if folder is None or not folder.is_dir():
+            continue
+        for pattern in patterns:
+            files.update(file for file in folder.glob(pattern) if file.is_file())
+    return files
 
 
 @torch.no_grad()
-def _live_facts(model: nn.Module) -> Iterator[tuple[str, str]]:
+def _live_properties(model: nn.Module) -> Iterator[Property]:
     config = json.loads(model.config.to_json_string(use_diff=False))  # type: ignore[operator,union-attr]
     used = {name: value for name, value in config.items() if name not in NOT_USED}
-    yield "config", json.dumps(used, sort_keys=True)
+    yield Property("config", json.dumps(used, sort_keys=True))
     for path, module in model.named_modules():
-        yield path, f"{type(module).__module__}.{type(module).__qualname__}"
+        cls = type(module)
+        yield Property(path, f"{cls.__module__}.{cls.__qualname__}")
         for name, value in sorted(vars(module).items()):
             if isinstance(value, float) or name in SETTINGS:
-                yield f"{path}.{name}", str(value)
-        with align_module_device(
-            module
-        ):  # offloaded weights are read one module at a time
-            tensors = [
-                *module.named_parameters("", False),
-                *module.named_buffers("", False),
-            ]
-            for name, tensor in tensors:
-                yield f"{path}.{name}", checksum(tensor)
+                yield Property(f"{path}.{name}", str(value))
+        with align_module_device(module):  # offloaded weights are read one by one
+            parameters = module.named_parameters(recurse=False)
+            for name, tensor in [*parameters, *module.named_buffers(recurse=False)]:
+                yield Property(f"{path}.{name}", checksum(tensor))
 
 
 def checksum(tensor: Tensor) -> str:
     """SHA-256 of the dtype, the shape and all bits of a tensor."""
     digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-    parts = dict(
-        vars(tensor)
-    )  # bitsandbytes stores scales as attributes of a parameter
-    if (state := parts.pop("quant_state", None)) is not None:
-        parts |= state.as_dict(packed=True)
-    if hasattr(tensor, "__tensor_flatten__"):  # torchao stores numbers and scales
-        parts |= {
-            name: getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]
-        }
-    for name, part in sorted(parts.items()):
+    for name, part in sorted(_parts_of(tensor).items()):
         if isinstance(part, Tensor):
             digest.update(f"{name} {checksum(part)}".encode())
     if hasattr(tensor, "__tensor_flatten__") or not tensor.numel():
@@ -88,3 +112,16 @@ def checksum(tensor: Tensor) -> str:
     numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     digest.update(numbers.numpy().tobytes())
     return digest.hexdigest()
+
+
+def _parts_of(tensor: Tensor) -> dict[str, object]:
+    """What a quantized tensor consists of, such as numbers and scales."""
+    parts = dict(vars(tensor))  # bitsandbytes stores scales as attributes
+    state = parts.pop("quant_state", None)
+    if state is not None:
+        parts.update(state.as_dict(packed=True))
+    if hasattr(tensor, "__tensor_flatten__"):  # torchao
+        names, _ = tensor.__tensor_flatten__()
+        for name in names:
+            parts[name] = getattr(tensor, name)
+    return parts

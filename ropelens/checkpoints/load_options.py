@@ -5,7 +5,7 @@ from typing import Any, Literal, get_type_hints
 
 import typer
 
-from ropelens.arguments import check_value
+from ropelens.arguments import Bounds, check_value
 from ropelens.errors import BadArgument
 
 Dtype = Literal["float32", "float16", "bfloat16", "float64", "auto"]
@@ -16,7 +16,8 @@ def option(
     metavar: str | None, words: str, *, name: str | None = None, **more: Any
 ) -> Any:
     """Describe an option of a command in the annotation of a parameter."""
-    return typer.Option(*[name] if name else [], metavar=metavar, help=words, **more)
+    names = [name] if name else []
+    return typer.Option(*names, metavar=metavar, help=words, **more)
 
 
 def setting(default: Any, metavar: str | None, words: str, **more: Any) -> Any:
@@ -30,10 +31,12 @@ class Checked:
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
         for item in fields(self):  # type: ignore[arg-type]
-            info, value = item.metadata["option"], getattr(self, item.name)
-            bounds = info.min, info.max
+            described = item.metadata["option"]
             check_value(
-                f"The option {item.name}", value, hints[item.name], bounds=bounds
+                f"The option {item.name}",
+                getattr(self, item.name),
+                hints[item.name],
+                bounds=Bounds(described.min, described.max),
             )
 
 

@@ -10,10 +10,11 @@ from ropelens.runtime.folder import file_name
 
 def name_checkpoints(models: Sequence[str]) -> dict[str, str]:
     """Map a short name of a folder to each of `models`; raise BadArgument if two are equal."""
-    places = [Path(name).absolute() for name in models]
-    distinct = len(set(places)) == len(places)
-    names = [file_name(n).strip(".-") for n in short_names(places)] if distinct else []
-    if len(set(names)) < len(places) or not all(names):
+    paths = [Path(name).absolute() for name in models]
+    names: list[str] = []
+    if len(set(paths)) == len(paths):
+        names = [file_name(name).strip(".-") for name in short_names(paths)]
+    if len(set(names)) < len(paths) or not all(names):
         what = "Two checkpoints or texts have the same name, or one without letters or digits."
         hint = "names that differ in letters or digits, because each gets a folder"
         raise BadArgument(what, seen=", ".join(models)[:200], hint=hint)
@@ -32,11 +33,12 @@ def short_names(folders: Sequence[Path]) -> list[str]:
 
 def short_name(name: str) -> str:
     """The name of a model in results: a Hub id, or names of folders such as "rope seed-0"."""
-    place = Path(name)
-    if not name or not place.exists():
+    path = Path(name)
+    if not name or not path.exists():
         return name
-    *above, last = (part for part in place.resolve().parts[1:] if part != "history")
-    names = [last]
+    _, *folders = path.resolve().parts
+    above = [folder for folder in folders if folder != "history"]
+    names = [above.pop()]
     while above and re.fullmatch(r"(seed|step)-\d+", names[0]):
         names.insert(0, above.pop())
     return " ".join(names)

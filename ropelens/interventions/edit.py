@@ -9,7 +9,7 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from ropelens.arguments import Number, check_value, public
+from ropelens.arguments import Bounds, Number, check_value, public
 from ropelens.interventions.plane_edits import Edit, Rescale, Scale, Stop
 from ropelens.interventions.rotation_edit import place_edits
 from ropelens.measured_rotation.probe import RotationProbe
@@ -62,7 +62,7 @@ def scale(
     keeps the length sqrt(sum_f |c_f|^2) of the coefficients of a score, for |c_f| = `q_norm` *
     `k_norm` of the profile, which are means over its text.
     """
-    check_value("scale: by", by, Number, bounds=(None, None))
+    check_value("scale: by", by, Number, bounds=Bounds())
     return Scale(select=select, heads=heads, by=float(by), keep_length=keep_length)
 
 

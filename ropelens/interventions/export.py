@@ -19,7 +19,7 @@ from torch.nn.functional import normalize
 
 from ropelens.arguments import public
 from ropelens.attention.call import AttentionCall
-from ropelens.checkpoints.files import quiet_transformers
+from ropelens.checkpoints.quiet import quiet_transformers
 from ropelens.config_facts import rope_parameters
 from ropelens.errors import BadArgument, UnsupportedModel, explained
 from ropelens.interventions.plane_edits import Edit

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig
 
 from ropelens.arguments import IN_WORDS, Positive, public
 from ropelens.attention.call import AttentionCall
-from ropelens.checkpoints.files import ConfigInput, read_config_of
+from ropelens.checkpoints.config import ConfigInput, read_config_of
 from ropelens.measured_rotation.array_source import ArraySource
 from ropelens.measured_rotation.arrays import ArrayLayers, array_layers
 from ropelens.measured_rotation.conformance import (

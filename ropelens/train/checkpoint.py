@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ropelens.checkpoints.files import quiet_transformers
+from ropelens.checkpoints.quiet import quiet_transformers
 from ropelens.errors import BadArgument, explained
 from ropelens.runtime.folder import write_whole
 from ropelens.runtime.keys import Key

@@ -21,8 +21,8 @@ from tiny_checkpoints import (
 )
 from transformers.integrations.peft import MIN_PEFT_VERSION
 
-from ropelens.checkpoints.files import locate
 from ropelens.checkpoints.load_options import Loading
+from ropelens.checkpoints.locate import locate
 from ropelens.errors import BadCheckpoint, RopelensError, UnsupportedModel
 from ropelens.measured_rotation.load import load
 
@@ -47,7 +47,7 @@ def test_no_pickle_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         "onnx/config.json",
     ]
     fetch = mock.Mock(return_value=str(tmp_path))
-    monkeypatch.setattr("ropelens.checkpoints.files.snapshot_download", fetch)
+    monkeypatch.setattr("ropelens.checkpoints.locate.snapshot_download", fetch)
     locate("acme/tiny", Loading())
     del fetch.call_args.kwargs["revision"]
     assert list(filter_repo_objects(files, **fetch.call_args.kwargs)) == files[:2]

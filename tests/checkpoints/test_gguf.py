@@ -18,9 +18,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from typer.testing import CliRunner
 
 import ropelens as rl
-from ropelens.checkpoints import files
+from ropelens.checkpoints import gguf_reader
 from ropelens.checkpoints.bundled import bundled_path
-from ropelens.checkpoints.files import read_config
+from ropelens.checkpoints.config import read_config
 from ropelens.checkpoints.load_options import Loading
 from ropelens.commands.app import app
 from ropelens.config_facts import depends_on_length
@@ -128,7 +128,7 @@ def test_a_file_is_parsed_twice_and_its_names_are_mapped_once(
 
 
 def test_fields_are_those_of_the_plain_reader(bundled_file, tmp_path):
-    plain, fast = gguf.GGUFReader(bundled_file), files._FastReader(bundled_file)
+    plain, fast = gguf.GGUFReader(bundled_file), gguf_reader.FastReader(bundled_file)
     assert len(plain.fields["tokenizer.ggml.tokens"].data) > 200
     for name, field in plain.fields.items():
         ours = fast.fields[name]
@@ -137,7 +137,7 @@ def test_fields_are_those_of_the_plain_reader(bundled_file, tmp_path):
             ggml._gguf_parse_value(field.parts[n], field.types) for n in field.data
         ]
         assert [
-            files._parse_value(ours.parts[n], ours.types) for n in ours.data
+            gguf_reader.parse_value(ours.parts[n], ours.types) for n in ours.data
         ] == parsed
     content, cut = bundled_file.read_bytes(), tmp_path / "cut.gguf"
     begin = content.index(b"tokenizer.ggml.tokens") + len("tokenizer.ggml.tokens") + 8
@@ -148,7 +148,7 @@ def test_fields_are_those_of_the_plain_reader(bundled_file, tmp_path):
     for damaged in (content[: begin + 500], endless, numbers[: begin + 95]):
         cut.write_bytes(damaged)
         with pytest.raises(ValueError, match="the file ends within a list"):
-            files._FastReader(cut)
+            gguf_reader.FastReader(cut)
         with pytest.raises(BadCheckpoint, match="download the file again"):
             rl.load(cut)
 
@@ -299,5 +299,5 @@ def test_the_configuration_has_the_rotation_of_the_file(tmp_path: Path, family: 
     finish(writer, stated)
     context = pytest.raises(BadCheckpoint, match=str(expected))
     with context if isinstance(expected, str) else nullcontext():
-        config, _ = read_config(tmp_path / "model.gguf", Loading())
+        config = read_config(tmp_path / "model.gguf", Loading()).config
         assert config.rope_parameters == expected

@@ -26,10 +26,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 import ropelens as rl
 from ropelens.checkpoints.bundled import BUNDLED, bundled_path, sample_path
-from ropelens.checkpoints.files import locate
 from ropelens.checkpoints.identity import checksum, identity
 from ropelens.checkpoints.load import open_checkpoint
 from ropelens.checkpoints.load_options import Loading
+from ropelens.checkpoints.locate import locate
 from ropelens.checkpoints.names import short_name
 from ropelens.config_facts import stated_context
 from ropelens.errors import BadArgument, BadCheckpoint

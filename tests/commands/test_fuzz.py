@@ -139,7 +139,7 @@ def test_arguments(tmp_path_factory: pytest.TempPathFactory, args: list[str]):
         contextlib.redirect_stderr(err),
         warnings.catch_warnings(),
         mock.patch(
-            "ropelens.checkpoints.files.locate", side_effect=RopelensError("no model")
+            "ropelens.checkpoints.locate._find", side_effect=RopelensError("no model")
         ),
         mock.patch.object(sys, "argv", ["ropelens", *args]),
         pytest.raises(SystemExit) as ended,

@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 import ropelens as rl
-from ropelens.checkpoints.load import check_causal
+from ropelens.checkpoints.causal import check_causal
 from ropelens.errors import UnsupportedModel
 from ropelens.model.as_live_model import as_live_model
 

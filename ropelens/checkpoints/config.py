@@ -1,0 +1,123 @@
+"""The configuration of a checkpoint, read and checked by building its model without weights."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accelerate import init_empty_weights
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from ropelens.checkpoints.files import refuse_mlx, refuse_pointers
+from ropelens.checkpoints.gguf_rope import add_rope, check_rope
+from ropelens.checkpoints.load_options import Loading
+from ropelens.checkpoints.locate import locate
+from ropelens.errors import explained
+
+ConfigInput = PreTrainedConfig | Mapping[str, Any] | str | Path
+"""A configuration, its dict or file, or the name of a checkpoint."""
+
+
+@dataclass(frozen=True)
+class ConfiguredModel:
+    """A configuration, and the number of weights of a model with this configuration."""
+
+    config: PreTrainedConfig
+    parameters: int
+
+
+def source_of(path: Path, loading: Loading) -> dict[str, Any]:
+    """Arguments of transformers for reading a folder or a GGUF file."""
+    source = {
+        "local_files_only": True,
+        "trust_remote_code": loading.trust_remote_code,
+    }
+    if path.is_dir():
+        return {"pretrained_model_name_or_path": path, **source}
+    return {
+        "pretrained_model_name_or_path": path.parent,
+        "gguf_file": path.name,
+        **source,
+    }
+
+
+def read_config(path: Path, loading: Loading) -> ConfiguredModel:
+    """Read the configuration in a folder or a GGUF file, and count the weights."""
+    what = f"transformers cannot read the configuration in {path}."
+    with explained(what, _hint(path)):
+        config_file = path if path.is_file() else path / "config.json"
+        if config_file.is_file():
+            refuse_pointers([config_file])
+        if path.is_dir() and config_file.is_file():
+            refuse_mlx(path)
+        config = AutoConfig.from_pretrained(**source_of(path, loading))
+        vars(config).pop("transformers_weights", None)  # weight_files chooses the files
+        if path.is_file():
+            inv_freq = add_rope(path, config)
+            model = _without_weights(config, loading)
+            if inv_freq is not None:
+                check_rope(path, model, inv_freq)
+        else:
+            model = _without_weights(config, loading)
+        model.tie_weights()  # else tied embeddings count twice
+    return ConfiguredModel(config, model.num_parameters())
+
+
+def _hint(path: Path) -> str:
+    if path.is_file():
+        return "download the file again, or use a newer transformers"
+    if (path / "config.json").is_file():
+        return (
+            "a newer transformers; trust_remote_code=True for a model with its own code, "
+            "after you have read the code"
+        )
+    return "a folder with config.json; if it contains several models, pass one of them"
+
+
+def _without_weights(config: PreTrainedConfig, loading: Loading) -> PreTrainedModel:
+    with init_empty_weights():
+        try:
+            return auto_class(config).from_config(
+                config, trust_remote_code=loading.trust_remote_code
+            )
+        except KeyError as error:
+            known = ", ".join(["default", *ROPE_INIT_FUNCTIONS])
+            fault = f"it does not know {error}; a rope_type is {known}"
+            raise ValueError(fault) from error
+
+
+def read_config_of(source: ConfigInput) -> PreTrainedConfig:
+    """The text configuration in a dict, a file or a checkpoint."""
+    what = "The configuration cannot be read."
+    with explained(what, "a config.json with a model_type"):
+        if isinstance(source, PreTrainedConfig):
+            config = source
+        elif isinstance(source, Mapping):
+            config = _config_of_dict(source)
+        elif Path(source).suffix == ".json":
+            config = _config_of_dict(json.loads(Path(source).read_text("utf-8")))
+        else:
+            path = locate(str(source), Loading()).path
+            config = AutoConfig.from_pretrained(**source_of(path, Loading()))
+    return config.get_text_config()
+
+
+def _config_of_dict(settings: Mapping[str, Any]) -> PreTrainedConfig:
+    return CONFIG_MAPPING[settings["model_type"]].from_dict(dict(settings))
+
+
+def auto_class(config: PreTrainedConfig) -> Any:
+    """The auto class of transformers for this configuration; it may also take images."""
+    for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
+        if type(config) in auto._model_mapping:
+            return auto
+    return AutoModelForCausalLM

@@ -1,0 +1,43 @@
+"""transformers without messages, and with quick functions for GGUF files."""
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import gguf
+from transformers import modeling_gguf_pytorch_utils as gguf_weights
+from transformers.utils import logging as transformers_logging
+
+from ropelens.checkpoints.gguf_reader import FastReader, parse_value
+
+
+@contextmanager
+def quiet_transformers(*, bars: bool = True) -> Iterator[None]:
+    """Hide messages of libraries except errors, and show progress `bars` only on a terminal."""
+    bars = bars and sys.stderr is not None and sys.stderr.isatty()
+    with ExitStack() as stack:
+        stack.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(logging.WARNING)
+        if transformers_logging.is_progress_bar_enabled() and not bars:
+            stack.callback(transformers_logging.enable_progress_bar)
+            transformers_logging.disable_progress_bar()
+        # This bar obeys disable_progress_bar.
+        _replace(stack, gguf_weights, "tqdm", transformers_logging.tqdm)
+        _replace(stack, gguf_weights, "_gguf_parse_value", parse_value)
+        # transformers reads the file several times, and maps names once for each module.
+        _replace(stack, gguf, "GGUFReader", cache(FastReader))
+        names = cache(gguf.get_tensor_name_map)
+        _replace(stack, gguf, "get_tensor_name_map", names)
+        yield
+
+
+def _replace(
+    stack: ExitStack, module: ModuleType, name: str, function: Callable[..., Any]
+) -> None:
+    """Replace a function of a module until the stack closes."""
+    stack.callback(setattr, module, name, getattr(module, name))
+    setattr(module, name, function)

@@ -1,0 +1,27 @@
+"""The tokenizer of a checkpoint."""
+
+from pathlib import Path
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from ropelens.checkpoints.config import source_of
+from ropelens.checkpoints.files import TOKENIZER_FILES, refuse_pointers
+from ropelens.checkpoints.load_options import Loading
+from ropelens.errors import explained
+from ropelens.text.tokenize import encode
+
+
+def read_tokenizer(path: Path, loading: Loading) -> PreTrainedTokenizerBase | None:
+    """Read the tokenizer and encode a letter with it. Return None if its files are missing."""
+    files = [file for pattern in TOKENIZER_FILES for file in path.glob(pattern)]
+    if path.is_dir() and not files:
+        return None  # AutoTokenizer would create an empty tokenizer of the family
+    what = f"The tokenizer in {path} cannot be read."
+    with explained(what, "download its files again"):
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(**source_of(path, loading))
+            encode("a", tokenizer)
+        except Exception:
+            refuse_pointers(files)
+            raise
+    return tokenizer
