@@ -1,5 +1,6 @@
 """Plan of a truncation sweep: how long its sequences are, and how many edits it tries."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +15,8 @@ from ropelens.analysis.workload import head_dim
 from ropelens.checkpoints.load import Opened
 from ropelens.interventions.cuts import PlaneSweep
 from ropelens.interventions.measure_names import wanted_measures
-from ropelens.rope.select import ALL_HEADS, heads_by_layer
+from ropelens.measured_rotation.layer_kinds import stated_windows
+from ropelens.rope.select import heads_by_layer
 from ropelens.runtime.devices import free_bytes, pass_bytes
 from ropelens.text.tokenize import PIECE, encode
 
@@ -124,31 +126,53 @@ def describe_sweep(sweep: PlaneSweep, config: PreTrainedConfig) -> str:
     return f"about {edits} edits ({', '.join(measures)}), trained for {trained} tokens"
 
 
-def _chooses_heads(sweep: PlaneSweep) -> bool:
-    return sweep.heads not in ("*", ALL_HEADS)
-
-
 def _count_edits(sweep: PlaneSweep, config: PreTrainedConfig) -> int:
     """The number of edits if all planes of a kind of layers have their own wavelength."""
     ropes = config_facts.rope_parameters(config)
     rotated = min((rope.get("partial_rotary_factor") or 1 for rope in ropes), default=1)
-    rotating = int(head_dim(config) * rotated)
-    planes = min(rotating // 2, MOST_PLANES)
+    coordinates = int(head_dim(config) * rotated)
+    planes = min(coordinates // 2, MOST_PLANES)
     wavelengths = {plane: 1.0 / (1 + plane) for plane in range(planes)}
     cuts = sweep.cuts({"all": [wavelengths]}, seed=0)
     edits = len({cut.stopped for cut in cuts}) - 1
-    if _chooses_heads(sweep) or sweep.layers is not None:
+    if sweep.heads is not None:
         return edits
-    return len(ropes) * edits
+    rotating = config_facts.attending_layers(config, turning=True)
+    kinds = stated_kinds(config)
+    return edits * max(1, len({kinds[layer] for layer in rotating}))
 
 
 def _check_heads(sweep: PlaneSweep, config: PreTrainedConfig) -> None:
-    """Raise `BadArgument` for heads that the model lacks. Kinds are known when it runs."""
+    """Raise `BadArgument` for heads that the model lacks, as far as its config states them."""
     layers = config_facts.stated_number(config, "num_hidden_layers", 0)
     heads = config_facts.stated_number(config, "num_attention_heads", 0)
-    names_kinds = any(letter.isalpha() for letter in sweep.heads)
-    if not (layers and heads) or not _chooses_heads(sweep) or names_kinds:
+    if sweep.heads is None or not (layers and heads):
         return
+    if "-" in re.sub(r"[0-9]+-[0-9]+", "", sweep.heads):
+        return  # such as full-2: only a measurement counts the kinds of one name
     able = torch.zeros(layers, heads, dtype=torch.bool)
     able[config_facts.attending_layers(config, turning=True)] = True
-    heads_by_layer(sweep.heads, able, doing="rotate")
+    heads_by_layer(sweep.heads, able, lambda: stated_kinds(config), doing="rotate")
+
+
+def stated_kinds(config: PreTrainedConfig) -> list[str]:
+    """Kind of each layer that the configuration states, with the names of a profile."""
+    context = config_facts.stated_context(config) or DEFAULT_CONTEXT
+    settings = config.get_text_config().to_dict()
+    has_windows = bool(stated_windows(config.get_text_config(), context))
+    attends = config_facts.attending_layers(config)
+    rotates = config_facts.attending_layers(config, turning=True)
+    kinds = []
+    for layer, layer_type in enumerate(config_facts.layer_types(config)):
+        mask = layer_type.removesuffix("_attention")
+        if not settings.get("layer_types"):
+            mask = "sliding"  # all layers have the window, if there is one
+        if layer not in attends:
+            kinds.append("recurrent")
+        elif layer not in rotates:
+            kinds.append("none")
+        elif mask in ("sliding", "chunked") and has_windows:
+            kinds.append(mask)
+        else:
+            kinds.append("full")
+    return kinds

@@ -127,12 +127,10 @@ class Sweep(Options):
     """Options of `truncate`. If `end` is None, it stops planes from both ends."""
 
     heads: str | None = setting(
-        None, "HEADS", "Heads with stopped planes: 3.4,12-29.*,full.* [default: all]"
-    )
-    layers: str | None = setting(
         None,
-        "LAYERS",
-        "Instead of HEADS: full, 0-3,7, ..., or * for all. [default: by kind]",
+        "HEADS",
+        "Heads with stopped planes: 3.4,12-29.*,full.*, or *.* for all together. [default: "
+        "all, in one kind of layers after the other]",
     )
     keep: Any = setting(
         None,

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from typing import Literal
 
@@ -13,25 +12,26 @@ from ropelens.arguments import Number, check_count
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.interventions.measure_names import ALL_MEASURES
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import ALL_HEADS, Slowest, kept_planes
+from ropelens.rope.select import Slowest, kept_planes
 
 End = Literal["slow", "fast"]
-SAME_WAVELENGTH = (
-    1e-3  # relative difference up to which two wavelengths count as the same
-)
+SAME_WAVELENGTH = 1e-3  # relative difference of two wavelengths that count as the same
+ATTEMPTS = 100  # to draw sets that differ from the planes at the ends
 
-Wavelengths = dict[
-    int, float
-]  # tokens, of the planes of a layer that rotate, by plane number
-Numbers = tuple[
-    int, ...
-]  # ascending plane numbers of a layer, or a count for each layer
-Stopped = tuple[Numbers, ...]  # numbers of the planes that stop, for each layer
+Wavelengths = dict[int, float]
+"""Wavelength (tokens) of each plane of a layer that rotates, by the number of the plane."""
+
+PlaneSet = tuple[int, ...]  # ascending numbers of planes of a layer
+Stopped = tuple[PlaneSet, ...]  # the planes that stop, for each layer
+Counts = tuple[int, ...]  # the number of planes that stop, for each layer
 
 
 def rotating_planes(planes: Planes) -> Wavelengths:
-    wavelength = planes.wavelength.tolist()
-    return {n: length for n, length in enumerate(wavelength) if math.isfinite(length)}
+    rotating = {}
+    for plane, length in enumerate(planes.wavelength.tolist()):
+        if math.isfinite(length):
+            rotating[plane] = length
+    return rotating
 
 
 @dataclass(frozen=True)
@@ -59,30 +59,34 @@ class Cut:
         """Name: "slow 0.75", "full random 0.75 #1", "band 3"."""
         if self.kind == "none":
             return "none"
-        place = f"{self.kept:.4g}" if self.band < 0 else f"{self.band}"
         kind, *control = self.kind.split()
-        draw = [f"#{self.draw}"] if self.draw >= 0 else []
-        named = [self.layers] if self.layers != "all" else []
-        return " ".join([*named, kind, place, *control, *draw])
+        words = [kind, f"{self.kept:.4g}" if self.band < 0 else f"{self.band}"]
+        words += control
+        if self.draw >= 0:
+            words.append(f"#{self.draw}")
+        if self.layers != "all":
+            words.insert(0, self.layers)
+        return " ".join(words)
 
     @property
-    def layers_of(self) -> dict[Numbers, list[int]]:
+    def layers_of(self) -> dict[PlaneSet, list[int]]:
         """The layers that stop each set of planes."""
-        layers: dict[Numbers, list[int]] = {}
-        for layer, numbers in enumerate(self.stopped):
-            layers.setdefault(numbers, []).append(layer)
+        layers: dict[PlaneSet, list[int]] = {}
+        for layer, planes in enumerate(self.stopped):
+            layers.setdefault(planes, []).append(layer)
         return layers
 
     @property
     def planes(self) -> str:
         """The numbers of the stopped planes: "0,1,5", or by layers "0 2: 0,1; 3: 5"."""
-        sets = {n: ",".join(map(str, n)) for n in self.layers_of}
-        if len(sets) == 1:
-            return sets[self.stopped[0]]
-        layers = {
-            n: " ".join(map(str, layers)) for n, layers in self.layers_of.items() if n
-        }
-        return "; ".join(f"{layers[n]}: {sets[n]}" for n in layers)
+        if len(self.layers_of) == 1:
+            return ",".join(map(str, self.stopped[0]))
+        parts = []
+        for planes, layers in self.layers_of.items():
+            if planes:
+                numbers = ",".join(map(str, planes))
+                parts.append(f"{' '.join(map(str, layers))}: {numbers}")
+        return "; ".join(parts)
 
     @property
     def planes_stopped(self) -> int:
@@ -100,16 +104,20 @@ class Cut:
 
     @property
     def _wavelengths(self) -> list[float]:
-        pairs = zip(self.turning, self.stopped, strict=True)
-        return [layer[number] for layer, numbers in pairs for number in numbers]
+        wavelengths = []
+        for of_layer, planes in zip(self.turning, self.stopped, strict=True):
+            wavelengths += [of_layer[plane] for plane in planes]
+        return wavelengths
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlaneSweep:
-    """The arguments of `truncate` that define a sweep, and their defaults."""
+    """The arguments of `truncate` that define a sweep, and their defaults.
 
-    heads: str = ALL_HEADS
-    layers: str | None = None
+    If `heads` is None, planes stop in all heads of one kind of layers after the other.
+    """
+
+    heads: str | None = None
     keep: Sequence[Number] = (1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0)
     ends: Sequence[End] = ("slow", "fast")
     bands: int = 0
@@ -121,101 +129,157 @@ class PlaneSweep:
         self, groups: Mapping[str, Sequence[Wavelengths]], *, seed: int
     ) -> list[Cut]:
         """Sets of planes that stop in each group of layers; the first set is empty."""
-        planned = {
-            name: self.plan(layers, seed=seed) for name, layers in groups.items()
-        }
-        none, *_ = next(iter(planned.values()))
-        cuts = (
-            replace(x, layers=name) for name, cuts in planned.items() for x in cuts[1:]
-        )
-        return [none, *cuts]
+        cuts: list[Cut] = []
+        for name, layers in groups.items():
+            unmodified, *of_group = self.plan(layers, seed=seed)
+            if not cuts:
+                cuts.append(unmodified)
+            cuts += [replace(cut, layers=name) for cut in of_group]
+        return cuts
 
     def plan(self, layers: Sequence[Wavelengths], *, seed: int) -> list[Cut]:
         """The entries of the sweep of some layers, "none" first; see `truncate`."""
+        self._check(layers)
+        draws = RandomSets(layers, draws=self.controls, seed=seed % 2**64)
+        cuts = [Cut("none", ((),) * len(layers), layers)]
+        steps = self._steps(layers)
+        slow = {counts: planes_at_end(layers, "slow", counts) for counts in steps}
+        fast = {counts: planes_at_end(layers, "fast", counts) for counts in steps}
+        controls = draws.of_steps(steps, {*slow.values(), *fast.values()})
+        for counts in steps:
+            if "slow" in self.ends:
+                cuts.append(Cut("slow", slow[counts], layers))
+            if "fast" in self.ends:
+                cuts.append(Cut("fast", fast[counts], layers))
+            cuts += controls[counts]
+        for band, stopped in enumerate(_bands(layers, self.bands)):
+            cuts.append(Cut("band", stopped, layers, band=band))
+            cuts += draws.of_band(stopped, band)
+        return cuts
+
+    def _check(self, layers: Sequence[Wavelengths]) -> None:
         check_count(self.controls, "controls")
         for share in self.keep:
-            Slowest(share)  # from 0 to 1
+            Slowest(share)  # refuses shares outside [0, 1]
         if not (self.keep or self.bands):
             raise BadArgument("No planes are to be stopped.", hint="--keep or --bands")
         if not any(layers):
             what = "The model has no planes that rotate, so none can be stopped."
             raise UnsupportedModel(what)
-        keep, seed = self.keep, seed % 2**64  # as numpy has seeds
-        sizes = {
-            tuple(len(x) - kept_planes(p, 2 * len(x)) for x in layers) for p in keep
-        }
-        steps = sorted(sizes - {(0,) * len(layers)}) if self.ends else []
-        fast = [list(layer) for layer in layers]
-        orders = {"slow": [numbers[::-1] for numbers in fast], "fast": fast}
-        at_ends = {
-            (end, size): _first(orders[end], size) for size in steps for end in orders
-        }
-        random = partial(_random, layers, draws=self.controls, seed=seed)
-        controls_of = random(steps, set(at_ends.values()))
-        cuts = [Cut("none", ((),) * len(layers), layers)]
-        for size in steps:
-            cuts += [
-                Cut(end, at_ends[end, size], layers)
-                for end in orders
-                if end in self.ends
-            ]
-            cuts += controls_of[size]
-        for band, stopped in enumerate(_bands(layers, self.bands)):
-            size = tuple(map(len, stopped))
-            cuts.append(Cut("band", stopped, layers, band=band))
-            cuts += random([size], {stopped}, band=band)[size]
+
+    def _steps(self, layers: Sequence[Wavelengths]) -> list[Counts]:
+        """Ascending numbers of planes that stop from an end, without 0 planes."""
+        if not self.ends:
+            return []
+        steps = set()
+        for share in self.keep:
+            counts = []
+            for of_layer in layers:
+                kept = kept_planes(share, 2 * len(of_layer))
+                counts.append(len(of_layer) - kept)
+            if any(counts):
+                steps.add(tuple(counts))
+        return sorted(steps)
+
+
+def planes_at_end(layers: Sequence[Wavelengths], end: End, counts: Counts) -> Stopped:
+    """The slowest or fastest planes of each layer; lower numbers rotate faster."""
+    stopped = []
+    for of_layer, count in zip(layers, counts, strict=True):
+        planes = list(of_layer)
+        if end == "slow":
+            planes.reverse()
+        stopped.append(tuple(sorted(planes[:count])))
+    return tuple(stopped)
+
+
+@dataclass(frozen=True)
+class RandomSets:
+    """Random sets of planes of some layers, as controls of a sweep; `seed` is not negative."""
+
+    layers: Sequence[Wavelengths]
+    draws: int
+    seed: int
+
+    def of_steps(
+        self, steps: Sequence[Counts], at_ends: Set[Stopped]
+    ) -> dict[Counts, list[Cut]]:
+        """Controls of steps from an end. A larger set of a draw contains the smaller sets."""
+        return self._draw(steps, at_ends, kind="random", band=-1)
+
+    def of_band(self, stopped: Stopped, band: int) -> list[Cut]:
+        """Controls of a band of wavelengths."""
+        counts = tuple(map(len, stopped))
+        drawn = self._draw([counts], {stopped}, kind="band control", band=band)
+        return drawn[counts]
+
+    def _draw(
+        self, sizes: Sequence[Counts], exclude: Set[Stopped], *, kind: str, band: int
+    ) -> dict[Counts, list[Cut]]:
+        """Draw sets of `counts[layer]` planes in each layer, for each of `sizes`.
+
+        Draws in `exclude` are repeated, or left out if they stay equal.
+        """
+        cuts: dict[Counts, list[Cut]] = {counts: [] for counts in sizes}
+        varied = [counts for counts in sizes if self._varies(counts)]
+        if not varied:
+            return cuts
+        for draw in range(self.draws):
+            for attempt in range(ATTEMPTS):
+                orders = self._orders((self.seed, 1 + band, draw, attempt))
+                sets = {counts: _first_of(orders, counts) for counts in varied}
+                if exclude.isdisjoint(sets.values()):
+                    break
+            for counts, stopped in sets.items():
+                if stopped not in exclude:
+                    cuts[counts].append(Cut(kind, stopped, self.layers, draw, band))
         return cuts
 
+    def _varies(self, counts: Counts) -> bool:
+        """Whether a layer stops some of its planes, but not all."""
+        for of_layer, count in zip(self.layers, counts, strict=True):
+            if 0 < count < len(of_layer):
+                return True
+        return False
 
-def _first(orders: Sequence[Sequence[int]], size: Numbers) -> Stopped:
-    return tuple(
-        tuple(sorted(order[:n])) for order, n in zip(orders, size, strict=True)
-    )
+    def _orders(self, key: tuple[int, ...]) -> list[list[int]]:
+        """A random order of each layer's planes; layers with as many planes have the same."""
+        orders = []
+        for of_layer in self.layers:
+            random = np.random.default_rng([*key, len(of_layer)])
+            orders.append(random.permutation(list(of_layer)).tolist())
+        return orders
 
 
-def _random(
-    layers: Sequence[Wavelengths],
-    sizes: Sequence[Numbers],
-    exclude: Set[Stopped],
-    *,
-    draws: int,
-    seed: int,
-    band: int = -1,
-) -> dict[Numbers, list[Cut]]:
-    """Draw random sets of `size[layer]` planes in each layer, for each of `sizes`.
-
-    Larger sets of a draw contain its smaller sets, and layers with as many planes get the same
-    set. Draws in `exclude` are repeated, or left out if they stay equal.
-    """
-    counts = [len(numbers) for numbers in layers]
-    varied = [
-        s for s in sizes if any(0 < n < m for n, m in zip(s, counts, strict=True))
-    ]
-    cuts: dict[Numbers, list[Cut]] = {size: [] for size in sizes}
-    for draw in range(draws if varied else 0):
-        for attempt in range(100):
-            key = (seed, 1 + band, draw, attempt)
-            random = [np.random.default_rng([*key, count]) for count in counts]
-            pairs = zip(random, layers, strict=True)
-            orders = [generator.permutation(list(x)).tolist() for generator, x in pairs]
-            sets = {size: _first(orders, size) for size in varied}
-            if exclude.isdisjoint(sets.values()):
-                break
-        kind = "random" if band < 0 else "band control"
-        for size, stopped in sets.items():
-            if stopped not in exclude:
-                cuts[size].append(Cut(kind, stopped, layers, draw, band))
-    return cuts
+def _first_of(orders: Sequence[Sequence[int]], counts: Counts) -> Stopped:
+    """The first planes of each layer's order."""
+    stopped = []
+    for order, count in zip(orders, counts, strict=True):
+        stopped.append(tuple(sorted(order[:count])))
+    return tuple(stopped)
 
 
 def _bands(layers: Sequence[Wavelengths], bands: int) -> list[Stopped]:
     """Divide the planes into `bands` groups of neighbouring wavelengths, fastest first."""
+    if not bands:
+        return []
     lengths = np.unique([length for layer in layers for length in layer.values()])
     distinct = lengths[np.append(True, np.diff(np.log(lengths)) > SAME_WAVELENGTH)]
-    count = min(bands, len(distinct))  # other bands would be empty
-    begins = [part[0] for part in np.array_split(distinct, max(count, 1)) if len(part)]
-    edges = [*begins, math.inf] if bands else []
-    return [
-        tuple(tuple(n for n, w in layer.items() if low <= w < high) for layer in layers)
-        for low, high in pairwise(edges)
-    ]
+    groups = np.array_split(
+        distinct, min(bands, len(distinct))
+    )  # others would be empty
+    edges = [group[0] for group in groups]
+    stopped = []
+    for low, high in pairwise([*edges, math.inf]):
+        planes = [_within(of_layer, low, high) for of_layer in layers]
+        stopped.append(tuple(planes))
+    return stopped
+
+
+def _within(wavelengths: Wavelengths, low: float, high: float) -> PlaneSet:
+    """The planes with wavelengths from `low` up to but without `high`."""
+    planes = []
+    for plane, length in wavelengths.items():
+        if low <= length < high:
+            planes.append(plane)
+    return tuple(planes)

@@ -5,25 +5,26 @@ It matters *which* planes stop only if as many random planes have a different co
 
 import json
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 import xarray as xr
 
 from ropelens.arguments import Count, Number, Positive, Whole, public
-from ropelens.interventions.cuts import Cut, End, PlaneSweep, rotating_planes
-from ropelens.interventions.edit import Edit, stop
-from ropelens.interventions.edit import scale as scale_planes
-from ropelens.interventions.evaluate import evaluate
-from ropelens.profiles.measurement import Measured, Measurement
-from ropelens.rope.select import (
-    ALL_HEADS,
-    PlaneNumbers,
-    heads_by_layer,
-    heads_of_layers,
+from ropelens.interventions.cuts import (
+    Cut,
+    End,
+    PlaneSweep,
+    Wavelengths,
+    rotating_planes,
 )
+from ropelens.interventions.edit import scale as scale_planes
+from ropelens.interventions.edit import stop
+from ropelens.interventions.evaluate import evaluate
+from ropelens.interventions.plane_edits import Edit
+from ropelens.profiles.measurement import Measured, Measurement
+from ropelens.rope.select import ALL_HEADS, PlaneNumbers, heads_by_layer
 from ropelens.runtime.progress import ProgressOption, display_of, opening
 from ropelens.schema import SWEEP, labelled
 from ropelens.text.prompts import TokenNames
@@ -37,8 +38,7 @@ def truncate(
     text: TextInput,
     *,
     tokenizer: TokenNames | None = None,
-    heads: str = ALL_HEADS,
-    layers: str | None = PlaneSweep.layers,
+    heads: str | None = PlaneSweep.heads,
     keep: Sequence[Number] = PlaneSweep.keep,
     ends: Sequence[End] = PlaneSweep.ends,
     bands: Count = PlaneSweep.bands,
@@ -52,10 +52,10 @@ def truncate(
 ) -> xr.Dataset:
     """Stop more and more planes of `model` and measure the effect, always on the same text.
 
-    Planes stop in `heads`, such as "3.4,12-29.*", or in all heads of `layers`, such as "full",
-    "0-3,7" or "*" (all layers). By default they stop in all layers, or if the model has several
-    kinds of layers that rotate (`layer_type` of a profile), in one kind after the other. They
-    stop for each share of these layers' rotating planes in `keep` and each of `ends`:
+    Planes stop in `heads`, such as "3.4,12-29.*", "full.*", or "*.*" (all heads together). By
+    default they stop in all heads, or if the model has several kinds of layers that rotate
+    (`layer_type` of a profile), in one kind after the other. They stop for each share of these
+    layers' rotating planes in `keep` and each of `ends`:
 
     - "slow" stops the slowest planes and keeps int(p D // 2) planes of D rotated coordinates,
       as p-RoPE does (`rope_type` "proportional" of transformers).
@@ -78,91 +78,138 @@ def truncate(
     Raises `BadArgument` for shares outside [0, 1] and for heads that do not exist or do not
     rotate, `UnsupportedModel` for a model that does not rotate, and the errors of `evaluate`.
     """
-    heads = heads_of_layers(layers or "*", ALL_HEADS if heads == "*" else heads)
-    options: dict[str, Any] = {
-        "keep": keep,
-        "ends": ends,
-        "bands": bands,
-        "controls": controls,
-    }
     sweep = PlaneSweep(
-        heads=heads, layers=layers, measures=measures, scale=scale, **options
+        heads=heads,
+        keep=keep,
+        ends=ends,
+        bands=bands,
+        controls=controls,
+        scale=scale,
+        measures=measures,
     )
-    options = {"rows": rows, "seed": seed, "batch_size": batch_size}
-    measurement = Measurement.of(model, text, tokenizer=tokenizer, **options)
-    live, context = measurement.live, measurement.text.context
-    everywhere = layers is None and heads == ALL_HEADS
+    measurement = Measurement.of(
+        model, text, tokenizer=tokenizer, rows=rows, seed=seed, batch_size=batch_size
+    )
     with opening(display_of(progress), "probing"):
-        turning = [
-            rotating_planes(layer) for layer in measurement.rotation.planes(alike=True)
-        ]
-        rotating = [number for number, planes in enumerate(turning) if planes]
-        chosen = live.attending_heads
-        if not everywhere:
-            able = chosen & torch.tensor([bool(planes) for planes in turning])[:, None]
-            kind_names = measurement.rotation.kind_names
-            chosen = heads_by_layer(heads, able, kind_names, doing="rotate")
-        kinds = [kind.name for kind in measurement.rotation.kinds]
-    swept = {layer: kinds[layer] for layer in rotating if chosen[layer].any()}
-    if not everywhere or len({*swept.values()}) < 2:
-        swept = dict.fromkeys(swept, "all")
-    groups = {
-        name: [
-            planes if swept.get(n) == name else {} for n, planes in enumerate(turning)
-        ]
-        for name in swept.values() or ["all"]
-    }
-    cuts = sweep.cuts(groups, seed=measurement.seed)
-    by_layer: list[Sequence[int | str]] = ["*" for _ in turning]
-    if not everywhere:
-        by_layer = [mask.nonzero().flatten().tolist() for mask in chosen]
+        swept = SweptHeads.of(measurement, heads)
+    cuts = sweep.cuts(swept.groups, seed=measurement.seed)
     # Cuts that stop the same planes are measured once, under the name of the first cut.
     names = {cut.stopped: cut.edit for cut in reversed(cuts)}
-    farthest = (min(live.context, context) - 1) // 2
+    edits = {}
+    for cut in cuts:
+        if cut.kind != "none":
+            edits[names[cut.stopped]] = edits_of(cut, swept.by_layer, scale)
+    farthest = (min(measurement.live.context, measurement.text.context) - 1) // 2
     evaluation = evaluate(
         measurement,
         measurement.text,
-        edits={
-            names[x.stopped]: edits_of(x, by_layer, scale)
-            for x in cuts
-            if x.kind != "none"
-        },
+        edits=edits,
         measures=measures,
         distances=tuple(max(2, farthest >> halvings) for halvings in (6, 4, 2, 0)),
         tokenizer=tokenizer,
         progress=progress,
     )
     entries = evaluation.sel(edit=[names[cut.stopped] for cut in cuts])
-    numbers = {
-        name: [n for n, x in enumerate(layers) if x] for name, layers in groups.items()
-    }
-    facts: dict[str, Any] = {"heads": heads, "layers": json.dumps(numbers)}
-    facts |= {} if scale is None else {"scale": float(scale)}
-    return named_entries(entries, cuts).assign_attrs(facts)
+    truncation = named_entries(entries, cuts).assign_attrs(
+        heads=heads or ALL_HEADS, layers=json.dumps(swept.layers)
+    )
+    if scale is not None:
+        truncation.attrs["scale"] = float(scale)
+    return truncation
+
+
+@dataclass(frozen=True)
+class SweptHeads:
+    """The heads whose planes stop.
+
+    `groups` are the planes of each layer that stop together, by the name of the group: the kind
+    of its layers, or "all". `by_layer` are the heads of each layer, or "*" for all of them.
+    """
+
+    groups: dict[str, list[Wavelengths]]
+    by_layer: Sequence[Sequence[int] | Sequence[str]]
+
+    @property
+    def layers(self) -> dict[str, list[int]]:
+        """The layers of each group."""
+        layers = {}
+        for name, planes in self.groups.items():
+            layers[name] = [layer for layer, of_layer in enumerate(planes) if of_layer]
+        return layers
+
+    @classmethod
+    def of(cls, measurement: Measurement, heads: str | None) -> "SweptHeads":
+        """The heads in a list such as "3.4,full.*", or all heads by kind of layers for None."""
+        turning = [
+            rotating_planes(planes)
+            for planes in measurement.rotation.planes(alike=True)
+        ]
+        if heads is None:
+            every_head = [["*"] for _ in turning]
+            return cls(_by_layer_type(measurement, turning), every_head)
+        rotates = torch.tensor([bool(planes) for planes in turning])
+        able = measurement.live.attending_heads & rotates[:, None]
+        layer_types = measurement.rotation.kind_names
+        chosen = heads_by_layer(heads, able, layer_types, doing="rotate")
+        planes = [
+            of_layer if chosen[layer].any() else {}
+            for layer, of_layer in enumerate(turning)
+        ]
+        by_layer = [mask.nonzero().flatten().tolist() for mask in chosen]
+        return cls({"all": planes}, by_layer)
+
+
+def _by_layer_type(
+    measurement: Measurement, turning: list[Wavelengths]
+) -> dict[str, list[Wavelengths]]:
+    """The rotating planes of each kind of layers, or of "all" layers if there is one kind."""
+    attends = measurement.live.attending_heads.any(1)
+    types = []
+    for layer, kind in enumerate(measurement.rotation.kinds):
+        swept = bool(turning[layer]) and bool(attends[layer])
+        types.append(kind.name if swept else "")
+    names = [name for name in dict.fromkeys(types) if name]
+    if len(names) < 2:
+        planes = [
+            of_layer if name else {}
+            for of_layer, name in zip(turning, types, strict=True)
+        ]
+        return {"all": planes}
+    groups = {}
+    for name in names:
+        groups[name] = [
+            of_layer if layer_type == name else {}
+            for of_layer, layer_type in zip(turning, types, strict=True)
+        ]
+    return groups
 
 
 def named_entries(evaluation: xr.Dataset, cuts: Sequence[Cut]) -> xr.Dataset:
     """`evaluation`, whose entries are the `cuts`, with coordinates that describe the cuts."""
-    columns = {row.name: [getattr(cut, row.name) for cut in cuts] for row in SWEEP}
-    texts = {
-        name: object for name, column in columns.items() if isinstance(column[0], str)
-    }
-    values = {
-        name: np.array(column, dtype=texts.get(name))
-        for name, column in columns.items()
-    }
-    return evaluation.assign_coords(labelled(values, SWEEP)).assign_attrs(
-        kind="truncation"
-    )
+    values = {}
+    for row in SWEEP:
+        column = [getattr(cut, row.name) for cut in cuts]
+        dtype = object if isinstance(column[0], str) else None
+        values[row.name] = np.array(column, dtype=dtype)
+    named = evaluation.assign_coords(labelled(values, SWEEP))
+    return named.assign_attrs(kind="truncation")
 
 
 def edits_of(
-    cut: Cut, by_layer: Sequence[Sequence[int | str]], by: Number | None = None
+    cut: Cut,
+    by_layer: Sequence[Sequence[int] | Sequence[str]],
+    by: Number | None = None,
 ) -> list[Edit]:
     """Edits that make a cut: one edit for all layers that stop the same planes."""
-    edits, change = [], stop if by is None else partial(scale_planes, by=by)
+    edits = []
     for planes, layers in cut.layers_of.items():
         heads = [f"{layer}.{head}" for layer in layers for head in by_layer[layer]]
-        if planes and heads:
-            edits.append(change(PlaneNumbers(planes), heads=",".join(heads)))
+        if not (planes and heads):
+            continue
+        select = PlaneNumbers(planes)
+        names = ",".join(heads)
+        if by is None:
+            edits.append(stop(select, heads=names))
+        else:
+            edits.append(scale_planes(select, by=by, heads=names))
     return edits

@@ -99,18 +99,6 @@ def heads_by_layer(
     return chosen
 
 
-def heads_of_layers(layers: str, heads: str = ALL_HEADS) -> str:
-    """The list of all heads in `layers`, such as "full" or "0-3,7"; "*" returns `heads`."""
-    if layers == "*":
-        return heads
-    if heads != ALL_HEADS:
-        hint = 'heads="full.*" for all heads of full layers'
-        raise BadArgument(
-            "Give either layers or heads.", seen=f"{layers}, {heads}", hint=hint
-        )
-    return ",".join(f"{layer.strip()}.*" for layer in layers.split(","))
-
-
 def _numbered(name: str, count: int) -> Bool[Tensor, " number"]:
     first, dash, last = name.partition("-")
     ends = [0, count] if name == "*" else [first, last if dash else first]

@@ -11,6 +11,7 @@ from oracles.tiny import COMMON
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import ropelens as rl
+from ropelens.analysis.sweep_plan import stated_kinds
 from ropelens.errors import BadArgument
 from ropelens.profiles.kinds import layers_by_kind
 
@@ -88,6 +89,7 @@ def test_kinds_of_layers_follow_masks_and_rotations(name: str):
     rope = rl.measure_rope(model)
     kinds = kinds or ["recurrent", "full"] * 3
     assert rope["layer_type"].values.tolist() == kinds[:6]
+    assert stated_kinds(model.config) == kinds[:6]
     windows = rope["reach"].values[np.isin(rope["layer_type"], ["sliding", "chunked"])]
     assert (windows == WINDOW).all()
     full = rope["reach"].values[rope["layer_type"] == "full"]
@@ -145,10 +147,10 @@ def test_a_sweep_stops_the_planes_of_one_kind_after_the_other():
             slow["wavelength_high"].values, [wavelength], rtol=1e-5
         )
         assert (of_kind["planes_stopped"] > 0).all()
-        alone = rl.truncate(model, TOKENS, bands=2, layers=kind, **options)
+        alone = rl.truncate(model, TOKENS, bands=2, heads=f"{kind}.*", **options)
         names = [f"{kind} {name}" for name in alone["edit"].values[1:]]
         np.testing.assert_array_equal(alone["loss"][1:], sweep["loss"].sel(edit=names))
-    together = rl.truncate(model, TOKENS, layers="*", **options)
+    together = rl.truncate(model, TOKENS, heads="*.*", **options)
     assert set(together["layers"].values) == {"all"}
     assert (
         together["mean_loss"][1] - sweep["mean_loss"].sel(edit="full slow 0.5")
