@@ -27,25 +27,37 @@ def attention_change(
     total = torch.zeros(sets.shape[1], after.query.shape[1], dtype=torch.float64)
     if not before.visibility.agrees(after.visibility):
         return total + torch.nan
-    calls = [SampledCall(call, rows, still) for call in (before, after)]
-    blocks = (blocks_of(call, slice(0, call.k.shape[1])) for call in calls)
-    for pair in zip(*blocks, strict=True):
-        log_before, log_after = (_log_attention(block) for block in pair)
+    sampled_before = SampledCall(before, rows, still)
+    sampled_after = SampledCall(after, rows, still)
+    every_head = slice(0, sampled_before.k.shape[1])
+    blocks_before = blocks_of(sampled_before, every_head)
+    blocks_after = blocks_of(sampled_after, every_head)
+    for block, changed_block in zip(blocks_before, blocks_after, strict=True):
+        log_before = _log_attention(block)
+        log_after = _log_attention(changed_block)
         # If A is 0, so is the term: keys that are not seen have the same finite score twice.
-        ratio = log_before - log_after
-        divergence = log_before.exp_().mul_(ratio).sum(-1)
-        position = pair[0].position[:, None].expand(*sets.shape[:2], -1).to(sets.device)
-        weight = sets.gather(2, position) * pair[0].weight[:, None].to(sets.device)
-        moved = torch.einsum("bsr,bhr->sh", weight.to(divergence), divergence)
-        total += moved.to("cpu", torch.float64)
+        log_ratio = log_before - log_after
+        divergence = log_before.exp_().mul_(log_ratio).sum(-1)
+        weight = _weight_in_sets(block, sets)
+        change = torch.einsum("bsr,bhr->sh", weight.to(divergence), divergence)
+        total += change.to("cpu", torch.float64)
     return total
 
 
-def _log_attention(block: Block) -> Float[Tensor, "batch head row key"]:
+def _weight_in_sets(
+    block: Block, sets: Bool[Tensor, "batch set position"]
+) -> Float[Tensor, "batch set row"]:
+    """Weight of each row of the block in the sets that contain its position, otherwise 0."""
+    batch, count, _ = sets.shape
+    position = block.position[:, None].expand(batch, count, -1).to(sets.device)
+    return sets.gather(2, position) * block.weight[:, None].to(sets.device)
+
+
+def _log_attention(block: Block) -> Float[Tensor, "batch head row _"]:
+    """Log of the attention on each key, and on the learned sink if there is one."""
     scores = block.scores.flatten(1, 2)
-    if block.call.sink_logits is None:
-        return scores.log_softmax(-1)
-    sink = block.call.sink_logits.to(scores)[None, :, None, None]
-    return torch.cat([scores, sink.expand(*scores.shape[:3], 1)], dim=-1).log_softmax(
-        -1
-    )
+    if block.call.sink_logits is not None:
+        sink = block.call.sink_logits.to(scores)[None, :, None, None]
+        of_rows = sink.expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, of_rows], dim=-1)
+    return scores.log_softmax(-1)

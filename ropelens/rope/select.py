@@ -1,5 +1,6 @@
 """The planes and heads that an edit changes, and the planes that a truncation sweep stops."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from ropelens.errors import BadArgument
 from ropelens.rope.planes import Planes
 
 ALL_HEADS = "*.*"
+NUMBERS = re.compile(r"(?P<first>\d+)(-(?P<last>\d+))?")
 HeadMask = Bool[Tensor, "layer head"]
 
 Selection = Callable[[Planes], Bool[Tensor, " frequency"]]
@@ -33,8 +35,8 @@ class Slowest:
             )
 
     def __call__(self, planes: Planes) -> Bool[Tensor, " frequency"]:
-        number = kept_planes(1 - self.fraction, planes.rotary_dim)
-        return torch.arange(len(planes.inv_freq)) >= number
+        kept = kept_planes(1 - self.fraction, planes.rotary_dim)
+        return torch.arange(len(planes.inv_freq)) >= kept
 
 
 @dataclass(frozen=True)
@@ -73,36 +75,58 @@ def heads_by_layer(
 ) -> HeadMask:
     """The heads in a list such as "3.5,4.*,full.*" that are `able` to attend or to rotate.
 
-    Raises `BadArgument` if an item of the list matches no head.
+    `kinds` returns the kind of each layer, if the list has letters. Raises `BadArgument` if an
+    item of the list matches no head.
     """
     names = kinds() if any(letter.isalpha() for letter in heads) else ()
-    (layers, count), among = able.shape, able.any(1).nonzero().flatten().tolist()
     chosen = torch.zeros_like(able)
-    for part in heads.split(","):
-        layer, _, head = part.strip().partition(".")
-        of_kind = [layer == kind for kind in names]
-        in_layer = torch.tensor(of_kind) if any(of_kind) else _numbered(layer, layers)
-        named = in_layer[:, None] & _numbered(head, count)
-        if not (able & named).any():
-            that = f" that {doing}s" * bool(named.any())
-            able_layers = f" ({', '.join(map(str, among))} {doing})" * (
-                len(among) < layers
+    for item in heads.split(","):
+        listed = _listed_heads(item.strip(), able, names)
+        if not (able & listed).any():
+            who = f"head {item.strip()!r}"
+            if listed.any():
+                who += f" that {doing}s"
+            raise BadArgument(
+                f"The model has no {who}.",
+                seen=_heads_of_model(able, names, doing),
+                hint='"1.0" for head 0 of layer 1, "1.*" for all of layer 1, "0-2.0,*.1"',
             )
-            seen = f"layers 0 to {layers - 1}{able_layers}, heads 0 to {count - 1}"
-            seen += f"; kinds of layers: {', '.join(dict.fromkeys(names))}" * bool(
-                names
-            )
-            hint = '"1.0" for head 0 of layer 1, "1.*" for all of layer 1, "0-2.0,*.1"'
-            what = f"The model has no head {part.strip()!r}{that}."
-            raise BadArgument(what, seen=seen, hint=hint)
-        chosen |= able & named
+        chosen |= able & listed
     return chosen
 
 
-def _numbered(name: str, count: int) -> Bool[Tensor, " number"]:
-    first, dash, last = name.partition("-")
-    ends = [0, count] if name == "*" else [first, last if dash else first]
-    within = all(str(end).isdecimal() for end in ends)
-    low, high = (min(int(end), count) for end in ends) if within else (count, count)
+def _listed_heads(item: str, able: HeadMask, kinds: Sequence[str]) -> HeadMask:
+    """The heads of one item, such as "3.5", "0-2.*" or "full.*", also if they do not attend."""
+    layers, heads = able.shape
+    layer, _, head = item.partition(".")
+    if layer in kinds:
+        in_layer = torch.tensor([layer == kind for kind in kinds])
+    else:
+        in_layer = _listed_numbers(layer, layers)
+    return in_layer[:, None] & _listed_numbers(head, heads)
+
+
+def _listed_numbers(text: str, count: int) -> Bool[Tensor, " number"]:
+    """Which of the numbers from 0 are in "*", "3" or "0-2"; none for any other text."""
+    if text == "*":
+        return torch.ones(count, dtype=torch.bool)
+    match = NUMBERS.fullmatch(text)
+    if match is None:
+        return torch.zeros(count, dtype=torch.bool)
+    first = match["first"]
+    last = first if match["last"] is None else match["last"]
     number = torch.arange(count)
-    return (number >= low) & (number <= high)
+    return (number >= min(int(first), count)) & (number <= min(int(last), count))
+
+
+def _heads_of_model(able: HeadMask, kinds: Sequence[str], doing: str) -> str:
+    """The layers, heads and kinds of layers of a model in words, for an error message."""
+    layers, heads = able.shape
+    able_layers = able.any(1).nonzero().flatten().tolist()
+    words = f"layers 0 to {layers - 1}"
+    if len(able_layers) < layers:
+        words += f" ({', '.join(map(str, able_layers))} {doing})"
+    words += f", heads 0 to {heads - 1}"
+    if kinds:
+        words += f"; kinds of layers: {', '.join(dict.fromkeys(kinds))}"
+    return words

@@ -29,9 +29,13 @@ class TargetRotation:
 
     def shared(self, *, groups: int) -> "TargetRotation | None":
         """One row for each of `groups` groups of heads; None if heads of a group differ."""
-        parts = [x.unflatten(0, (groups, -1)) for x in (self.inv_freq, self.gain)]
-        same = all((x == x[:, :1]).all() for x in parts)
-        return TargetRotation(*(x[:, 0] for x in parts)) if same else None
+        inv_freq = self.inv_freq.unflatten(0, (groups, -1))
+        gain = self.gain.unflatten(0, (groups, -1))
+        first_inv_freq = inv_freq[:, :1]
+        first_gain = gain[:, :1]
+        if not ((inv_freq == first_inv_freq).all() and (gain == first_gain).all()):
+            return None
+        return TargetRotation(first_inv_freq[:, 0], first_gain[:, 0])
 
 
 def rotate_to(
@@ -41,9 +45,8 @@ def rotate_to(
     if (target.inv_freq == planes.inv_freq.float()).all() and (target.gain == 1).all():
         return x
     target = target.shared(groups=1) or target
-    position = positions_by_plane(positions, planes).to(x.device, torch.float32)[
-        :, None
-    ]
+    position = positions_by_plane(positions, planes).to(x.device, torch.float32)
+    position = position[:, None]
     old = (position * planes.inv_freq.to(x.device, torch.float32)).double()
     new = (position * target.inv_freq.to(x.device)[:, None]).double()
     gain = planes.by_coordinate(target.gain)[:, None].to(x.device)
@@ -54,16 +57,20 @@ def rotate_to(
 def rotate_by(x: HeadVectors, angle: Angles, planes: Planes) -> HeadVectors:
     """Multiply every plane by exp(i angle); an angle of 0 changes no bit."""
     exact = torch.promote_types(x.dtype, torch.float32)
-    cos, sin = (z.to(exact) for z in (angle.double().cos(), angle.double().sin()))
-    real, imaginary = (x[..., part].to(exact) for part in (planes.first, planes.second))
-    result = x.clone()
-    result[..., planes.first] = (real * cos - imaginary * sin).to(x.dtype)
-    result[..., planes.second] = (imaginary * cos + real * sin).to(x.dtype)
-    return result
+    cos = angle.double().cos().to(exact)
+    sin = angle.double().sin().to(exact)
+    real = x[..., planes.first].to(exact)
+    imaginary = x[..., planes.second].to(exact)
+    rotated = x.clone()
+    rotated[..., planes.first] = (real * cos - imaginary * sin).to(x.dtype)
+    rotated[..., planes.second] = (imaginary * cos + real * sin).to(x.dtype)
+    return rotated
 
 
 def positions_by_plane(
     positions: Positions, planes: Planes
 ) -> Int[Tensor, "_ position _"]:
     """The positions by which each plane rotates; one for all planes without axes (M-RoPE)."""
-    return positions[..., None] if positions.ndim == 2 else positions[..., planes.axis]
+    if positions.ndim == 2:
+        return positions[..., None]
+    return positions[..., planes.axis]
