@@ -50,6 +50,12 @@ def test_operators_numbers_and_defaults_are_changed_but_no_messages_or_axes(
     assert len({mutant.source(package) for mutant in mutants}) == len(CHANGES)
 
 
+def test_the_tests_of_every_room_exist():
+    files = {name.split("::")[0] for names in mutate.TESTS.values() for name in names}
+    missing = [name for name in files if not (mutate.ROOT / "tests" / name).exists()]
+    assert not missing
+
+
 def test_every_function_gets_a_mutant_before_one_gets_two(tmp_path: Path):
     lines = [f"def f{n}(x):\n    return x + {n} - (x > {n})" for n in range(4)]
     package = write_package(tmp_path, "\n".join(lines))
