@@ -6,9 +6,10 @@ triangle is computed.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from copy import copy
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -35,28 +36,45 @@ def blocks_of(
     compared with `BLOCK_ELEMENTS`.
     """
     batch, kv_heads, group = sampled.row_q.shape[:3]
-    device, count = sampled.k.device.type, sampled.position.shape[1]
+    device = sampled.k.device.type
     area = int(share * fast_products.BLOCK_ELEMENTS[device]) // (batch * group)
+    chosen = slice(0, kv_heads)
     if heads is not None:
+        chosen = heads
         area //= 2 * (heads.stop - heads.start)
-    most = fast_products.BLOCK_ROWS[device]
-    ends = sampled.rows.ends
-    if (
-        not sampled.rows.dense
-    ):  # in a block of many distant rows, most rows see few of the keys
-        few = count * max(ends) <= area // 4
-        most = count if few else sparse_rows(count, device)
-    chosen, begin = heads or slice(0, kv_heads), 0
-    while begin < count:
-        rows = min(most, count - begin)
-        while rows > fast_products.FEWEST_ROWS and rows * ends[begin + rows - 1] > area:
-            rows = (rows + 1) // 2
-        size = rows * ends[begin + rows - 1]
-        together = kv_heads if heads else max(1, area // size)
+    for rows in _split_rows(sampled, area):
+        together = kv_heads
+        if heads is None:
+            together = max(1, area // _scores_of(rows, sampled.rows.ends))
         for first in range(chosen.start, chosen.stop, together):
-            part = slice(first, min(first + together, chosen.stop))
-            yield Block(sampled, slice(begin, begin + rows), part)
-        begin += rows
+            of_block = slice(first, min(first + together, chosen.stop))
+            yield Block(sampled, rows, of_block)
+
+
+def _split_rows(sampled: SampledCall, area: int) -> Iterator[slice]:
+    """Split the rows so that a block of one head has about `area` scores."""
+    device = sampled.k.device.type
+    count = sampled.position.shape[1]
+    ends = sampled.rows.ends
+    most = fast_products.BLOCK_ROWS[device]
+    if not sampled.rows.dense:
+        # In a block of many distant rows, most rows see few of the keys.
+        fits_into_block = count * max(ends) <= area // 4
+        most = count if fits_into_block else sparse_rows(count, device)
+    begin = 0
+    while begin < count:
+        rows = slice(begin, min(begin + most, count))
+        size = rows.stop - begin
+        while size > fast_products.FEWEST_ROWS and _scores_of(rows, ends) > area:
+            size = (size + 1) // 2
+            rows = slice(begin, begin + size)
+        yield rows
+        begin = rows.stop
+
+
+def _scores_of(rows: slice, ends: Sequence[int]) -> int:
+    """Number of scores of a block with these rows and one head."""
+    return (rows.stop - rows.start) * ends[rows.stop - 1]
 
 
 def sparse_rows(count: int, device: str) -> int:
@@ -76,19 +94,24 @@ class Block:
     """
 
     def __init__(self, sampled: SampledCall, rows: slice, heads: slice) -> None:
-        self.sampled, self.call, self.planes = sampled, sampled.call, sampled.planes
-        self.heads, self.rows = heads, rows
+        self.sampled = sampled
+        self.call = sampled.call
+        self.planes = sampled.planes
+        self.heads = heads
+        self.rows = rows
         self.visibility = sampled.visibility.block(rows.start, rows.stop)
         self.keys = self.visibility.keys
-        whole = sampled.device_visibility
-        self.device_visibility = whole.block(rows.start, rows.stop, self.keys)
-        self.position, self.weight = sampled.position[:, rows], sampled.weight[:, rows]
         self.columns = slice(self.keys.start, self.keys.stop)
+        all_rows = sampled.device_visibility
+        self.device_visibility = all_rows.block(rows.start, rows.stop, self.keys)
+        self.position = sampled.position[:, rows]
+        self.weight = sampled.weight[:, rows]
         self.q = sampled.row_q[:, heads, :, rows]
         self.k = sampled.k[:, heads, self.columns]
         self.tokens = sampled.tokens[:, self.columns]
         group = self.q.shape[2]
         self.query_heads = slice(heads.start * group, heads.stop * group)
+        self._scores: ByKey | None = None
 
     def of_heads(
         self, heads: Int[Tensor, " some"], members: Int[Tensor, " member"]
@@ -120,32 +143,33 @@ class Block:
         """k~ of the keys."""
         return self.sampled.k_still[:, self.heads, self.columns]
 
-    @cached_property
+    @property
     def scores(self) -> ByKey:
         """L_ij = s q_i k_j after a soft-cap; about `HIDDEN` if row i does not see key j."""
-        return self._scores(self.buffer("scores"))
+        if self._scores is None:
+            self._scores = self._write_scores(self.buffer("scores"))
+        return self._scores
 
-    def _scores(self, out: ByKey) -> ByKey:
+    def _write_scores(self, out: ByKey) -> ByKey:
         fast_products.products(self.q, self.k, scale=self.call.scale, out=out)
         return self.hide(self.call.squash(out))
 
     @property
     def attention(self) -> ByKey:
         """A_i: the softmax of L_i over the keys that row i sees."""
-        return self._softmax[0]
+        return self._softmax.weights
 
     @property
     def log_norm(self) -> ByRow:
         """log sum_j exp(L_ij)."""
-        return self._softmax[1]
+        return self._softmax.log_norm
 
     @cached_property
-    def _softmax(self) -> tuple[Tensor, Tensor]:
+    def _softmax(self) -> fast_products.Softmax:
         out = self.buffer("attention")
-        if self.call.softcap is None and "scores" not in vars(self):
-            return fast_products.softmax(
-                self._scores(out)
-            )  # one matrix in the caches, not two
+        if self.call.softcap is None and self._scores is None:
+            # One matrix in the caches, not two.
+            return fast_products.softmax(self._write_scores(out))
         return fast_products.softmax(self.scores, out=out)
 
     def expect(self, values: ByKey) -> ByRow:
@@ -201,13 +225,13 @@ class Block:
     def sees_all_behind(self) -> bool:
         """Whether each row sees all keys of the block up to its own, and no other keys."""
         visible = self.visibility
-        return visible.mask is None and visible.seen_by_all[0] <= self.keys.start
+        return visible.mask is None and visible.seen_by_all.start <= self.keys.start
 
     def hide(self, scores: ByKey) -> ByKey:
         """`scores`, changed in place: a row gets weight 0 for keys that it does not see."""
         seen_by_all = self.visibility.seen_by_all  # read on the host
-        for columns, penalty in self.device_visibility.penalties(*seen_by_all):
-            scores[..., columns].add_(penalty)
+        for penalty in self.device_visibility.penalties(seen_by_all):
+            scores[..., penalty.columns].add_(penalty.number)
         return scores
 
     @cached_property
@@ -216,14 +240,16 @@ class Block:
         offset = (self.self_column[..., None] - self.sinks).clamp(min=0)
         bins = bin_of(offset, offset_edges(self.call.key.shape[2]))[:, None, None]
         shape = (*self.q.shape[:4], len(self.sinks))
-        kind, bins = self.sink_kind.expand(shape), (bins + 1 + len(SINKS)).expand(shape)
+        kind = self.sink_kind.expand(shape)
+        bins = (bins + 1 + len(SINKS)).expand(shape)
         return torch.stack([kind, bins * (kind > 0)], dim=-1).flatten(-3)
 
     def from_offsets(
         self, x: Float[Tensor, "fold kv_head group column"], *, out: ByKey
     ) -> ByKey:
         """The value of each key, from values for the farthest offset, ..., 1, 0, -1, ..."""
-        begin = _begin_in_folds(self._begins[0], len(out), len(x), x[0].numel())
+        begin = self._windows.from_offsets
+        begin = _begin_in_folds(begin, len(out), len(x), x[0].numel())
         return fast_products.windows(x, begin, out=out)
 
     def by_offset(
@@ -235,8 +261,9 @@ class Block:
         """
         # A window ends with the row's own key. It begins with hidden keys of the row above if
         # the row has too few keys; only first rows have no row above that sees fewer keys.
-        begin, beyond = self._begins[1:]
-        at_offset = fast_products.windows(values, begin, out=self.buffer("by offset"))
+        beyond = self._windows.beyond
+        out = self.buffer("by offset")
+        at_offset = fast_products.windows(values, self._windows.by_offset, out=out)
         first = at_offset[..., 0, :].masked_fill_(beyond[..., 0, :], 0)
         own = int(self.position[0, 0]) - self.keys.start  # the first row in memory
         first[0, 0, 0, -own - 1 :] = values[0, 0, 0, 0, : own + 1]
@@ -245,9 +272,9 @@ class Block:
         return at_offset
 
     @property
-    def _begins(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Where the windows of both functions begin, and the offsets beyond the first key."""
-        return _begins(self.device_visibility, self.q.shape[:4], self.call.key.shape[2])
+    def _windows(self) -> "Windows":
+        context = self.call.key.shape[2]
+        return _find_windows(self.device_visibility, self.q.shape[:4], context)
 
     def sum_by_offset(
         self, values: ByKey
@@ -275,7 +302,8 @@ class Block:
     def buffer(self, name: str, *lead: int) -> Float[Tensor, "*lead group row key"]:
         """A matrix of this block, in memory that all blocks share: fresh pages cost more."""
         shape = (*lead, *self.q.shape[:4], len(self.keys))
-        size, buffers = math.prod(shape), self.sampled.buffers
+        size = math.prod(shape)
+        buffers = self.sampled.buffers
         if name not in buffers or len(buffers[name]) < size:
             buffers[name] = self.k.new_empty(size)
         return buffers[name][:size].view(shape)
@@ -283,24 +311,38 @@ class Block:
 
 @kept(most=2)
 def _sink_columns(visible: Visibility, sinks: Tensor) -> Int[Tensor, " sink"]:
-    ends, position = (visible.keys.start, visible.keys.stop), sink_positions(sinks)
-    inside = slice(*torch.searchsorted(position, torch.tensor(ends)).tolist())
-    return on_device(position, visible.position.device)[inside] - visible.keys.start
+    position = sink_positions(sinks)
+    ends = torch.tensor([visible.keys.start, visible.keys.stop])
+    first, last = torch.searchsorted(position, ends).tolist()
+    here = on_device(position, visible.position.device)[first:last]
+    return here - visible.keys.start
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Where the windows of `from_offsets` and `by_offset` begin in memory.
+
+    `beyond` marks the offsets of each row that are beyond the first key of the block.
+    """
+
+    from_offsets: Int[Tensor, "batch row"]
+    by_offset: Int[Tensor, " row_of_all"]
+    beyond: Bool[Tensor, "shared 1 1 row key"]
 
 
 @kept()
-def _begins(
-    visible: Visibility, shape: torch.Size, context: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    count, own = len(visible.keys), visible.position - visible.keys.start
+def _find_windows(visible: Visibility, shape: torch.Size, context: int) -> Windows:
+    count = len(visible.keys)
+    own = visible.position - visible.keys.start
     far = torch.arange(count - 1, -1, -1, device=own.device)
     beyond = far > own[:, None, None, :, None]
     own = own[:, None, None].expand(shape)
+    heads = shape[1:3]
     row = torch.arange(own.numel(), device=own.device).view(shape)
-    head = torch.arange(shape[1:3].numel(), device=own.device).view(shape[1:3])
+    head = torch.arange(heads.numel(), device=own.device).view(heads)
     from_offsets = 2 * context * head[..., None] + context - 1 - own
     by_offset = (row * count + own - (count - 1)).clamp(min=0)
-    return from_offsets.flatten(1), by_offset.flatten(), beyond
+    return Windows(from_offsets.flatten(1), by_offset.flatten(), beyond)
 
 
 @kept()

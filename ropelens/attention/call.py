@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ropelens.attention.visibility import Visibility
+from ropelens.attention.visibility import SequenceIndex, Visibility
+from ropelens.caches import on_device
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,25 @@ class AttentionCall:
             sink_logits=None if sinks is None else sinks[heads.to(sinks.device)],
         )
 
+    def of_sequences(self, index: SequenceIndex) -> "AttentionCall":
+        """The call of some sequences. `index` may be on the host or on the device."""
+        device_index = index
+        if isinstance(index, Tensor):
+            device_index = on_device(index, self.key.device)
+        return replace(
+            self,
+            query=self.query[device_index],
+            key=self.key[device_index],
+            value=self.value[device_index],
+            output=self.output[device_index],
+            visibility=self.visibility.of_sequences(index),
+        )
+
     def squash(self, scores: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """`scores` after the model's soft-cap, if it has one; changed in place."""
-        cap = self.softcap
-        return scores if cap is None else scores.div_(cap).tanh_().mul_(cap)
+        if self.softcap is None:
+            return scores
+        return scores.div_(self.softcap).tanh_().mul_(self.softcap)
 
 
 def attention_map(call: AttentionCall) -> Float[Tensor, "batch head row key"]:
@@ -74,8 +90,9 @@ def attention_map(call: AttentionCall) -> Float[Tensor, "batch head row key"]:
     scores = scores.masked_fill(hidden.to(scores.device), -torch.inf)
     if call.sink_logits is None:
         return scores.softmax(-1)
-    sink = call.sink_logits.to(dtype)[None, :, None, None].expand(*scores.shape[:3], 1)
-    return torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
+    sink_logits = call.sink_logits.to(dtype)[None, :, None, None]
+    with_sink = torch.cat([scores, sink_logits.expand(*scores.shape[:3], 1)], dim=-1)
+    return with_sink.softmax(-1)[..., :-1]
 
 
 def output_error(

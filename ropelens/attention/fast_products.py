@@ -1,5 +1,7 @@
 """Products that keep blocks of scores in fast memory; plain products take twice the time."""
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
@@ -17,9 +19,10 @@ SPARSE_BLOCKS = {"cpu": 8, "cuda": 2}
 """Number of blocks of sampled rows: half of a block with all rows would be hidden."""
 
 FEWEST_ROWS = 16  # least number of rows of a block: products of fewer rows are slow
-HIDDEN = (
-    -1e30
-)  # score of a key that a row does not see: the weight is 0, products are finite
+
+HIDDEN = -1e30
+"""Score of a key that a row does not see: the weight is 0, and products are finite."""
+
 STRETCH = 64  # positions that a running sum adds by one product
 
 
@@ -33,21 +36,38 @@ def products(
 ) -> Float[Tensor, "batch kv_head group row key"]:
     """Query-key products of all query heads of a key-value head, or `out` plus the products."""
     batch, kv_heads, group, rows, _ = q.shape
-    flat = out.view(batch * kv_heads, group * rows, -1)
-    q, k = q.flatten(2, 3).flatten(0, 1), k.flatten(0, 1)
-    torch.baddbmm(flat, q, k.mT, beta=int(add), alpha=scale, out=flat)
+    products_of_heads = out.view(batch * kv_heads, group * rows, -1)
+    torch.baddbmm(
+        products_of_heads,
+        q.flatten(2, 3).flatten(0, 1),
+        k.flatten(0, 1).mT,
+        beta=int(add),
+        alpha=scale,
+        out=products_of_heads,
+    )
     return out
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """The softmax of scores, and log sum_j exp(score_j)."""
+
+    weights: Float[Tensor, "*batch key"]
+    log_norm: Float[Tensor, "*batch"]
 
 
 def softmax(
     scores: Float[Tensor, "*batch key"],
     *,
     out: Float[Tensor, "*batch key"] | None = None,
-) -> tuple[Float[Tensor, "*batch key"], Float[Tensor, "*batch"]]:
-    """Softmax and log sum_j exp(score_j); exact, as the largest weight is at least 1 / keys."""
+) -> Softmax:
+    """The softmax in `out`, by default in `scores`.
+
+    log sum_j exp(score_j) is exact, because the largest weight is at least 1 / keys.
+    """
     largest = scores.amax(-1)
     weights = torch.softmax(scores, -1, out=scores if out is None else out)
-    return weights, largest - weights.amax(-1).log()
+    return Softmax(weights, log_norm=largest - weights.amax(-1).log())
 
 
 def take_rows(
@@ -57,7 +77,8 @@ def take_rows(
     index = on_device(index, x.device)
     if len(index) == 1:
         return x.index_select(2, index[0])
-    return x.gather(2, index[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+    by_head = index[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])
+    return x.gather(2, by_head)
 
 
 def running_sum(
@@ -65,10 +86,12 @@ def running_sum(
 ) -> Float[Tensor, "batch head position value"]:
     """Sum up to each position, by products within stretches, which are faster than cumsum."""
     count = x.shape[2]
-    parts = pad(x, (0, 0, 0, -count % STRETCH)).unflatten(2, (-1, STRETCH))
-    within = x.new_ones(STRETCH, STRETCH).tril() @ parts
+    padded = pad(x, (0, 0, 0, -count % STRETCH))
+    stretches = padded.unflatten(2, (-1, STRETCH))
+    within = x.new_ones(STRETCH, STRETCH).tril() @ stretches
     before = pad(within[..., -1, :].cumsum(2), (0, 0, 1, -1))
-    return (within + before[..., None, :]).flatten(2, 3)[:, :, :count]
+    sums = within + before[..., None, :]
+    return sums.flatten(2, 3)[:, :, :count]
 
 
 def windows(
@@ -95,14 +118,15 @@ def sum_diagonals(
     a copy. Such a column also reads the end of the row above, which has only zeros after its
     own key. The first row has no row above and is added separately.
     """
-    heads, (rows, keys) = values.shape[:3], values.shape[3:]
-    by_head = row_weight[:, None, None].expand(*heads, rows).reshape(-1, 1, rows)
-    flat = values.view(-1, rows, keys)
-    skewed = flat.as_strided(
-        (len(flat), rows - 1, keys),
-        (rows * keys, keys + 1, 1),
-        values.storage_offset() + keys + 1 - (rows - 1),
+    heads = values.shape[:3]
+    rows, keys = values.shape[3:]
+    weight = row_weight[:, None, None].expand(*heads, rows).reshape(-1, 1, rows)
+    by_head = values.view(-1, rows, keys)
+    skewed = by_head.as_strided(
+        size=(len(by_head), rows - 1, keys),
+        stride=(rows * keys, keys + 1, 1),
+        storage_offset=values.storage_offset() + keys + 1 - (rows - 1),
     )
-    sums = (by_head[..., 1:] @ skewed)[:, 0]
-    sums[:, rows - 1 :] += by_head[:, 0, :1] * flat[:, 0, : keys - rows + 1]
+    sums = (weight[..., 1:] @ skewed)[:, 0]
+    sums[:, rows - 1 :] += weight[:, 0, :1] * by_head[:, 0, : keys - rows + 1]
     return sums.flip(-1).view(*heads, keys)

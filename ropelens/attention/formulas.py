@@ -54,12 +54,12 @@ def k_norm(call: SampledCall) -> Float[Tensor, "batch kv_head key term"]:
 
 def v_norm(call: SampledCall) -> Float[Tensor, "batch kv_head key term"]:
     """|v_f| in the planes of the key; NaN if values and keys differ in size."""
-    keys, values = call.k, call.call.value.to(call.k.dtype)
+    keys = call.k
+    values = call.call.value.to(keys.dtype)
     if keys.shape[-1] != values.shape[-1]:
         return keys.new_full((*keys.shape[:3], call.planes.terms), math.nan)
-    return call.planes.norms(
-        values.repeat_interleave(keys.shape[1] // values.shape[1], dim=1)
-    )
+    heads_per_value = keys.shape[1] // values.shape[1]
+    return call.planes.norms(values.repeat_interleave(heads_per_value, dim=1))
 
 
 def q_coherence(layer: LayerMeans) -> Float[Tensor, "head term"]:
@@ -74,10 +74,12 @@ def k_coherence(layer: LayerMeans) -> Float[Tensor, "kv_head term"]:
 
 def mean_parts(layer: LayerMeans, name: str) -> Float[Tensor, "head term 2"]:
     """Real and imaginary parts of the mean of q~_f or k~_f; NaN for unrotated coordinates."""
-    still, planes = layer[name], layer.planes
+    still = layer[name]
+    planes = layer.planes
+    count = planes.rotary_dim // 2
     parts = still.new_full((len(still), planes.terms, 2), math.nan)
-    parts[:, : planes.rotary_dim // 2, 0] = still[:, planes.first]
-    parts[:, : planes.rotary_dim // 2, 1] = still[:, planes.second]
+    parts[:, :count, 0] = still[:, planes.first]
+    parts[:, :count, 1] = still[:, planes.second]
     return parts
 
 
@@ -88,8 +90,10 @@ def selectivity(block: Block) -> Float[Tensor, "batch kv_head group row coordina
 
 def predicted_kernel(layer: LayerMeans) -> Float[Tensor, "head bin"]:
     """s sum_f Re(E[q~_f] conj(E[k~_f]) exp(i w_f d)) at the first offset d of each bin."""
-    q, k = layer["q_still"], layer["k_still"]
-    products = layer.planes.products(q, k.repeat_interleave(len(q) // len(k), dim=0))
+    q = layer["q_still"]
+    k = layer["k_still"]
+    k_by_head = k.repeat_interleave(len(q) // len(k), dim=0)
+    products = layer.planes.products(q, k_by_head)
     return layer.scale * layer.planes.moved_scores(products, layer.edges[:-1])
 
 
@@ -147,9 +151,8 @@ def attention_budget(
     """
     total, sink_gain, position_gain, content_gain, both_gain = gains
     sink = np.maximum(sink_gain, 0)
-    position, content = (
-        np.maximum(gain, sink) for gain in (position_gain, content_gain)
-    )
+    position = np.maximum(position_gain, sink)
+    content = np.maximum(content_gain, sink)
     both = np.maximum(both_gain, np.maximum(position, content))
     total = np.maximum(total, both)  # a model gains more only by rounding
     return {
@@ -172,12 +175,15 @@ def describe_kernel(
     """
     kernel = kappa.masked_fill(seen_by < SEEN_BY, -math.inf).softmax(-1)
     weight, offset = kernel.max(-1)
-    below, last = kernel.cumsum(-1), kernel.shape[-1] - 1
-    low, high = (
-        (below < quantile).sum(-1).clamp(max=last) for quantile in (0.25, 0.75)
-    )
-    band = {"offset_low": low, "offset_high": high}
-    return {"kernel": kernel, "offset": offset, "offset_weight": weight} | band
+    last = kernel.shape[-1] - 1
+    up_to = kernel.cumsum(-1)
+    return {
+        "kernel": kernel,
+        "offset": offset,
+        "offset_weight": weight,
+        "offset_low": (up_to < 0.25).sum(-1).clamp(max=last),
+        "offset_high": (up_to < 0.75).sum(-1).clamp(max=last),
+    }
 
 
 def describe_wavelengths(
@@ -192,17 +198,16 @@ def describe_wavelengths(
     """
     push = np.nan_to_num(selectivity_keys).clip(min=0)
     wavelength = np.broadcast_to(wavelength, push.shape)
-    total, top = push.sum(-1), push.argmax(-1, keepdims=True)
+    total = push.sum(-1)
     pushes = total > 0
     share = -np.sort(-push, axis=-1)
     short_of_half = share.cumsum(-1) < total[..., None] / 2
+    top = push.argmax(-1, keepdims=True)
     strongest = np.take_along_axis(wavelength, top, -1)
     rotates = np.isfinite(wavelength)
     weight = push * rotates
     log = np.log(np.where(rotates, wavelength, 1.0))
-    with np.errstate(
-        invalid="ignore", divide="ignore"
-    ):  # NaN if nothing rotates or pushes
+    with np.errstate(invalid="ignore", divide="ignore"):  # NaN without rotation or push
         mean = np.exp((weight * log).sum(-1) / weight.sum(-1))
         top_share = np.where(pushes, share[..., 0] / total, np.nan)
     return {
@@ -238,9 +243,8 @@ def learned_sink_mass(block: Block) -> Float[Tensor, "batch kv_head group row"]:
     logits = block.call.sink_logits
     if logits is None:
         return block.log_norm.new_zeros(block.log_norm.shape)
-    by_head = logits.to(block.q.dtype)[block.query_heads].unflatten(
-        0, block.q.shape[1:3]
-    )
+    of_heads = logits.to(block.q.dtype)[block.query_heads]
+    by_head = of_heads.unflatten(0, block.q.shape[1:3])
     return (by_head[..., None] - block.log_norm).sigmoid()
 
 
@@ -266,13 +270,18 @@ def contrasts(
     """
     if runner_up is not None:
         return contribution - contribution[..., runner_up, None]
-    top = attention == attention.amax(-1, keepdim=True)
-    terms, rest = contribution.nan_to_num(), attention.masked_fill(top, 0.0)
-
-    def sum_over_others(x: Tensor) -> Tensor:
-        # A direct sum for the top key, because 1 - A of this key would be mostly rounding.
-        others = (attention * x).sum(-1, keepdim=True) - attention * x
-        return others.where(~top, (rest * x).sum(-1, keepdim=True))
-
+    terms = contribution.nan_to_num()
     ones = attention.new_ones(attention.shape)
-    return contribution - sum_over_others(terms) / sum_over_others(ones)
+    others = _sum_over_others(terms, attention) / _sum_over_others(ones, attention)
+    return contribution - others
+
+
+def _sum_over_others(
+    x: Float[Tensor, "*shape query key"], attention: Float[Tensor, "query key"]
+) -> Float[Tensor, "*shape query key"]:
+    """sum_(k != j) A_ik x_ik for every key j."""
+    others = (attention * x).sum(-1, keepdim=True) - attention * x
+    # A direct sum for the top key, because 1 - A of this key would be mostly rounding.
+    top = attention == attention.amax(-1, keepdim=True)
+    rest = attention.masked_fill(top, 0.0)
+    return others.where(~top, (rest * x).sum(-1, keepdim=True))

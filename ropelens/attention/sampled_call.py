@@ -1,9 +1,8 @@
 """An attention call, the sampled rows of it that statistics use, and its known sinks."""
 
 from copy import copy
-from dataclasses import fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,15 +10,22 @@ from torch import Tensor
 
 from ropelens.attention import fast_products
 from ropelens.attention.call import AttentionCall
-from ropelens.attention.visibility import Visibility
+from ropelens.attention.visibility import SequenceIndex, Visibility
 from ropelens.caches import kept, on_device
 from ropelens.rope.planes import Planes, unrotate
 from ropelens.text.rows import Rows
 
 _unrotate_once = kept(most=1)(unrotate)  # keys keep their copy without rotation
 
-OF_ROWS = ("row_q", "row_q_still", "visibility", "device_visibility", "sum_of_keys")
-"""Properties that only calls with the same rows share."""
+OF_WEIGHTS = ("weight", "padding")
+OF_POSITIONS = (
+    "_visible_rows",
+    "row_q",
+    "row_q_still",
+    "device_visibility",
+    "sum_of_keys",
+)
+"""Properties that calls share only if their rows have the same weights or positions."""
 
 
 class SampledCall:
@@ -43,8 +49,11 @@ class SampledCall:
         tokens: Int[Tensor, "batch token"] | None = None,
     ) -> None:
         dtype = torch.promote_types(call.query.dtype, torch.float32)
-        self.call, self.rows, self.planes = call, rows, planes
-        self.q, self.k = call.query.to(dtype), call.key.to(dtype).contiguous()
+        self.call = call
+        self.rows = rows
+        self.planes = planes
+        self.q = call.query.to(dtype)
+        self.k = call.key.to(dtype).contiguous()
         device = self.k.device
         self.key_position = call.visibility.key_position(device)
         self.position = rows.shared_position
@@ -59,32 +68,36 @@ class SampledCall:
 
     def with_rows(self, rows: Rows) -> "SampledCall":
         """The same call with other rows."""
-        other, same_rows = copy(self), rows.position is self.rows.position
-        for name in ("weight", "padding", *(() if same_rows else OF_ROWS)):
-            vars(other).pop(name, None)
-        other.rows, other.position, other.buffers = rows, rows.shared_position, {}
+        other = copy(self)
+        other._forget(OF_WEIGHTS)
+        if rows.position is not self.rows.position:
+            other._forget(OF_POSITIONS)
+        other.rows = rows
+        other.position = rows.shared_position
+        other.buffers = {}
         return other
 
-    def of_sequences(
-        self, chosen: slice | Bool[Tensor, " batch"] | Int[Tensor, " some"]
-    ) -> "SampledCall":
-        if isinstance(chosen, slice) and len(range(len(self.k))[chosen]) == len(self.k):
+    def _forget(self, properties: tuple[str, ...]) -> None:
+        for name in properties:
+            self.__dict__.pop(name, None)
+
+    def of_sequences(self, index: SequenceIndex) -> "SampledCall":
+        """The call and the rows of some sequences."""
+        batch = len(self.k)
+        if isinstance(index, slice) and len(range(batch)[index]) == batch:
             return self
-        on = chosen if isinstance(chosen, slice) else on_device(chosen, self.k.device)
-        names = ("query", "key", "value", "output")
-        parts: dict[str, Any] = {name: vars(self.call)[name][on] for name in names}
-        call = replace(
-            self.call, visibility=self.call.visibility.of_sequences(chosen), **parts
+        device_index = index
+        if isinstance(index, Tensor):
+            device_index = on_device(index, self.k.device)
+        other = SampledCall(
+            self.call.of_sequences(index),
+            _rows_of_sequences(self.rows, index),
+            self.planes,
+            sinks=self.sinks[index],
+            tokens=self.tokens[device_index],
         )
-        tables = {
-            field.name: vars(self.rows)[field.name] for field in fields(self.rows)
-        }
-        parts = {name: x[chosen] for name, x in tables.items() if isinstance(x, Tensor)}
-        rows = replace(self.rows, **parts)
-        sinks, tokens = self.sinks[chosen], self.tokens[on]
-        other = SampledCall(call, rows, self.planes, sinks=sinks, tokens=tokens)
-        if "k_still" in vars(self):
-            other.k_still = self.k_still[on].contiguous()
+        if "k_still" in self.__dict__:  # otherwise it is computed for fewer sequences
+            other.k_still = self.k_still[device_index].contiguous()
         return other
 
     @cached_property
@@ -100,10 +113,8 @@ class SampledCall:
     def padding(self) -> Bool[Tensor, "batch key"] | None:
         """The keys that are padding or that a mask hides, or None if there are none."""
         visible = self.call.visibility
-        if (
-            self.rows.hidden is None
-            and int(self.rows.length.min()) >= visible.keys.stop
-        ):
+        shortest = int(self.rows.length.min())
+        if self.rows.hidden is None and shortest >= visible.keys.stop:
             return None
         keys = visible.key_position(self.rows.length.device)
         return self.rows.padding(keys).to(self.k.device)
@@ -119,14 +130,13 @@ class SampledCall:
     @cached_property
     def k_still(self) -> Float[Tensor, "batch kv_head key coordinate"]:
         """k~: the keys with their rotation removed."""
-        return _unrotate_once(
-            self.k, self.key_position, self.planes.of_keys(self.k.shape[1])
-        )
+        planes = self.planes.of_keys(self.k.shape[1])
+        return _unrotate_once(self.k, self.key_position, planes)
 
     @cached_property
     def row_q(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
         """The queries of the rows, grouped by the key-value head that they read."""
-        index, _ = _rows_of_call(self.rows, self.call.visibility)
+        index = self._visible_rows.index
         if self.rows.dense:
             rows = self.q[:, :, int(index[0, 0]) :][:, :, : index.shape[1]]
         else:
@@ -136,12 +146,18 @@ class SampledCall:
     @cached_property
     def row_q_still(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
         """q~ of the rows."""
-        q, position = self.row_q.flatten(1, 2), self.device_visibility.position_of_heads
+        q = self.row_q.flatten(1, 2)
+        position = self.device_visibility.position_of_heads
         return unrotate(q, position, self.planes).view_as(self.row_q)
 
-    @cached_property
+    @property
     def visibility(self) -> Visibility:
-        return _rows_of_call(self.rows, self.call.visibility)[1]
+        """The keys that the rows see."""
+        return self._visible_rows.visibility
+
+    @cached_property
+    def _visible_rows(self) -> "_VisibleRows":
+        return _find_rows(self.rows, self.call.visibility)
 
     @cached_property
     def device_visibility(self) -> Visibility:
@@ -153,12 +169,29 @@ class SampledCall:
         return self.visibility.sum_keys(self.k)[:, :, None]
 
 
+@dataclass(frozen=True)
+class _VisibleRows:
+    """The indices of rows in a call, and the keys that they see."""
+
+    index: Int[Tensor, "_ row"]
+    visibility: Visibility
+
+
 @kept(most=2)
-def _rows_of_call(
-    rows: Rows, visible: Visibility
-) -> tuple[Int[Tensor, "_ row"], Visibility]:
-    """The indices of the rows in a call, and the keys that they see."""
-    return visible.index_of(rows.shared_position), visible.at(rows.shared_position)
+def _find_rows(rows: Rows, visible: Visibility) -> _VisibleRows:
+    position = rows.shared_position
+    return _VisibleRows(visible.index_of(position), visible.at(position))
+
+
+def _rows_of_sequences(rows: Rows, index: SequenceIndex) -> Rows:
+    return replace(
+        rows,
+        position=rows.position[index],
+        weight=rows.weight[index],
+        length=rows.length[index],
+        hidden=None if rows.hidden is None else rows.hidden[index],
+        order=None if rows.order is None else rows.order[index],
+    )
 
 
 @kept()
@@ -171,4 +204,6 @@ def by_kv_head(
     sinks: Int[Tensor, "batch shared key"], kv_heads: int
 ) -> Int[Tensor, "batch shared_kv_head shared_group key"]:
     """A table of sinks by key-value head and group; its axes are 1 if all heads share it."""
-    return sinks.unflatten(1, (1, 1) if sinks.shape[1] == 1 else (kv_heads, -1))
+    if sinks.shape[1] == 1:
+        return sinks[:, None]
+    return sinks.unflatten(1, (kv_heads, -1))

@@ -15,6 +15,9 @@ from ropelens.errors import UnsupportedModel
 EXACT_OFFSETS = 64
 BINS_PER_OCTAVE = 8
 
+SequenceIndex = slice | Bool[Tensor, " batch"] | Int[Tensor, " some"]
+"""Some of the sequences of a batch."""
+
 
 @dataclass(frozen=True, eq=False)
 class Visibility:
@@ -42,19 +45,16 @@ class Visibility:
         cls, mask: Bool[Tensor, "batch row key"], rows: range
     ) -> "Visibility":
         """The visibility that a mask states. Rows of padding, which see no key, are ignored."""
-        first, position = (
-            mask.byte().argmax(-1).cpu(),
-            torch.arange(rows.start, rows.stop),
-        )
+        first = mask.byte().argmax(-1).cpu()
+        position = torch.arange(rows.start, rows.stop)
         interval = cls(position[None], first, range(mask.shape[2]))
         is_padding = ~mask.any(-1, keepdim=True)
-        if not bool(((mask == interval.sees().to(mask.device)) | is_padding).all()):
+        agrees = mask == interval.sees().to(mask.device)
+        if not bool((agrees | is_padding).all()):
             return replace(interval, mask=mask)
-        return (
-            replace(interval, first=first[:1])
-            if (first == first[0]).all()
-            else interval
-        )
+        if (first == first[0]).all():
+            return replace(interval, first=first[:1])
+        return interval
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "Visibility":
         mask = None if self.mask is None else change(self.mask)
@@ -70,14 +70,19 @@ class Visibility:
         return self._map(take)
 
     def on(self, device: torch.device) -> "Visibility":
-        return self if self.position.device == device else self._copy(device)
+        """The same with its tables on a device, except the mask."""
+        if self.position.device == device:
+            return self
+        return self._copy(device)
 
     @kept()
     def _copy(self, device: torch.device) -> "Visibility":
-        position, first = on_device(self.position, device), self.first
-        if not first.any():  # without a copy to the device
-            first = torch.zeros(first.shape, dtype=torch.long, device=device)
-        return Visibility(position, on_device(first, device), self.keys, self.mask)
+        if self.first.any():
+            first = on_device(self.first, device)
+        else:  # without a copy to the device
+            first = torch.zeros(self.first.shape, dtype=torch.long, device=device)
+        position = on_device(self.position, device)
+        return Visibility(position, first, self.keys, self.mask)
 
     def index_of(self, position: Int[Tensor, "_ some"]) -> Int[Tensor, "_ some"]:
         if int(self.position[0, -1]) == len(self.position[0]) - 1:
@@ -87,14 +92,17 @@ class Visibility:
     def at(self, position: Int[Tensor, "_ some"]) -> "Visibility":
         return replace(self.rows(self.index_of(position)), position=position)
 
-    def of_sequences(
-        self, chosen: slice | Bool[Tensor, " batch"] | Int[Tensor, " some"]
-    ) -> "Visibility":
-        return self._map(lambda table: table if len(table) == 1 else table[chosen])
+    def of_sequences(self, index: SequenceIndex) -> "Visibility":
+        return self._map(lambda table: table if len(table) == 1 else table[index])
 
     def flatten(self, batch: int) -> "Visibility":
         """The rows of all `batch` sequences in one table."""
-        return self._map(lambda x: x.expand(batch, *x.shape[1:]).flatten(0, 1)[None])
+
+        def in_one(table: Tensor) -> Tensor:
+            by_sequence = table.expand(batch, *table.shape[1:])
+            return by_sequence.flatten(0, 1)[None]
+
+        return self._map(in_one)
 
     @kept()
     def block(self, begin: int, end: int, keys: range | None = None) -> "Visibility":
@@ -104,24 +112,26 @@ class Visibility:
         has weight 0 in every row.
         """
         block = self._map(lambda table: table[:, begin:end])
-        if self.mask is None and keys is None:
-            first, last = int(block.first.min()), int(block.position.max())
-            keys = range(max(first - 1, 0), last + 1)
-        return replace(block, keys=keys or self.keys)
+        if keys is not None:
+            return replace(block, keys=keys)
+        if self.mask is not None:
+            return block
+        first = int(block.first.min())
+        last = int(block.position.max())
+        return replace(block, keys=range(max(first - 1, 0), last + 1))
 
     def append(self, later: "Visibility") -> "Visibility":
         """These rows, followed by rows of the next chunk of the same sequences."""
         if self.mask is not None or later.mask is not None:
             raise UnsupportedModel(
-                "Sequences that run in chunks need rows that see all keys up to their own.",
+                "SequenceIndex that run in chunks need rows that see all keys up to their own.",
                 seen="a mask with gaps, or with keys ahead of their row",
                 hint="sequences that are short enough to run in one pass",
             )
         batch = max(len(self.first), len(later.first))
-        first = torch.cat([x.first.expand(batch, -1) for x in (self, later)], dim=1)
-        return Visibility(
-            torch.cat([self.position, later.position], 1), first, later.keys
-        )
+        both = [self.first.expand(batch, -1), later.first.expand(batch, -1)]
+        position = torch.cat([self.position, later.position], dim=1)
+        return Visibility(position, torch.cat(both, dim=1), later.keys)
 
     @kept()
     def key_position(self, device: torch.device) -> Int[Tensor, " key"]:
@@ -147,7 +157,8 @@ class Visibility:
     ) -> Bool[Tensor, "*lead batch head row key"]:
         """Whether each row sees the keys at these positions; -1 is never seen."""
         if self.mask is None:
-            first, last = (end[:, None, :, None] for end in (self.first, self.position))
+            first = self.first[:, None, :, None]
+            last = self.position[:, None, :, None]
             return (key[..., None, :] >= first) & (key[..., None, :] <= last)
         mask = self.mask[:, None].expand(*key.shape[:-1], *self.mask.shape[1:])
         index = (key - self.keys.start).clamp(min=0)[..., None, :].expand(mask.shape)
@@ -174,29 +185,35 @@ class Visibility:
             return torch.einsum("brk,bhkc->bhrc", mask, k)
         total = fast_products.running_sum(k)
         sums = fast_products.take_rows(total, self.position)
-        if self.seen_by_all[0] > 0:
+        if self.seen_by_all.start > 0:
             before = fast_products.take_rows(total, (self.first - 1).clamp(min=0))
             sums -= before * (self.first > 0).to(k.device)[:, None, :, None]
         return sums
 
     @kept()
-    def penalties(self, first: int, last: int) -> list[tuple[slice, Tensor]]:
-        """Numbers to add to scores that hide keys; all rows see keys `first` to `last` - 1."""
-        low, penalties = self.keys.start, []
-        for begin, end in ((low, first), (last, self.keys.stop)):
-            if begin < end:
-                key = torch.arange(begin, end, device=self.position.device)
-                hidden = self.sees(key).logical_not()
-                penalty = (hidden * fast_products.HIDDEN)[:, None, None]
-                penalties.append((slice(begin - low, end - low), penalty))
+    def penalties(self, seen_by_all: range) -> list["Penalty"]:
+        """Numbers to add to the scores of the keys that some rows do not see."""
+        penalties = []
+        before = range(self.keys.start, seen_by_all.start)
+        after = range(seen_by_all.stop, self.keys.stop)
+        for keys in (before, after):
+            if keys:
+                penalties.append(self._hide(keys))
         return penalties
 
+    def _hide(self, keys: range) -> "Penalty":
+        key = torch.arange(keys.start, keys.stop, device=self.position.device)
+        hidden = self.sees(key).logical_not()
+        number = (hidden * fast_products.HIDDEN)[:, None, None]
+        first = self.keys.start
+        return Penalty(slice(keys.start - first, keys.stop - first), number)
+
     @cached_property
-    def seen_by_all(self) -> tuple[int, int]:
-        """First and end position of the keys that all rows see."""
+    def seen_by_all(self) -> range:
+        """Positions of the keys that all rows see; it may end before it starts."""
         if self.mask is not None:
-            return self.keys.start, self.keys.start
-        return int(self.first.max()), int(self.position.min()) + 1
+            return range(self.keys.start, self.keys.start)
+        return range(int(self.first.max()), int(self.position.min()) + 1)
 
     @cached_property
     def farthest(self) -> int:
@@ -215,28 +232,42 @@ class Visibility:
     ) -> Float[Tensor, "2 offset"]:
         """Weight of the rows that see each offset, for any key and for keys other than 0."""
         weight = weight.double()
-        total = weight.new_zeros(2, len(self.keys))
-        if self.mask is None:
-            for nearest, by_offset in enumerate(total):
-                offset = (self.position - self.first.clamp(min=nearest)).expand(
-                    weight.shape
-                )
-                by_offset.index_add_(0, offset.flatten(), weight.flatten())
-            return total.flip(1).cumsum(1).flip(1)
+        if self.mask is not None:
+            return self._offset_weight_of_mask(weight)
+        ends = weight.new_zeros(2, len(self.keys))  # rows by the farthest offset
+        for first_key in (0, 1):
+            farthest = self.position - self.first.clamp(min=first_key)
+            index = farthest.expand(weight.shape).flatten()
+            ends[first_key].index_add_(0, index, weight.flatten())
+        return ends.flip(1).cumsum(1).flip(1)
+
+    def _offset_weight_of_mask(
+        self, weight: Float[Tensor, "batch row"]
+    ) -> Float[Tensor, "2 offset"]:
+        assert self.mask is not None
         offset = self.position[..., None] - torch.arange(len(self.keys))
         seen = weight[..., None] * (self.mask.cpu() & (offset >= 0))
         offset = offset.clamp(min=0).expand(seen.shape)
-        for part, by_offset in zip((slice(None), slice(1, None)), total, strict=True):
-            by_offset.index_add_(
-                0, offset[..., part].flatten(), seen[..., part].flatten()
-            )
+        total = weight.new_zeros(2, len(self.keys))
+        for first_key in (0, 1):
+            index = offset[..., first_key:].flatten()
+            total[first_key].index_add_(0, index, seen[..., first_key:].flatten())
         return total
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """Numbers to add to the scores of some columns: `HIDDEN` for keys that a row hides."""
+
+    columns: slice
+    number: Float[Tensor, "_ 1 1 row column"]
 
 
 @lru_cache(maxsize=2)  # all layers of a pass share their tables
 def _causal(rows: range, window: int | None, inference: bool) -> Visibility:
     position = torch.arange(rows.start, rows.stop)[None]
-    first = (position - (window or rows.stop) + 1).clamp_min(0)
+    seen = window or rows.stop
+    first = (position - seen + 1).clamp_min(0)
     return Visibility(position, first, range(rows.stop))
 
 

@@ -155,8 +155,8 @@ class Part:
             squares=weights.kappa is not None and squares,
         )
         for block in self.blocks:
-            modelled, log_z = softmax(log_weights(block, weights))
-            sums.add(block, log_z, modelled, heads=slice(None))
+            model = softmax(log_weights(block, weights))
+            sums.add(block, model.log_norm, model.weights, heads=slice(None))
         return sums.by_fold(folds=len(self.problems)).flatten(0, 2)
 
     def covariance(self, weights: HeadWeights) -> Float[Tensor, "problem first first"]:
@@ -222,7 +222,7 @@ def covariance(
     It is computed from `CURVATURE_KEYS` keys of each row, at equal steps of the running sum of
     P + U. These keys include the keys with a large P. Each key is weighted by P / (P + U).
     """
-    share, _ = softmax(log_weights(block, weights))
+    share = softmax(log_weights(block, weights)).weights
     seen = share > 0
     drawn = share + seen / seen.sum(-1, keepdim=True)
     running = drawn.cumsum(-1)

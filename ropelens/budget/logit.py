@@ -155,8 +155,7 @@ def _scores_by_row(
     for model in models:
         log_weight = log_weights(block, model)
         expected_weight = block.expect(log_weight)
-        _, log_z = softmax(log_weight)
-        likelihoods.append(expected_weight - log_z)
+        likelihoods.append(expected_weight - softmax(log_weight).log_norm)
     return torch.stack(likelihoods, dim=-1)
 
 

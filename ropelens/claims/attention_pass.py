@@ -13,7 +13,7 @@ from torch import Tensor
 from ropelens.attention.block import Block
 from ropelens.attention.distances import (
     distances_of,
-    leads,
+    lead_of_keys,
     mean_by_bin,
     reverses,
     waves,
@@ -111,8 +111,8 @@ def _reversal_by_order(block: Block, *, seed: int) -> Tensor:
     Keys that are drawn by attention score high at their own distance, because attention uses
     the planes in their order. So they would reverse more in this order, also in random models.
     """
-    lead, counts = leads(block, evenly=True)
-    _, far, _ = distances_of(block)
+    lead = lead_of_keys(block, evenly=True)
+    far = distances_of(block).far
     moved = waves(block, far)
     turning = block.planes.term_inv_freq.nonzero()[:, -1]
     random = np.random.default_rng(seed)
@@ -121,8 +121,8 @@ def _reversal_by_order(block: Block, *, seed: int) -> Tensor:
         order = torch.arange(len(moved))
         if number > 0:
             order[turning] = turning[random.permutation(len(turning))]
-        reversed_order = reverses(lead, moved[order])
-        means.append(mean_by_bin(block, reversed_order, counts, len(far)))
+        reversed_order = reverses(lead.terms, moved[order])
+        means.append(mean_by_bin(block, reversed_order, lead.counts, len(far)))
     return torch.cat(means, dim=-1)
 
 

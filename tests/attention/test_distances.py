@@ -139,7 +139,8 @@ def test_one_plane_of_many_turns_is_chance_and_a_falling_score_is_local(monkeypa
     assert single_plane(2 * np.pi)["reversal"].equals(
         fast["reversal"]
     )  # c and d exchanged
-    ones = lambda *x, **how: ((0 * c + 1, exists) for c, exists in drawn(*x, **how))  # noqa: E731
+    one = lambda key: replace(key, terms=0 * key.terms + 1)  # noqa: E731
+    ones = lambda *x, **how: map(one, drawn(*x, **how))  # noqa: E731
     monkeypatch.setattr(distances, "drawn_keys", ones)
     falls = single_plane(600)
     assert (falls["locality"] == 1).all()
@@ -152,7 +153,8 @@ def test_many_planes_agree_with_the_normal_approximation():
     """With mean m and deviation s of D over W distances, Phi(-m / s) of the signs differ."""
 
     def normal(block: Block) -> Tensor:
-        (c, _), (d, two) = distances.drawn_keys(block, evenly=True)
+        first, second = distances.drawn_keys(block, evenly=True)
+        c, d, two = first.terms, second.terms, second.exists
         lead = ((c - d) @ distances.waves(block, torch.arange(512)).to(c)).real
         share = torch.special.ndtr(-lead[..., 0].sign() * lead.mean(-1) / lead.std(-1))
         return share.where(two, 0).unflatten(1, block.q.shape[1:3])

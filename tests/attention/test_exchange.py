@@ -286,7 +286,7 @@ PADDING = "rows.padding(index)"
 # fmt: off
 WRONG: dict[str, list[tuple[str, str]]] = {
     "llama_gqa: right: contents are exchanged after the rotation": [
-        ("sampled.k, sampled.k_still", "sampled.k, sampled.k"),
+        ("still = sampled.k_still", "still = sampled.k"),
         (ROTATE, "keys[1].copy_(contents)")],
     "llama_gqa: right: sinks are exchanged": [("~is_sink & real[:, None]", "real[:, None]")],
     "llama_gqa: found sinks: only the first head of a group keeps its sinks": [
@@ -299,9 +299,10 @@ WRONG: dict[str, list[tuple[str, str]]] = {
     "llama_gqa: right: contents that the row does not see count": [
         ("before.sees_each(own)", "(own >= 0)[:, :, :, None]")],
     "llama_gqa: right: chance is omitted": [(CHANCE % (2, 2), CHANCE % (3, 3))],
-    "llama_gqa: right: pi is its inverse": [("[inverse, contents]", "[contents, inverse]")],
+    "llama_gqa: right: pi is its inverse": [
+        ("[permuted.inverse, permuted.contents]", "[permuted.contents, permuted.inverse]")],
     "llama_gqa: right: contents move by the inverse": [
-        ("row_index, contents.to", "row_index, inverse.to")],
+        ("contents=permuted.contents.to", "contents=permuted.inverse.to")],
     "mistral_sliding: right: the permutation ignores the window": [
         ("torch.where(slides", "torch.where(slides & False")],
     "llama_gqa: right: heads read another group": [
