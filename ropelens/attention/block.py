@@ -325,7 +325,7 @@ class Windows:
     `beyond` marks the offsets of each row that are beyond the first key of the block.
     """
 
-    from_offsets: Int[Tensor, "batch row"]
+    from_offsets: Int[Tensor, "batch row_of_heads"]
     by_offset: Int[Tensor, " row_of_all"]
     beyond: Bool[Tensor, "shared 1 1 row key"]
 
