@@ -49,7 +49,7 @@ from .rope.variant_config import variant_config as variant_config
 
 # compare
 from .comparison.compare import compare as compare
-from .comparison.table import paired_changes as paired_changes
+from .comparison.pairs import paired_changes as paired_changes
 
 # plot
 from .figures.attention import plot_attention as plot_attention

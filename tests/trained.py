@@ -109,7 +109,7 @@ def run_folder(study: Path, variant: str, seed: int) -> Path:
 
 
 def runs_in(study: Path) -> list[ComparisonEntry]:
-    return find_entries([study])[0]
+    return find_entries([study]).entries
 
 
 def copy_of(study: Path, tmp_path: Path) -> Path:

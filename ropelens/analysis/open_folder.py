@@ -8,7 +8,7 @@ import xarray as xr
 from ropelens.analysis import hub
 from ropelens.analysis.analysis_result import Analysis, open_analysis
 from ropelens.arguments import public
-from ropelens.comparison.table import summarize_comparison
+from ropelens.comparison.summary import summarize_comparison
 from ropelens.errors import BadArgument
 from ropelens.profiles.measures import complete_profile
 from ropelens.report.page import render_comparison, render_steps

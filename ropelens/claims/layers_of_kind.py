@@ -102,7 +102,8 @@ def planes_at_random(
     random = np.random.default_rng(seed)
     size = len(excluded[0])
     sets = dict.fromkeys(tuple(numbers.tolist()) for numbers in excluded)
-    count = min(SETS + len(sets), math.comb(len(planes), size))
+    possible = math.comb(len(planes), size)
+    count = min(SETS + len(sets), possible)
     while len(sets) < count:
         drawn = np.sort(random.choice(planes, size, replace=False))
         sets[tuple(drawn.tolist())] = None
@@ -115,6 +116,7 @@ def edits_of(
     """The same change of each set of planes, by names such as "stop 0"."""
     edits = {}
     for index, planes in enumerate(sets):
-        numbers = PlaneNumbers([int(plane) for plane in planes])
-        edits[f"{change.__name__} {index}"] = change(numbers, heads=heads)
+        numbers = [int(plane) for plane in planes]
+        name = f"{change.__name__} {index}"
+        edits[name] = change(PlaneNumbers(numbers), heads=heads)
     return edits

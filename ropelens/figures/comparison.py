@@ -8,7 +8,8 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens.comparison import table as tables
+from ropelens.comparison.pairs import group_names, paired_changes
+from ropelens.comparison.summary import loss_past_context, repeat_gain
 from ropelens.figures import style
 from ropelens.figures.formats import plotly_text
 from ropelens.figures.group_looks import Look, group_looks
@@ -31,7 +32,7 @@ def plot_loss_change(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
     )
     looks = group_looks(comparison)
     for group in groups.to_dict("records"):
-        pairs = tables.paired_changes(comparison["loss"], group["group"]).values
+        pairs = paired_changes(comparison["loss"], group["group"]).values
         _add_pairs(figure, group, pairs, looks[group["group"]])
         _add_loss_change(figure, group, looks[group["group"]])
     figure.add_vline(x=0, line={"color": style.MUTED, "width": 1.5})
@@ -94,8 +95,8 @@ def plot_position_loss(comparison: xr.Dataset) -> go.Figure:
     losses = losses.assign_coords({losses.dims[1]: np.sqrt(first * last)})
     baseline = plotly_text(comparison.attrs["baseline"])
     changes = {}
-    for group in tables.group_names(comparison):
-        changes[group] = tables.paired_changes(losses, group)
+    for group in group_names(comparison):
+        changes[group] = paired_changes(losses, group)
     panels = [
         LinePanel.of_groups("loss (nats/token)", losses),
         LinePanel(f"difference from {baseline}<br>(nats/token)", changes),
@@ -164,12 +165,12 @@ def plot_growth(comparison: xr.Dataset) -> go.Figure:
 
 def _growth(comparison: xr.Dataset) -> dict[str, xr.DataArray]:
     """What changes with the steps, by the title of its axis."""
-    past_context = tables.loss_past_context(comparison, "growth_")
+    past_context = loss_past_context(comparison, "growth_")
     previous_token = comparison["growth_previous_token"].max(HEADS)
     return {
         "loss<br>(nats/token)": comparison["growth_loss"],
         "loss past context<br>(nats/token)": past_context,
-        "gain of repeats<br>(nats/token)": tables.repeat_gain(comparison, "growth_"),
+        "gain of repeats<br>(nats/token)": repeat_gain(comparison, "growth_"),
         "positional<br>heads (count)": _heads_with(comparison, "positional"),
         "semantic<br>heads (count)": _heads_with(comparison, "semantic"),
         "previous-token<br>head (0 to 1)": previous_token,

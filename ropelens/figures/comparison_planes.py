@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 import xarray as xr
 from jaxtyping import Bool, Float
 
-from ropelens.comparison import table as tables
+from ropelens.comparison.pairs import group_entries, group_names
 from ropelens.figures import style
 from ropelens.figures.formats import ranges, short_count
 from ropelens.figures.line_panels import LinePanel, averaged, line_panels
@@ -28,14 +28,13 @@ def plot_comparison_planes(comparison: xr.Dataset) -> go.Figure:
     """
     comparison = _split_rotations(comparison)
     places = {
-        group: plane_places(comparison, group)
-        for group in tables.group_names(comparison)
+        group: plane_places(comparison, group) for group in group_names(comparison)
     }
     panels = []
     for title, name in PLANE_PANELS.items():
         values = {}
         for group, of_group in places.items():
-            entries = averaged(tables.group_entries(comparison[name], group))
+            entries = averaged(group_entries(comparison[name], group))
             values[group] = entries.assign_coords(frequency=of_group.wavelength)
         panels.append(LinePanel(title, values))
     figure = line_panels(

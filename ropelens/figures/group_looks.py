@@ -7,7 +7,7 @@ from typing import Any
 
 import xarray as xr
 
-from ropelens.comparison import table as tables
+from ropelens.comparison.pairs import group_names
 from ropelens.figures import style
 
 KNOWN_VARIANTS = (
@@ -31,7 +31,7 @@ class Look:
 
 def group_looks(comparison: xr.Dataset) -> dict[str, Look]:
     """Look of each group. The baseline is first, and its line is grey and wide."""
-    baseline, *others = tables.group_names(comparison)
+    baseline, *others = group_names(comparison)
     line = {"color": style.MUTED, "dash": "solid", "width": 5}
     looks = {baseline: Look("circle", line)}
     looks.update(variant_looks(others))

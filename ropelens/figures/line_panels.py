@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens.comparison import table as tables
+from ropelens.comparison.pairs import group_entries, group_names
 from ropelens.figures import style
 from ropelens.figures.formats import plotly_text
 from ropelens.figures.group_looks import Look, group_looks
@@ -29,8 +29,8 @@ class LinePanel:
     def of_groups(cls, title: str, values: xr.DataArray) -> "LinePanel":
         """A panel with a line for each group of the `values` of a comparison."""
         by_group = {}
-        for group in tables.group_names(values):
-            by_group[group] = tables.group_entries(values, group)
+        for group in group_names(values):
+            by_group[group] = group_entries(values, group)
         return cls(title, by_group)
 
 

@@ -17,11 +17,12 @@ from transformers import AutoModelForCausalLM
 
 import ropelens as rl
 from ropelens.checkpoints.bundled import sample_path
-from ropelens.comparison import compare as comparing
-from ropelens.comparison.compare import partners
+from ropelens.comparison import checkpoint_cache
+from ropelens.comparison.checkpoint_measures import past_context, validation
 from ropelens.comparison.entries import ComparisonEntry as Entry
-from ropelens.comparison.entries import find_entries, past_context, validation
-from ropelens.comparison.table import summarize_comparison
+from ropelens.comparison.entries import find_entries
+from ropelens.comparison.join import partners
+from ropelens.comparison.summary import summarize_comparison
 from ropelens.errors import BadArgument, RopelensError
 from ropelens.report import describe
 from ropelens.train.data import documents_of, sequences_of, train_tokenizer
@@ -246,9 +247,9 @@ def test_the_cache_replaces_weights(comparison, study, measured, tmp_path, monke
     ):
         with pytest.raises(BadArgument, match="no weights"):
             rl.compare(two, **given | other)
-    monkeypatch.setattr(comparing, "versions", lambda: {"torch": "another"})
+    monkeypatch.setattr(checkpoint_cache, "versions", lambda: {"torch": "another"})
     monkeypatch.setattr(
-        comparing, "measure", mock.Mock(side_effect=BadArgument("Again."))
+        checkpoint_cache, "measure", mock.Mock(side_effect=BadArgument("Again."))
     )
     with pytest.raises(BadArgument, match="Again"):  # the weights exist
         rl.compare([study], **given)
@@ -267,13 +268,13 @@ def test_only_missing_runs_are_measured(
     (cache / "nope-seed-1" / "step-000001.nc").unlink()
     one, other = (run_folder(copy, "p-rope:0.5", seed) for seed in (0, 1))
     shutil.copy(one / "model.safetensors", other / "model.safetensors")
-    measure, measured_runs = comparing.measure, []
+    measure, measured_runs = checkpoint_cache.measure, []
 
     def record(run: Entry, *args: object, final: bool, **options: object) -> xr.Dataset:
         measured_runs.append((run.name, final))
         return measure(run, *args, final=final, **options)
 
-    monkeypatch.setattr(comparing, "measure", record)
+    monkeypatch.setattr(checkpoint_cache, "measure", record)
     again = rl.compare([copy], cache=cache, sequences=SEQUENCES)
     changed = "p-rope:0.5 seed 1"
     expected = [("rope seed 0", True), (changed, True), (changed, False)]
@@ -324,10 +325,10 @@ def test_unfinished_runs_of_a_study_are_left_out(study: Path, tmp_path: Path):
     with pytest.warns(
         UserWarning, match=r"left out: .*p-rope-0.5/seed-0, .*nope/seed-1"
     ):
-        entries, left_out = find_entries([copy])
+        found = find_entries([copy])
     names = ["rope seed 0", "nope seed 0", "rope seed 1", "p-rope:0.5 seed 1"]
-    assert [e.name for e in entries] == names
-    assert left_out == ["nano/p-rope-0.5/seed-0", "nano/nope/seed-1"]
+    assert [entry.name for entry in found.entries] == names
+    assert found.unfinished == ["nano/p-rope-0.5/seed-0", "nano/nope/seed-1"]
     with pytest.raises(BadArgument, match=r"seed-1 cannot be compared with"):
         find_entries([unfinished, run_folder(copy, "rope", 0)])
 
@@ -360,7 +361,7 @@ def test_runs_with_different_settings_are_refused(study: Path, tmp_path: Path):
     change(
         other, size=asdict(replace(NANO, layers=3))
     )  # another size may have another rate
-    entries, _ = find_entries([first, other])
+    entries = find_entries([first, other]).entries
     assert [entry.group for entry in entries] == ["nano rope", "3x32x2x1 nope"]
     change(other, context=64, steps=9)
     with pytest.raises(RopelensError, match="context: 32 and 64; steps: 2 and 9"):

@@ -17,7 +17,7 @@ from synthetic_profile import synthetic_profile
 from synthetic_truncation import synthetic_truncation
 
 import ropelens as rl
-from ropelens.comparison.table import summarize_comparison
+from ropelens.comparison.summary import summarize_comparison
 from ropelens.errors import BadArgument
 from ropelens.figures import comparison, comparison_planes
 from ropelens.figures.claim import claim_title

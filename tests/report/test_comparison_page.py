@@ -12,7 +12,7 @@ from ropelens import plot_claim, plot_norms
 from ropelens.analysis.analysis_result import Analysis
 from ropelens.analysis.answer import Answer, write_answer
 from ropelens.analysis.open_folder import rewrite_page
-from ropelens.comparison.table import summarize_comparison
+from ropelens.comparison.summary import summarize_comparison
 from ropelens.errors import BadArgument
 from ropelens.figures import comparison as figures
 from ropelens.figures import comparison_planes

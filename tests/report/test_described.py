@@ -13,7 +13,7 @@ from synthetic_truncation import synthetic_truncation
 
 import ropelens as rl
 from ropelens.claims.verdict import VERDICTS
-from ropelens.comparison.table import summarize_comparison
+from ropelens.comparison.summary import summarize_comparison
 from ropelens.figures.formats import in_words, plural, ranges
 from ropelens.interventions.truncation_table import summarize_truncation
 from ropelens.report import describe

@@ -5,7 +5,7 @@ import xarray as xr
 
 from ropelens.arguments import public
 from ropelens.claims.classify import classify_heads
-from ropelens.comparison.table import summarize_comparison
+from ropelens.comparison.summary import summarize_comparison
 from ropelens.interventions.truncation_table import summarize_truncation
 from ropelens.report.sentences.comparison import comparison_sentences
 from ropelens.report.sentences.heads import heads_sentences

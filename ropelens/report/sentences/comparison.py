@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from ropelens.comparison.table import group_entries
+from ropelens.comparison.pairs import group_entries
 from ropelens.figures.formats import (
     NO_NUMBER,
     change_and_interval,
