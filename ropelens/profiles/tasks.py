@@ -176,6 +176,8 @@ def doublings(least: int, most: int) -> tuple[int, ...]:
     return tuple(least << power for power in range(count))
 
 
-def split_by_memory(tokens: Ids, device: torch.device) -> tuple[Ids, ...]:
+def split_by_memory(
+    tokens: Ids, device: torch.device
+) -> tuple[Int[Tensor, "_ position"], ...]:
     size = TOKENS_PER_BATCH[device.type] // tokens.shape[1]
     return tokens.split(max(1, size))
