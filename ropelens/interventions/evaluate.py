@@ -1,26 +1,28 @@
 """Evaluation of edits: the same measures on the same tokens, without and under each edit."""
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 import xarray as xr
+from jaxtyping import Float
 
 from ropelens.arguments import Count, Positive, Whole, public
 from ropelens.attention.sums import by_group, by_layer, mean_loss
 from ropelens.attention.visibility import sum_bins
-from ropelens.budget.held_out import LayerFit, head_budget
+from ropelens.budget.held_out import head_budget
 from ropelens.budget.logit import SCORES
-from ropelens.interventions.entries import (
-    Edits,
+from ropelens.interventions.entries import Edits, Entry, entries_of
+from ropelens.interventions.entry_runs import (
+    OF_TEXT,
     EntrySums,
-    TokenSplit,
-    entries_of,
+    SweepProgress,
     run_entries,
 )
 from ropelens.interventions.measure_names import DEFAULT_MEASURES, wanted_measures
+from ropelens.interventions.token_split import TokenSplit
 from ropelens.interventions.variables import EVALUATED
 from ropelens.profiles import summary
 from ropelens.profiles.heads import head_values, resample_labels
@@ -37,6 +39,13 @@ from ropelens.text.text import Text
 from ropelens.text.tokenize import TextInput
 
 RESAMPLES = 400  # bootstrap draws for the intervals of label changes
+COORDINATES = {
+    "control_of",
+    "group",
+    "position_start",
+    "position_stop",
+    "token_class",
+}
 
 
 @public
@@ -92,124 +101,215 @@ def evaluate(
 
     Raises `BadArgument` for unknown measures, and the errors of `profile` and `edit_rope`.
     """
-    options: dict[str, Any] = {"rows": rows, "seed": seed, "batch_size": batch_size}
-    measurement = Measurement.of(model, text, tokenizer=tokenizer, **options)
-    text, live, selected = measurement.text, measurement.live, wanted_measures(measures)
-    live.check_observation_is_exact(text)
-    entries = entries_of(measurement, edits or {}, controls=controls)
-    planes = [entry.planes for entry in entries]
-    tasks_of: dict[str, Callable[[], Task]] = {
-        "induction": lambda: Repeats(measurement, planes[0]),
-        "copying": lambda: Copies(measurement, distances),
-        "retrieval": lambda: Needles(measurement, prompt_lengths, prompts),
-    }
-    tasks = {name: plan() for name, plan in tasks_of.items() if name in selected}
-    split = TokenSplit.plan(text, trained=live.trained, tokenizer=tokenizer)
-    fits, sums, answers = run_entries(
-        measurement, entries, selected, tasks, split, progress
+    measurement = Measurement.of(
+        model, text, tokenizer=tokenizer, rows=rows, seed=seed, batch_size=batch_size
     )
-
-    values = {"edit": np.array([entry.name for entry in entries], dtype=object)}
+    selected = wanted_measures(measures)
+    measurement.live.check_observation_is_exact(measurement.text)
+    entries = entries_of(measurement, edits or {}, controls=controls)
+    tasks: dict[str, Task] = {}
+    if "induction" in selected:
+        tasks["induction"] = Repeats(measurement, entries[0].planes)
+    if "copying" in selected:
+        tasks["copying"] = Copies(measurement, distances)
+    if "retrieval" in selected:
+        tasks["retrieval"] = Needles(measurement, prompt_lengths, prompts)
+    split = TokenSplit.plan(
+        measurement.text, trained=measurement.live.trained, tokenizer=tokenizer
+    )
+    done = run_entries(
+        measurement,
+        entries,
+        measures=selected,
+        tasks=tasks,
+        split=split,
+        progress=progress,
+    )
+    evaluation = Evaluation(measurement, entries, split, done)
+    values = evaluation.entry_values()
     if controls:
-        values["control_of"] = np.array(
-            [entry.control_of for entry in entries], dtype=object
-        )
-    if any(entry.silenced.any() for entry in entries):
-        values["silenced"] = torch.stack([x.silenced for x in entries]).double().numpy()
+        values["control_of"] = _objects([entry.control_of for entry in entries])
     if "loss" in selected:
-        values |= _loss_values(text, split, sums)
+        values |= evaluation.loss_values()
     if "change" in selected:
-        nats = torch.stack([entry.change / entry.rows[:, None, None] for entry in sums])
-        values["attention_change"], *changes = (
-            (nats / math.log(2)).numpy().swapaxes(0, 1)
-        )
-        values |= {"class_change": np.stack(changes, -1)} if changes else {}
+        values |= evaluation.change_values()
     if "labels" in selected:
-        values |= _label_values(planes, fits, sums)
-        if split.classes:
-            values["class_label"] = _class_labels(sums, live.layers)
-    if split.classes and selected & {"loss", "change", "labels"}:
+        values |= evaluation.label_values()
+    if split.classes and not OF_TEXT.isdisjoint(selected):
         values["token_class"] = np.array(list(split.classes), dtype=object)
-    for name, task in tasks.items():
-        for key in answers[0][name]:
-            values[key] = np.stack([answer[name][key].numpy() for answer in answers])
-        values |= task.coordinates
-    coordinates = summary.plane_coordinates(planes[0], heads=live.heads)
-    coordinates |= summary.kind_coordinates(measurement.rotation.kinds)
-    dataset = xr.Dataset(labelled(values, EVALUATED), coordinates)
-    names = {"control_of", "group", "position_start", "position_stop", "token_class"}
-    dataset = summary.number_dims(dataset.set_coords(names & values.keys()))
-    return dataset.assign_attrs({"kind": "evaluation"} | measurement.attributes)
+    values |= evaluation.task_values(tasks)
+    return evaluation.dataset(values)
 
 
-def _loss_values(
-    text: Text, split: TokenSplit, sums: Sequence[EntrySums]
-) -> dict[str, np.ndarray]:
-    edges = split.edges
-    bins, far = len(edges) - 1, (edges[:-1] >= text.context / 2).numpy()
-    bin_tokens = sum_bins(text.predicted[:, 1 : text.context].long(), edges - 1)
-    far_tokens = bin_tokens.numpy()[:, far].sum(1)
-    predicted = text.predicted.sum(1).numpy()
-    tokens = split.predicted(text).sum(2).numpy()
-    losses = np.stack([entry.losses.numpy() for entry in sums])
-    bin_loss, split_sum = losses[..., :bins], losses[..., bins:]
-    group_tokens = by_group(bin_tokens, text.group)
-    all_and_bins = []  # means and errors of all positions, and of each bin
-    for entry in sums:
-        group_loss = by_group(entry.losses[:, :bins], text.group)
-        columns_of = ([x.sum(1), *x.T] for x in (group_loss, group_tokens))
-        all_and_bins.append(
-            [mean_loss(*pair) for pair in zip(*columns_of, strict=True)]
+Values = dict[str, np.ndarray]
+"""Variables of an evaluation by name; the dims are in `EVALUATED`."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What was measured of the `entries`, from which the variables follow."""
+
+    measurement: Measurement
+    entries: Sequence[Entry]
+    split: TokenSplit
+    done: SweepProgress
+
+    @property
+    def planes(self) -> list[list[Planes]]:
+        """The planes of each layer, for each entry."""
+        return [entry.planes for entry in self.entries]
+
+    def entry_values(self) -> Values:
+        """Names of the entries, and silenced heads."""
+        values = {"edit": _objects([entry.name for entry in self.entries])}
+        silenced = torch.stack([entry.silenced for entry in self.entries])
+        if silenced.any():
+            values["silenced"] = silenced.double().numpy()
+        return values
+
+    def loss_values(self) -> Values:
+        """Losses of sequences, of bins of positions, and of classes of tokens."""
+        text = self.measurement.text
+        sums = self.done.sums
+        bins = self.split.bins
+        losses = np.stack([entry.losses.numpy() for entry in sums])
+        bin_loss = losses[..., :bins]
+        predicted = text.predicted.sum(1).numpy()
+        values = {
+            "loss": bin_loss.sum(-1) / predicted,
+            "predicted_tokens": predicted,
+            "group": text.group.numpy(),
+        }
+        values |= _split_losses(text, self.split, losses[..., bins:])
+        values |= _bin_losses(text, self.split, sums)
+        return values
+
+    def change_values(self) -> Values:
+        """Change of the attention in bits, on all rows and on the rows of each class."""
+        changes = []
+        for entry in self.done.sums:
+            nats = entry.change / entry.rows[:, None, None]
+            changes.append((nats / math.log(2)).numpy())
+        by_set = np.stack(changes, axis=1)
+        values = {"attention_change": by_set[0]}
+        if len(by_set) > 1:
+            values["class_change"] = np.moveaxis(by_set[1:], 0, -1)
+        return values
+
+    def label_values(self) -> Values:
+        """Budget and label of every head of every entry, and labels by class of tokens."""
+        profiles = []
+        for sums, planes, fits in zip(
+            self.done.sums, self.planes, self.done.fits, strict=True
+        ):
+            profiles.append(summary.summarize(sums.sums, planes, fits))
+        heads = [head_values(profile) for profile in profiles]
+        values = {}
+        for name in (*columns("budget"), "positional_fraction", "label"):
+            values[name] = np.stack([of_entry[name] for of_entry in heads])
+        values["labels_changed_resampled"] = _resampled_changes(profiles)
+        if self.split.classes:
+            layers = self.measurement.live.layers
+            values["class_label"] = _class_labels(self.done.sums, layers)
+        return values
+
+    def task_values(self, tasks: Mapping[str, Task]) -> Values:
+        """The numbers of the tasks, and their coordinates."""
+        values: Values = {}
+        for name, task in tasks.items():
+            answers = [answer[name] for answer in self.done.answers]
+            for key in answers[0]:
+                values[key] = np.stack([answer[key].numpy() for answer in answers])
+            values |= task.coordinates
+        return values
+
+    def dataset(self, values: Values) -> xr.Dataset:
+        """The `values` as a labelled dataset, with the planes of the unmodified model."""
+        measurement = self.measurement
+        coordinates = summary.plane_coordinates(
+            self.planes[0], heads=measurement.live.heads
         )
-    means, errors = np.moveaxis(np.array(all_and_bins), -1, 0)
+        coordinates |= summary.kind_coordinates(measurement.rotation.kinds)
+        dataset = xr.Dataset(labelled(values, EVALUATED), coordinates)
+        dataset = dataset.set_coords(COORDINATES & values.keys())
+        attrs = {"kind": "evaluation"} | measurement.attributes
+        return summary.number_dims(dataset).assign_attrs(attrs)
+
+
+def _objects(names: Sequence[str]) -> np.ndarray:
+    return np.array(names, dtype=object)
+
+
+def _split_losses(
+    text: Text, split: TokenSplit, sums: Float[np.ndarray, "edit sequence split"]
+) -> Values:
+    """Mean losses of tokens that occurred before, and of each class of tokens."""
+    tokens = split.predicted(text).sum(2).numpy()
     with np.errstate(invalid="ignore"):  # NaN if a sequence has no such token
-        split_loss = split_sum / tokens
-        far_loss = bin_loss[..., far].sum(-1) / far_tokens
-    classes = {"class_loss": split_loss[..., 1:], "class_tokens": tokens[:, 1:]}
-    return (classes if split.classes else {}) | {
-        "loss": bin_loss.sum(-1) / predicted,
-        "predicted_tokens": predicted,
-        "group": text.group.numpy(),
-        "seen_loss": split_loss[..., 0],
-        "seen_tokens": tokens[:, 0],
+        losses = sums / tokens
+    values = {"seen_loss": losses[..., 0], "seen_tokens": tokens[:, 0]}
+    if split.classes:
+        values["class_loss"] = losses[..., 1:]
+        values["class_tokens"] = tokens[:, 1:]
+    return values
+
+
+def _bin_losses(text: Text, split: TokenSplit, sums: Sequence[EntrySums]) -> Values:
+    """Mean losses of all positions, of each bin, and of the second half of the context."""
+    edges = split.edges
+    bin_tokens = sum_bins(text.predicted[:, 1 : text.context].long(), edges - 1)
+    is_far = (edges[:-1] >= text.context / 2).numpy()
+    far_tokens = bin_tokens.numpy()[:, is_far].sum(1)
+    group_tokens = by_group(bin_tokens, text.group)
+    far_losses = []
+    means = []  # of all positions, then of each bin
+    errors = []
+    for entry in sums:
+        bin_losses = entry.losses[:, : split.bins]
+        far_losses.append(bin_losses.numpy()[:, is_far].sum(-1))
+        group_losses = by_group(bin_losses, text.group)
+        pairs = [mean_loss(group_losses.sum(1), group_tokens.sum(1))]
+        for losses, tokens in zip(group_losses.T, group_tokens.T, strict=True):
+            pairs.append(mean_loss(losses, tokens))
+        means.append([mean for mean, _ in pairs])
+        errors.append([error for _, error in pairs])
+    mean = np.array(means)
+    error = np.array(errors)
+    with np.errstate(invalid="ignore"):  # NaN if a sequence has no such token
+        far_loss = np.stack(far_losses) / far_tokens
+    return {
         "far_loss": far_loss,
         "far_tokens": far_tokens,
-        "mean_loss": means[:, 0],
-        "mean_loss_se": errors[:, 0],
-        "position_loss": means[:, 1:],
-        "position_loss_se": errors[:, 1:],
+        "mean_loss": mean[:, 0],
+        "mean_loss_se": error[:, 0],
+        "position_loss": mean[:, 1:],
+        "position_loss_se": error[:, 1:],
         "position_start": edges[:-1].numpy(),
         "position_stop": edges[1:].numpy(),
     }
 
 
-def _label_values(
-    planes: Sequence[Sequence[Planes]],
-    fits: Sequence[dict[int, LayerFit]],
-    sums: Sequence[EntrySums],
-) -> dict[str, np.ndarray]:
-    """Budget and label of every head of every entry; resamples are the same in all entries."""
-    parts = zip([entry.sums for entry in sums], planes, fits, strict=True)
-    profiles = [summary.summarize(*part) for part in parts]
-    names = (*columns("budget"), "positional_fraction", "label")
-    heads = [head_values(profile) for profile in profiles]
-    values = {name: np.stack([entry[name] for entry in heads]) for name in names}
-    changed = np.full((len(profiles), RESAMPLES), np.nan)
-    if profiles[0].sizes["group"] > 1:
-        draws = [resample_labels(p, resamples=RESAMPLES, seed=0) for p in profiles]
-        changed = np.stack([(labels != draws[0]).sum(axis=(1, 2)) for labels in draws])
-    values["labels_changed_resampled"] = changed.astype(float)
-    return values
+def _resampled_changes(
+    profiles: Sequence[xr.Dataset],
+) -> Float[np.ndarray, "edit resample"]:
+    """Heads with another label than in the first profile, in the same resamples of groups."""
+    if profiles[0].sizes["group"] < 2:
+        return np.full((len(profiles), RESAMPLES), np.nan)
+    draws = [
+        resample_labels(profile, resamples=RESAMPLES, seed=0) for profile in profiles
+    ]
+    changed = [(labels != draws[0]).sum(axis=(1, 2)) for labels in draws]
+    return np.stack(changed).astype(float)
 
 
 def _class_labels(sums: Sequence[EntrySums], layers: int) -> np.ndarray:
     """Label [edit, layer, head, class] of each head over the rows of each class."""
     labels = []
     for entry in sums:
-        classes = {
-            layer: scores[:, 1:].sum(0) for layer, scores in entry.sums.scores.items()
-        }
-        scores = by_layer(classes, layers).transpose(1, 2)
+        of_classes = {}
+        for layer, scores in entry.sums.scores.items():
+            of_classes[layer] = scores[:, 1:].sum(0)
+        scores = by_layer(of_classes, layers).transpose(1, 2)
         rows = scores[..., SCORES.index("weight")].numpy()
         labels.append(head_budget(scores).labels(rows=rows))
     return np.stack(labels)
