@@ -42,7 +42,7 @@ IN_WORDS: dict[Any, str] = {
 
 @dataclass(frozen=True)
 class Bounds:
-    """The finite numbers from `low` to `high`; None is no limit."""
+    """The finite numbers from `low` to `high`, or without limit if one is None."""
 
     low: float | None = None
     high: float | None = None

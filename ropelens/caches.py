@@ -11,7 +11,7 @@ from ropelens.arguments import Function
 
 
 def kept(most: int = 1000) -> Callable[[Function], Function]:
-    """Let the first argument of a function keep its results, by the other arguments.
+    """Let the first argument of a function keep the results for the other arguments.
 
     Only the `most` latest are kept. Tensors, compared by identity, must not change in place.
     """

@@ -13,6 +13,11 @@ if TYPE_CHECKING:  # rooms without transformers read these facts
 WITHOUT_ATTENTION = {"linear_attention", "conv", "moe", "mlp"}  # types of layers
 
 
+def _settings(config: PreTrainedConfig) -> dict[str, Any]:
+    """Settings of the part of a model that reads text."""
+    return config.get_text_config().to_dict()
+
+
 def layer_types(config: PreTrainedConfig) -> list[str]:
     """Type of each layer, such as "full_attention" or "sliding_attention"."""
     text = config.get_text_config()
@@ -24,34 +29,37 @@ def layer_types(config: PreTrainedConfig) -> list[str]:
 
 def attending_layers(config: PreTrainedConfig, *, turning: bool = False) -> list[int]:
     """Layers that attend; with `turning`, only layers that also rotate."""
-    settings = config.get_text_config().to_dict()
-    # One entry for each layer, which is 0 if the layer has no RoPE.
-    ropes = settings.get("no_rope_layers") or settings.get("layer_rope_theta") or ()
-    attending = []
+    settings = _settings(config)
+    layers = []
     for layer, layer_type in enumerate(layer_types(config)):
-        still = layer < len(ropes) and not ropes[layer]
-        if layer_type not in WITHOUT_ATTENTION and not (turning and still):
-            attending.append(layer)
-    return attending
+        if layer_type not in WITHOUT_ATTENTION:
+            layers.append(layer)
+    # An entry for each layer, which is 0 if the layer has no RoPE.
+    ropes = settings.get("no_rope_layers") or settings.get("layer_rope_theta")
+    if not turning or not ropes:
+        return layers
+    return [layer for layer in layers if layer >= len(ropes) or ropes[layer]]
 
 
 def stated_context(config: PreTrainedConfig) -> int | None:
     """Trained context in tokens; None if the configuration does not state it."""
-    settings = config.get_text_config().to_dict()
-    length = settings.get("max_position_embeddings") or settings.get("n_positions")
-    return int(length) if length else None
+    settings = _settings(config)
+    for name in ("max_position_embeddings", "n_positions"):
+        if settings.get(name):
+            return int(settings[name])
+    return None
 
 
 def rope_parameters(config: PreTrainedConfig) -> list[dict[str, Any]]:
     """The `rope_parameters` of a config, one for each layer type that has its own."""
-    parameters = config.get_text_config().to_dict().get("rope_parameters") or {}
+    parameters = _settings(config).get("rope_parameters") or {}
     by_type = [value for value in parameters.values() if isinstance(value, dict)]
     return by_type or [parameters]
 
 
 def layer_parameters(config: PreTrainedConfig, layer: int) -> dict[str, Any]:
     """The `rope_parameters` of one layer; empty if the configuration states none."""
-    settings = config.get_text_config().to_dict()
+    settings = _settings(config)
     parameters: dict[str, Any] = settings.get("rope_parameters") or {}
     if any(isinstance(value, dict) for value in parameters.values()):
         parameters = parameters.get(layer_types(config)[layer]) or {}
@@ -64,9 +72,9 @@ def layer_parameters(config: PreTrainedConfig, layer: int) -> dict[str, Any]:
 def depends_on_length(config: PreTrainedConfig) -> bool:
     """Whether RoPE changes with the length of a batch."""
     for parameters in rope_parameters(config):
-        if parameters.get("rope_type") == "dynamic":
-            return True
-        if parameters.get("short_factor") != parameters.get("long_factor"):
+        short = parameters.get("short_factor")
+        long = parameters.get("long_factor")
+        if parameters.get("rope_type") == "dynamic" or short != long:
             return True
     return False
 
@@ -85,8 +93,9 @@ def trained_length(config: PreTrainedConfig) -> int:
     """Largest number of tokens at which a RoPE that changes with the length is unchanged."""
     lengths = []
     for parameters in rope_parameters(config):
-        length = parameters.get("original_max_position_embeddings")
-        lengths.append(int(length or config.max_position_embeddings))
+        original = parameters.get("original_max_position_embeddings")
+        length = original or config.max_position_embeddings
+        lengths.append(int(length))
     return min(lengths)
 
 

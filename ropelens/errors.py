@@ -25,9 +25,10 @@ class RopelensError(ValueError):
     @property
     def line(self) -> str:
         """The message on one line."""
-        clauses = [self.what]
-        clauses += [f"{name}: {text}" for name, text in self.parts.items() if text]
-        clauses = [" ".join(clause.split()) for clause in clauses]
+        clauses = [_on_one_line(self.what)]
+        for name, text in self.parts.items():
+            if text:
+                clauses.append(_on_one_line(f"{name}: {text}"))
         return "; ".join(clause.rstrip(".") for clause in clauses)
 
 
@@ -69,4 +70,8 @@ def explained(
 def words_of(error: BaseException, *, with_type: bool = False) -> str:
     """Up to 300 characters of another library's message, on one line."""
     message = f"{type(error).__name__}: {error}" if with_type else str(error)
-    return " ".join(message.split())[:300]
+    return _on_one_line(message)[:300]
+
+
+def _on_one_line(text: str) -> str:
+    return " ".join(text.split())

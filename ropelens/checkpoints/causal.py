@@ -40,7 +40,8 @@ def check_causal(model: PreTrainedModel) -> None:
 
 
 def _logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    return model(input_ids=ids.to(device_of(model)), use_cache=False).logits
+    on_device = ids.to(device_of(model))
+    return model(input_ids=on_device, use_cache=False).logits
 
 
 def _change_before_last_tokens(
@@ -48,6 +49,8 @@ def _change_before_last_tokens(
 ) -> float:
     """Largest difference between sequences that differ only in their last tokens."""
     common = logits[:, : noise.common_tokens(logits.shape[1])].split(1)
-    changes = [noise.logit_change(one, other) for one, other in combinations(common, 2)]
+    pairs = combinations(common, 2)
+    changes = torch.cat([noise.logit_change(one, other) for one, other in pairs])
     # The median, because rounding may send a token of one sequence to another expert.
-    return float(torch.cat(changes).median(0).values.max())
+    typical = changes.median(0).values
+    return float(typical.max())

@@ -104,10 +104,12 @@ def read_config_of(source: ConfigInput) -> PreTrainedConfig:
         elif isinstance(source, Mapping):
             config = _config_of_dict(source)
         elif Path(source).suffix == ".json":
-            config = _config_of_dict(json.loads(Path(source).read_text("utf-8")))
+            settings = json.loads(Path(source).read_text("utf-8"))
+            config = _config_of_dict(settings)
         else:
-            path = locate(str(source), Loading()).path
-            config = AutoConfig.from_pretrained(**source_of(path, Loading()))
+            loading = Loading()
+            path = locate(str(source), loading).path
+            config = AutoConfig.from_pretrained(**source_of(path, loading))
     return config.get_text_config()
 
 

@@ -78,7 +78,8 @@ def weight_files(path: Path) -> list[Path]:
 def _files_in_index(index: Path) -> list[Path]:
     refuse_pointers([index])
     with explained(f"{index} cannot be read."):
-        names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+        file_of_weight = json.loads(index.read_text("utf-8"))["weight_map"]
+        names = sorted(set(file_of_weight.values()))
         files = [index.parent / name for name in names]
         outside = any(PurePath(name).name != name for name in names)
         if outside or not all(file.is_file() for file in files):
@@ -87,10 +88,13 @@ def _files_in_index(index: Path) -> list[Path]:
 
 
 def _without_weights(folder: Path) -> BadCheckpoint:
-    matching = [unread for unread in UNREAD if any(folder.glob(unread.pattern))]
-    unread = matching[0] if matching else PICKLES
-    what = f"{folder} {unread.fault}."
-    return BadCheckpoint(what, means=unread.means, hint=unread.hint)
+    present = PICKLES
+    for unread in UNREAD:
+        if any(folder.glob(unread.pattern)):
+            present = unread
+            break
+    what = f"{folder} {present.fault}."
+    return BadCheckpoint(what, means=present.means, hint=present.hint)
 
 
 def refuse_pointers(files: Iterable[Path]) -> None:

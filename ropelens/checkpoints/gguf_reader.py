@@ -51,7 +51,8 @@ class FastReader(gguf.GGUFReader):
         if len(read.elements) < count or read.end > len(self.data):
             raise ValueError("the file ends within a list")
         parts = [*head, *read.elements]
-        indices = list(range(len(head), len(parts)))
+        first = len(head)
+        indices = list(range(first, len(parts)))
         return read.end - orig_offs, parts, indices, [ValueType.ARRAY, element_type]
 
     def _strings(self, start: int, count: int) -> ListElements:
@@ -69,7 +70,8 @@ class FastReader(gguf.GGUFReader):
         end = start + np.dtype(dtype).itemsize * count
         if end > len(self.data):
             return ListElements([], end)
-        return ListElements(list(self._get(start, dtype, count)[:, None]), end)
+        numbers = self._get(start, dtype, count)
+        return ListElements(list(numbers[:, None]), end)
 
 
 def parse_value(value: np.ndarray, types: Sequence[int]) -> Any:

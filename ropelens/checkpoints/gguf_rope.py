@@ -109,7 +109,8 @@ def _take_bases(
     entries: dict[str, Any], rope: dict[str, Any], local: dict[str, Any] | None
 ) -> None:
     """Set the bases of full (`rope`) and sliding (`local`) attention, which may be missing."""
-    base = float(entries.pop("freq_base", rope.get("rope_theta", 0)))
+    configured = rope.get("rope_theta", 0)
+    base = float(entries.pop("freq_base", configured))
     rope["rope_theta"] = base
     stated_local = local["rope_theta"] if local else base
     local_base = float(entries.pop("freq_base_swa", stated_local))

@@ -142,7 +142,8 @@ def open_checkpoint(name: str | Path, loading: Loading, *, used: bool = True) ->
 
 
 def _all_devices() -> list[torch.device]:
-    gpus = [torch.device("cuda", gpu) for gpu in range(torch.cuda.device_count())]
+    count = torch.cuda.device_count()
+    gpus = [torch.device("cuda", number) for number in range(count)]
     return gpus or [torch.device("cpu")]
 
 

@@ -46,6 +46,10 @@ class RuntimeArrays:
         """One more than the number of the last layer."""
         return 1 + max(arrays.layer for arrays in self.sides)
 
+    @property
+    def last_position(self) -> int:
+        return int(self.positions[-1])
+
 
 def read_arrays(source: ArraySource) -> RuntimeArrays:
     """Read the arrays of a runtime; raise `BadArgument` if they do not have the `LAYOUT`."""

@@ -42,6 +42,7 @@ class ArrayLayers:
     """The rotation of each layer, and all differences from the configuration."""
 
     layers: dict[int, LayerRotation]  # of q, or of k if q is missing
+    last_position: int
     faults: list[str]
 
 
@@ -106,11 +107,8 @@ def array_layers(
     arrays = read_arrays(source)
     if config is not None:
         _check_sizes(arrays, config)
-    asked = asked_rotations(
-        config,
-        layers=arrays.layers,
-        length=context or int(arrays.positions[-1]) + 1,
-    )
+    length = context or 1 + arrays.last_position
+    asked = asked_rotations(config, layers=arrays.layers, length=length)
     may_grow = config is None or changes_with_position(config)
     layers: dict[int, LayerRotation] = {}
     faults = []
@@ -123,12 +121,17 @@ def array_layers(
             faults.append(f"layer {side.layer}, {side.side}: {'; '.join(differences)}")
         layers.setdefault(side.layer, rotation.of_layer)
         shifts.setdefault(side.layer, set()).update(rotation.shifts)
-    for layer, shift in shifts.items():
-        if len(shift) > 1:
-            faults.append(
-                f"layer {layer}: heads rotate {sorted(shift)} positions too far"
-            )
-    return ArrayLayers(layers, faults)
+    faults += _differing_shifts(shifts)
+    return ArrayLayers(layers, arrays.last_position, faults)
+
+
+def _differing_shifts(shifts: dict[int, set[int]]) -> list[str]:
+    """Faults of layers whose heads, of queries and keys, are shifted by different numbers."""
+    return [
+        f"layer {layer}: heads rotate {sorted(of_layer)} positions too far"
+        for layer, of_layer in shifts.items()
+        if len(of_layer) > 1
+    ]
 
 
 def _check_sizes(arrays: RuntimeArrays, config: PreTrainedConfig) -> None:
@@ -173,7 +176,8 @@ def _read_change(token: TokenVectors, before: HeadVectors) -> ArrayRotation:
     if rotation.measured.planes.pairing == "none":
         return rotation
     z = rotation.measured.planes.complex(candidates[best].vectors)
-    return replace(rotation, factor=float(z.abs().mean()), shifts=_shifts(z, rotation))
+    factor = float(z.abs().mean())
+    return replace(rotation, factor=factor, shifts=_shifts(z, rotation))
 
 
 def _shifts(

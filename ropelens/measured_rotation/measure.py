@@ -85,9 +85,8 @@ def measure_rope(
     if isinstance(model, (Mapping, str, Path)):
         read = array_layers(model, configuration, context)
         measured = _measured_arrays(read)
-        first = next(iter(read.layers.values()))
         if length is None:
-            length = 1 + max(first.query_scale)
+            length = 1 + read.last_position
     else:
         live = as_live_model(model)
         configuration = configuration or live.config
@@ -134,9 +133,10 @@ def _measured_model(
 ) -> MeasuredLayers:
     probe = RotationProbe(live)
     layers = probe.layers(context)
+    planes = probe.planes(context, alike=True)
     return MeasuredLayers(
         layers=dict(enumerate(layers)),
-        planes=dict(enumerate(probe.planes(context, alike=True))),
+        planes=dict(enumerate(planes)),
         kinds=probe.kinds,
         faults=configuration_faults(layers, config, context),
     )
@@ -183,7 +183,7 @@ def _by_term(
 
 
 def _dataset(measured: MeasuredLayers, layers: list[LayerFrequencies]) -> xr.Dataset:
-    rotations = measured.layers.values()
+    rotations = list(measured.layers.values())
     inv_freq = [layer.measured for layer in layers]
     values: dict[str, ArrayLike] = {
         "inv_freq": stack(inv_freq),
@@ -199,8 +199,8 @@ def _dataset(measured: MeasuredLayers, layers: list[LayerFrequencies]) -> xr.Dat
         "reach": [kind.reach for kind in measured.kinds],
         "query_scale": [list(rotation.query_scale.values()) for rotation in rotations],
     }
-    first = next(iter(rotations))
-    coords = {"layer": list(measured.layers), "position": list(first.query_scale)}
+    positions = list(rotations[0].query_scale)
+    coords = {"layer": list(measured.layers), "position": positions}
     return xr.Dataset(labelled(values, ROTATION), coords=coords)
 
 

@@ -43,8 +43,9 @@ class LayerRotation:
 
 def probe_positions(longest: int) -> Int[Tensor, " position"]:
     """0, 1, 2, 4, 8, ... and `longest`. Each doubling refines every frequency."""
-    powers = {2**i for i in range(longest.bit_length())}
-    return torch.tensor(sorted({0, longest} | powers))
+    powers = [2**power for power in range(longest.bit_length())]
+    positions = {0, longest, *powers}
+    return torch.tensor(sorted(positions))
 
 
 def planes_around(changed: list[int], head_dim: int, pairing: Pairing) -> Planes:

@@ -166,7 +166,8 @@ class TokenRuns:
             repeats.weight * float(change[repeats.runs].max())
             for repeats in self.repeats
         ]
-        return scale.where(change > allowed_residual(max(noise), self.eps), 1)
+        allowed = allowed_residual(max(noise), self.eps)
+        return scale.where(change > allowed, 1)
 
     def _noise(
         self, vectors: Float[Tensor, "vector run coordinate"]

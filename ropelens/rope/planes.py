@@ -1,4 +1,4 @@
-"""The planes that RoPE rotates: their coordinates and frequencies, and vectors in planes.
+"""The planes that RoPE rotates: coordinates, frequencies, and vectors in planes.
 
 If each plane of a query or key x~ is a complex number, RoPE multiplies it at position p by
 exp(i w p) (Su et al. 2021, arXiv 2104.09864, eq. 34).

@@ -80,6 +80,6 @@ def _check_expressible(config: Any, variant: str) -> None:
 def _varied(
     parameters: dict[str, Any], variant: Variant, config: Any
 ) -> dict[str, Any]:
-    """The `rope_parameters` of a variant, with the base and the axes (M-RoPE) of these."""
+    """`rope_parameters` of a variant that keep the base and the axes (M-RoPE)."""
     axes = {key: value for key, value in parameters.items() if key.startswith("mrope_")}
     return axes | variant.rope_parameters(stated_shape(config, parameters))
