@@ -81,7 +81,8 @@ def findings(profile: xr.Dataset) -> list[str]:
         len(steps) > 1 and np.ptp(steps) <= 1e-3
     ):  # a power law of one base, as in Oka et al.
         band = np.log(trained / 3.657) / -steps.mean()
-        length, _ = window_of(profile, [0]) or ("trained context", 0)
+        window = window_of(profile, [0])
+        length = window.name if window else "trained context"
         sentences.append(
             f"Oka et al. predict the band at plane {band:.1f}, given a {length} of "
             f"{trained:,} tokens; measured over predicted: {peak / band:.2f}."

@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from ropelens.figures import style
 from ropelens.figures.formats import short_count
-from ropelens.profiles.kinds import window_of
+from ropelens.profiles.kinds import Reach, window_of
 
 AXIS_TITLE = "wavelength (tokens, log scale)"
 LONE_HALF_WIDTH = 0.35  # half width of a plane without neighbours, in log tokens
@@ -68,21 +68,13 @@ def set_wavelengths(figure: go.Figure, wavelength: Wavelengths) -> None:
     style.set_x_title(figure, AXIS_TITLE)
 
 
-@dataclass(frozen=True)
-class Reach:
-    """The farthest that layers see: a window or chunk, or the context. `length` in tokens."""
-
-    name: str
-    length: int
-
-
 def reach_of(results: xr.Dataset, layers: Sequence[int], context_name: str) -> Reach:
     """The window or chunk of `layers`, or the "context" or "trained context" if shorter."""
     attribute = context_name.replace(" ", "_")
     context = Reach(context_name, int(results.attrs.get(attribute, 0)))
     window = window_of(results, layers)
-    if window and window[1] <= context.length:
-        return Reach(*window)
+    if window and window.length <= context.length:
+        return window
     return context
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Shaped
 
 from ropelens.attention.formulas import (
     FOLLOW,
@@ -21,36 +21,49 @@ FRACTIONS = ("positional_fraction", "content_fraction", "interaction_fraction")
 def head_values(profile: xr.Dataset) -> dict[str, np.ndarray]:
     """Columns of heads.csv that follow from a profile by themselves, each [layer, head]."""
     require_budget(profile)
-    columns_of_bits = {name: profile[name].values for name in columns("budget")}
     rows = profile["group_scored"].values
     budget = pooled_budget(profile, rows[None] / rows.sum())
-    bits = {name: x[0] for name, x in budget.assigned_bits.items()}
     label = budget.labels(rows=float(rows.sum()))[0]
-    by_head = "head_wavelength" if "head_wavelength" in profile else "wavelength"
-    push, wavelength = xr.broadcast(profile["selectivity_keys"], profile[by_head])
-    names = ("offset", "offset_low", "offset_high", "offset_weight")
-    positional = label == "positional"
-    offsets = {
-        name: np.where(positional, profile[name].values, np.nan) for name in names
-    }
-    offsets["offset"][~(offsets["offset_weight"] >= Thresholds.offset)] = np.nan
-    place: np.ndarray = np.indices(label.shape)
-    return {
-        "layer": place[0],
-        "head": place[1],
-        "label": label,
-        **fractions(bits),
-        **columns_of_bits,
-        **offsets,
-        **describe_wavelengths(push.values, wavelength.transpose(*push.dims).values),
-    }
+    layer, head = np.indices(label.shape)
+    values = {"layer": layer, "head": head, "label": label}
+    values.update(fractions({name: x[0] for name, x in budget.assigned_bits.items()}))
+    for name in columns("budget"):
+        values[name] = profile[name].values
+    values.update(positional_offsets(profile, label == "positional"))
+    values.update(wavelengths(profile))
+    return values
+
+
+def positional_offsets(
+    profile: xr.Dataset, positional: Bool[np.ndarray, "layer head"]
+) -> dict[str, Float[np.ndarray, "layer head"]]:
+    """Peak and middle half of the kernels of positional heads; NaN for other heads.
+
+    There is no peak if it has less than 0.3 of the kernel.
+    """
+    offsets = {}
+    for name in ("offset", "offset_low", "offset_high", "offset_weight"):
+        offsets[name] = np.where(positional, profile[name].values, np.nan)
+    has_peak = offsets["offset_weight"] >= Thresholds.offset
+    offsets["offset"][~has_peak] = np.nan
+    return offsets
+
+
+def wavelengths(profile: xr.Dataset) -> dict[str, Shaped[np.ndarray, "layer head"]]:
+    """The wavelengths through which each head picks keys; see `describe_wavelengths`."""
+    name = "head_wavelength" if "head_wavelength" in profile else "wavelength"
+    push, wavelength = xr.broadcast(profile["selectivity_keys"], profile[name])
+    wavelength = wavelength.transpose(*push.dims)
+    return describe_wavelengths(push.values, wavelength.values)
 
 
 def require_budget(profile: xr.Dataset) -> None:
     """Raise `BadArgument` if the profile has no attention budget."""
     if "total_bits" not in profile:
-        what = "This profile has no attention budget, and labels and claims follow from it."
-        raise BadArgument(what, hint="rl.profile(model, text), without budget=False")
+        raise BadArgument(
+            "This profile has no attention budget, and labels and claims follow from it.",
+            hint="rl.profile(model, text), without budget=False",
+        )
 
 
 def fractions(bits: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -73,12 +86,14 @@ def resample_budget(
     profile: xr.Dataset, *, resamples: int, seed: int, spread: float = 1.0
 ) -> HeadBudget:
     """Budgets of bootstrap resamples of groups, `spread` times as far from the whole text."""
-    rows, random = profile["group_scored"].values, np.random.default_rng(seed % 2**64)
-    evenly = np.full(len(rows), 1 / len(rows))
-    draws = random.multinomial(len(rows), evenly, size=resamples)
-    weight, share = draws * rows, rows / rows.sum()
-    weight = share + spread * (weight / weight.sum(axis=1, keepdims=True) - share)
-    return pooled_budget(profile, weight)
+    rows = profile["group_scored"].values
+    groups = len(rows)
+    random = np.random.default_rng(seed % 2**64)
+    draws = random.multinomial(groups, np.full(groups, 1 / groups), size=resamples)
+    drawn_rows = draws * rows
+    share = rows / rows.sum()
+    drawn_share = drawn_rows / drawn_rows.sum(axis=1, keepdims=True)
+    return pooled_budget(profile, share + spread * (drawn_share - share))
 
 
 def pooled_budget(
