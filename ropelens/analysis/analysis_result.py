@@ -16,6 +16,7 @@ from ropelens.analysis.saved_numbers import SavedNumbers, check_model, earlier_n
 from ropelens.claims.classify import classify_heads
 from ropelens.errors import BadArgument, explained
 from ropelens.interventions.truncation_table import summarize_truncation
+from ropelens.profiles.measures import complete_profile
 from ropelens.report.notebook import display
 from ropelens.report.page import render_page
 from ropelens.report.sentences.heads import heads_sentences
@@ -49,6 +50,9 @@ class Analysis:
     reach: xr.Dataset | None = None
     tokenizer: Any = None
     pages: list[Path] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "profile", complete_profile(self.profile))
 
     @cached_property
     def truncation_table(self) -> pd.DataFrame | None:

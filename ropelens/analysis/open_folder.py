@@ -38,10 +38,7 @@ def open(path: str | Path) -> Analysis | xr.Dataset:
         return _open_watch(folder)
     if folder.is_dir():
         return open_analysis(folder)
-    results = open_results(folder)
-    if results.attrs.get("kind") == "profile":
-        return complete_profile(results, folder)
-    return results
+    return complete_profile(open_results(folder), folder)
 
 
 def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Path:

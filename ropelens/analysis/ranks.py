@@ -14,6 +14,7 @@ from jaxtyping import Float
 
 from ropelens.arguments import public
 from ropelens.errors import BadArgument
+from ropelens.profiles.measures import complete_profile
 from ropelens.runtime.folder import write_whole
 
 Project = Literal["mha2mla", "triattention", "duoattention"]
@@ -27,6 +28,7 @@ def write_ranks(
 
     Raises `BadArgument` if the profile lacks the numbers or the model rotates in another way.
     """
+    profile = complete_profile(profile)
     file_format = FORMATS[project]
     missing = [name for name in file_format.variables if not _is_known(profile, name)]
     seen = f"no {', '.join(missing)}" if missing else ""

@@ -20,6 +20,7 @@ from ropelens.errors import BadArgument
 from ropelens.interventions.reach import COPIED
 from ropelens.profiles.heads import require_budget
 from ropelens.profiles.measurement import Measured, Measurement
+from ropelens.profiles.measures import complete_profile
 from ropelens.profiles.tasks import REPEATED_TOKENS, REPEATS
 from ropelens.runtime.progress import ProgressOption, display_of
 from ropelens.text.rows import rows_for
@@ -64,6 +65,7 @@ def test_claims(
     80 edits on 4 sequences, on copies up to 2,048 tokens apart and, with `tokenizer`, to find a
     head that attends to apostrophes. docs/measures.md defines each number.
     """
+    profile = complete_profile(profile)
     require_budget(profile)
     if (model is None) != (text is None):
         raise BadArgument(

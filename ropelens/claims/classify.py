@@ -12,6 +12,7 @@ from ropelens.claims.head_claims import POSITIONAL_FAST
 from ropelens.claims.numbers import known_heads
 from ropelens.claims.verdict import judge
 from ropelens.profiles.head_table import head_table
+from ropelens.profiles.measures import complete_profile
 
 
 @public
@@ -43,6 +44,7 @@ def classify_heads(
     do positional and semantic heads differ in wavelength more than in surrogates, whose
     frequencies are in a random order? docs/measures.md defines its numbers.
     """
+    profile = complete_profile(profile)
     heads = head_table(profile, resamples=resamples, seed=int(seed))
     heads.attrs["claim"] = judge_wavelengths(wavelength_arrays(profile))
     return heads

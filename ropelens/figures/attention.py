@@ -11,6 +11,7 @@ from ropelens.arguments import Count, public
 from ropelens.figures import style
 from ropelens.figures.formats import plotly_text, visible_token
 from ropelens.figures.inputs import Head, Layer, head_of
+from ropelens.profiles.measures import complete_profile
 
 MAX_TOKENS_WITH_GAPS = 32  # gaps between the cells of more tokens would cover too much
 MAX_DISTANCE = 1024  # of a moved key (tokens)
@@ -38,6 +39,7 @@ def plot_attention(
     of the weight, so that small weights are visible. `excerpt` is the number of a prompt if
     `profile` is a capture. The head is "2.3", or layer=2, head=3.
     """
+    profile = complete_profile(profile)
     drawn = head_of(profile, layer, head)
     tokens = excerpt_tokens(drawn.dataset, excerpt)
     names = [plotly_text(visible_token(token)) for token in tokens]

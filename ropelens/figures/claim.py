@@ -14,6 +14,7 @@ from ropelens.figures import inputs, style
 from ropelens.figures.formats import number, short_count
 from ropelens.figures.head_points import add_points
 from ropelens.figures.inputs import Selected
+from ropelens.profiles.measures import complete_profile
 
 
 @public
@@ -28,6 +29,7 @@ def plot_claim(
     model and in the surrogates, which have their frequencies in a random order. The head
     `selected` (layer, head) gets a ring.
     """
+    profile = complete_profile(profile)
     heads = inputs.head_table(profile, heads)
     share_by_draw, log_wavelength_by_draw = claim_numbers(profile)
     indices = heads["layer"].to_numpy(int), heads["head"].to_numpy(int)

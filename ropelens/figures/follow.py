@@ -9,6 +9,7 @@ from ropelens.arguments import public
 from ropelens.figures import inputs, style
 from ropelens.figures.head_points import add_points
 from ropelens.figures.inputs import Selected
+from ropelens.profiles.measures import complete_profile
 
 FOLLOWS = ("follows_position", "follows_content", "follows_chance")
 
@@ -24,6 +25,7 @@ def plot_follow(
     attention on exchanged keys. Dotted lines show the median of `follows_chance`. Sink and
     diffuse heads are left out. The head `selected` (layer, head) gets a ring.
     """
+    profile = complete_profile(profile)
     heads = inputs.head_table(profile, heads)
     shown = ~heads["label"].isin(style.EXCLUDED_LABELS).to_numpy()
     columns = heads.reindex(columns=FOLLOWS)

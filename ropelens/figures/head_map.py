@@ -12,6 +12,7 @@ from ropelens.arguments import public
 from ropelens.figures import inputs, style
 from ropelens.figures.inputs import Selected
 from ropelens.profiles.kinds import layers_by_kind
+from ropelens.profiles.measures import complete_profile
 
 MAX_HEADS_WITH_SIGNS = 24  # cells of wider layers show no sign or offset
 IDLE = "no attention"  # layers of a hybrid model
@@ -28,6 +29,7 @@ def plot_head_map(
     NaN. Colours are full from 2 bits on. Cells show the offset of a positional head (tokens) or
     the sign of the label. The head `selected` (layer, head) gets a frame.
     """
+    profile = complete_profile(profile)
     heads = inputs.head_table(profile, heads)
     layers = profile.sizes["layer"]
     count = profile.sizes["head"]

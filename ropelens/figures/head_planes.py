@@ -10,6 +10,7 @@ from ropelens.arguments import public
 from ropelens.figures import style
 from ropelens.figures.inputs import Head, Layer, head_of, kv_heads
 from ropelens.figures.planes import mark_context, set_wavelengths, wavelength_positions
+from ropelens.profiles.measures import complete_profile
 
 MAX_MARKED_PLANES = 32  # markers of more planes overlap and are slow
 
@@ -55,6 +56,7 @@ def plot_selectivity(
     selectivity of a capture includes sinks. The head is "2.3", or layer=2, head=3. Trace `meta`
     names the variable of each axis; `customdata` is the wavelength in tokens.
     """
+    profile = complete_profile(profile)
     drawn = head_of(profile, layer, head)
     numbers = drawn.dataset
     indices = {

@@ -22,6 +22,7 @@ from ropelens.figures.planes import (
     wavelength_positions,
 )
 from ropelens.profiles.kinds import layers_by_kind
+from ropelens.profiles.measures import complete_profile
 
 MEANS_HEIGHT = 150  # pixels of the panel of means; title, legend and axis need the same
 MAX_ROW_NAMES = 40
@@ -41,6 +42,7 @@ def plot_head_wavelengths(
     The most positional head is at the top; diffuse heads and sinks have no row. The head
     `selected` (layer, head) gets a frame.
     """
+    profile = complete_profile(profile)
     heads = head_table(profile, heads)
     shares = push_shares(profile)
     rows = _map_rows(profile, heads)

@@ -9,6 +9,7 @@ from ropelens.arguments import public
 from ropelens.errors import BadArgument
 from ropelens.figures import style
 from ropelens.figures.inputs import Head, Layer, place_of
+from ropelens.profiles.measures import complete_profile
 
 DIMS = ("layer", "head", "offset_bin")
 MEASURED_NAME = "fitted to the attention"
@@ -25,6 +26,7 @@ def plot_kernel(profile: xr.Dataset, *, layer: Layer = None, head: Head) -> go.F
     Trace `meta` names the array that y shows. The head is "2.3", or layer=2, head=3. Raises
     `BadArgument` for a profile without budget and for a capture, to which no kernel is fitted.
     """
+    profile = complete_profile(profile)
     layer, head = place_of(layer, head)
     if "kernel" not in profile:
         hint = "a profile with its budget, or plot_attention"

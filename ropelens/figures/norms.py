@@ -18,6 +18,7 @@ from ropelens.figures.planes import (
     set_wavelengths,
 )
 from ropelens.profiles.kinds import layers_by_kind
+from ropelens.profiles.measures import complete_profile
 
 NORM_PANELS = {"query": "q_norm", "key": "k_norm", "value": "v_norm"}
 MOST_TICKS = 8
@@ -51,6 +52,7 @@ def plot_norms(profile: xr.Dataset, *, layer: Count | None = None) -> go.Figure:
     Values are a control, because they do not rotate. A row is the mean over the heads of a
     layer, or a head of `layer`. Source: figures of Barbero et al. 2024 (arXiv 2410.06205).
     """
+    profile = complete_profile(profile)
     wavelength = profile["wavelength"].values
     panels = _panels(profile, layer)
     layer_types = {panel.layer_type for panel in panels}

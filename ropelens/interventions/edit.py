@@ -14,6 +14,7 @@ from ropelens.interventions.plane_edits import Edit, Rescale, Scale, Stop
 from ropelens.interventions.rotation_edit import place_edits
 from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.model.as_live_model import Model, as_live_model
+from ropelens.profiles.measures import complete_profile
 from ropelens.rope.select import ALL_HEADS, ALL_PLANES, Selection, Slowest
 
 
@@ -63,6 +64,8 @@ def scale(
     `k_norm` of the profile, which are means over its text.
     """
     check_value("scale: by", by, Number, bounds=Bounds())
+    if keep_length is not None:
+        keep_length = complete_profile(keep_length)
     return Scale(select=select, heads=heads, by=float(by), keep_length=keep_length)
 
 

@@ -472,9 +472,9 @@ REQUESTED = {row.name: row for row in REQUESTED_STATISTICS}
 """Statistics that a profile has only if they are requested."""
 
 
-def columns(place: str) -> list[str]:
-    """Names of the variables at this place of heads.csv; see `Variable`."""
-    return [row.name for row in MEASURES if row.column == place]
+def columns(group: str) -> list[str]:
+    """Names of the variables in this group of columns of heads.csv; see `Variable`."""
+    return [row.name for row in MEASURES if row.column == group]
 
 
 def compared(*which: str) -> list[str]:
@@ -484,22 +484,24 @@ def compared(*which: str) -> list[str]:
 
 def find_statistics(given: str | Sequence[Statistic | str]) -> list[Statistic]:
     """The statistics, some by name; raises `BadArgument` for names not in `REQUESTED`."""
-    rows = [given] if isinstance(given, str) else given
-    if unknown := [
-        row for row in rows if isinstance(row, str) and row not in REQUESTED
-    ]:
-        raise BadArgument(
-            f"There is no statistic {unknown[0]!r}.", hint=", ".join(REQUESTED)
-        )
-    return [REQUESTED[row] if isinstance(row, str) else row for row in rows]
+    statistics = []
+    for statistic in [given] if isinstance(given, str) else given:
+        if isinstance(statistic, str):
+            if statistic not in REQUESTED:
+                raise BadArgument(
+                    f"There is no statistic {statistic!r}.", hint=", ".join(REQUESTED)
+                )
+            statistic = REQUESTED[statistic]
+        statistics.append(statistic)
+    return statistics
 
 
 def missing_measures(profile: xr.Dataset) -> list[Variable]:
     """The rows of `MEASURES` that `profile` lacks, except fits if it has no budget at all."""
-    rows = [row for row in MEASURES if row.saved and row.name not in profile]
-    return [
-        row for row in rows if "total_bits" in profile or not isinstance(row, Fitted)
-    ]
+    missing = [row for row in MEASURES if row.saved and row.name not in profile]
+    if "total_bits" in profile:
+        return missing
+    return [row for row in missing if not isinstance(row, Fitted)]
 
 
 def open_profile(path: str | Path) -> xr.Dataset:
@@ -507,16 +509,26 @@ def open_profile(path: str | Path) -> xr.Dataset:
     return complete_profile(open_results(path, "profile"), path)
 
 
-def complete_profile(profile: xr.Dataset, path: str | Path) -> xr.Dataset:
-    """`profile`, with NaN and a warning for measures that did not exist when it was saved."""
-    rows = missing_measures(profile)
-    if names := ", ".join(row.name for row in rows):
-        words = f"{path} was saved before ropelens measured {names}: NaN"
-        if "shared_bits" in names:
-            words += "; without exchanged keys, labels count all shared bits as content"
-        warnings.warn(words, stacklevel=3)
-    shapes = {
-        row.name: [profile.sizes.get(dim, 1) for dim in row.saved_dims] for row in rows
-    }
-    values = {name: np.full(shape, np.nan) for name, shape in shapes.items()}
-    return profile.assign(labelled(values, rows))
+def complete_profile(
+    results: xr.Dataset, name: str | Path = "this profile"
+) -> xr.Dataset:
+    """A profile with NaN and a warning for measures that did not exist when it was saved.
+
+    Every public function that takes a profile completes it first, because it may come from
+    `xarray.open_dataset`. Results of another kind stay as they are.
+    """
+    if results.attrs.get("kind") != "profile":
+        return results
+    missing = missing_measures(results)
+    if not missing:
+        return results
+    names = ", ".join(row.name for row in missing)
+    message = f"{name} was saved before ropelens measured {names}: NaN"
+    if "shared_bits" in names:
+        message += "; without exchanged keys, labels count all shared bits as content"
+    warnings.warn(message, stacklevel=3)
+    values = {}
+    for row in missing:
+        shape = [results.sizes.get(dim, 1) for dim in row.saved_dims]
+        values[row.name] = np.full(shape, np.nan)
+    return results.assign(labelled(values, missing))

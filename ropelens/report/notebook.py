@@ -15,6 +15,7 @@ from ropelens.errors import BadArgument, explained
 from ropelens.figures import inputs
 from ropelens.figures.head_map import FULL_COLOR, MAX_HEADS_WITH_SIGNS
 from ropelens.figures.style import COLORS, SIGNS
+from ropelens.profiles.measures import complete_profile
 from ropelens.report.claims import GLYPHS, ledger_rows
 from ropelens.report.render import environment
 from ropelens.report.sentences import describe
@@ -59,6 +60,7 @@ def show(results: xr.Dataset | pd.DataFrame) -> Display:
                 return display(heads_sentences(results), results)
             sentences = claims_sentences(results.assign(model=""))
             return display(sentences, claims=ledger_rows(results), glyphs=GLYPHS)
+        results = complete_profile(results)
         profile = results if results.attrs.get("kind") == "profile" else None
         heads = None if profile is None else inputs.head_table(profile, None)
         return display(describe(results), heads, profile)

@@ -21,6 +21,7 @@ from ropelens.figures.inputs import head_table, idle_layers
 from ropelens.figures.steps import plot_maps, plot_numbers
 from ropelens.figures.style import COLORS, SIGNS
 from ropelens.interventions.truncation_table import summarize_truncation, sweeps_by_kind
+from ropelens.profiles.measures import complete_profile
 from ropelens.report import catalog, tables
 from ropelens.report.catalog import bare, card, draw, draw_profile
 from ropelens.report.claims import GLYPHS, ledger_rows
@@ -61,6 +62,7 @@ def write_report(
     are results for the same model, which add tabs and a section. If writing fails, an earlier
     page stays unchanged. Raises `BadArgument` for results of another model or kind.
     """
+    profile = complete_profile(profile)
     heads = head_table(profile, heads)
     return write_whole(Path(path), render_page(profile, heads, truncation, reach))
 

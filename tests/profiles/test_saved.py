@@ -10,10 +10,13 @@ and `gzip -9 -n`. Do not write it again when the layout changes.
 
 import gzip
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 from measured import old_rule
@@ -21,7 +24,10 @@ from measured import old_rule
 import ropelens as rl
 from ropelens.analysis.analysis_result import Analysis
 from ropelens.analysis.open_folder import rewrite_page
+from ropelens.analysis.ranks import write_ranks
+from ropelens.figures.head_wavelengths import plot_head_wavelengths
 from ropelens.profiles import measures
+from ropelens.report import describe
 
 SAVED = Path(__file__).with_name("saved_profile.nc.gz")
 SINK_MASS = next(row for row in measures.MEASURES if row.name == "sink_mass")
@@ -111,3 +117,75 @@ def test_a_profile_without_a_budget_lacks_no_measure(folder: Path):
     fitted = [row.name for row in measures.MEASURES if isinstance(row, measures.Fitted)]
     rl.save(profile.drop_vars(fitted), folder / "profile.nc")
     assert "total_bits" not in rl.open(folder / "profile.nc")
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the saved profile as it was written."""
+    folder = tmp_path_factory.mktemp("old")
+    (folder / "profile.nc").write_bytes(gzip.decompress(SAVED.read_bytes()))
+    (folder / "run.json").write_text(json.dumps({"kind": "analysis"}))
+    return folder
+
+
+def read_page(profile: xr.Dataset, path: Path) -> str:
+    return rl.write_report(profile, path / "page.html").read_text()
+
+
+HEAD = {"layer": 0, "head": 1}
+PUBLIC: dict[str, Callable[[xr.Dataset, Path], object]] = {
+    "classify_heads": lambda profile, _: rl.classify_heads(profile).to_csv(),
+    "test_claims": lambda profile, _: rl.test_claims(profile, draws=20).to_csv(),
+    "plot_attention": lambda profile, _: rl.plot_attention(profile, **HEAD),
+    "plot_claim": lambda profile, _: rl.plot_claim(profile),
+    "plot_follow": lambda profile, _: rl.plot_follow(profile),
+    "plot_head_map": lambda profile, _: rl.plot_head_map(profile),
+    "plot_head_wavelengths": lambda profile, _: plot_head_wavelengths(profile),
+    "plot_kernel": lambda profile, _: rl.plot_kernel(profile, **HEAD),
+    "plot_norms": lambda profile, _: rl.plot_norms(profile),
+    "plot_selectivity": lambda profile, _: rl.plot_selectivity(profile, **HEAD),
+    "write_report": read_page,
+    "show": lambda profile, _: rl.show(profile).html,
+    "describe": lambda profile, _: describe(profile),
+    "scale": lambda profile, _: rl.scale(
+        rl.Slowest(0.5), by=0, keep_length=profile
+    ).keep_length["q_mean"],
+    "write_ranks": lambda profile, path: write_ranks(profile, "mha2mla", path),
+    "Analysis": lambda profile, _: Analysis(profile, pd.DataFrame(), {}).profile,
+}
+"""Public functions that take a profile, with a result that can be compared."""
+
+
+def test_every_public_function_that_takes_a_profile_is_called_here():
+    public = {name for name in rl.__all__ if callable(getattr(rl, name))}
+    takes = {n for n in public if "profile" in signature(getattr(rl, n)).parameters}
+    assert takes <= PUBLIC.keys()
+    assert len(takes) == 11
+
+
+@pytest.mark.filterwarnings("always:.* was saved before ropelens measured")
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_functions_complete_an_old_profile_once(name, old, tmp_path, recwarn):
+    opened = rl.open(old / "profile.nc")
+    analysis = rl.open(old)
+    assert len(recwarn) == 2
+    recwarn.clear()
+    expected = PUBLIC[name](opened, tmp_path)
+    results = [PUBLIC[name](analysis.profile, tmp_path)]
+    assert len(recwarn) == 0
+    with xr.open_dataset(old / "profile.nc") as given:
+        results.append(PUBLIC[name](given, tmp_path))
+    (warning,) = recwarn
+    assert "this profile was saved before ropelens measured q_mean" in str(
+        warning.message
+    )
+    for result in results:
+        if isinstance(expected, xr.Dataset | xr.DataArray):
+            xr.testing.assert_equal(result, expected)
+        else:
+            assert result == expected
+
+
+def test_results_of_another_kind_lack_no_measure():
+    capture = xr.Dataset(attrs={"kind": "capture"})
+    assert measures.complete_profile(capture) is capture

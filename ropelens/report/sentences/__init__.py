@@ -7,6 +7,7 @@ from ropelens.arguments import public
 from ropelens.claims.classify import classify_heads
 from ropelens.comparison.summary import summarize_comparison
 from ropelens.interventions.truncation_table import summarize_truncation
+from ropelens.profiles.measures import complete_profile
 from ropelens.report.sentences.comparison import comparison_sentences
 from ropelens.report.sentences.heads import heads_sentences
 from ropelens.report.sentences.profile import (
@@ -33,6 +34,7 @@ def describe(results: xr.Dataset | pd.DataFrame) -> list[str]:
     """
     if isinstance(results, pd.DataFrame):
         return heads_sentences(results)
+    results = complete_profile(results)
     match results.attrs.get("kind"):
         case "truncation":
             return sweep_sentences(results, summarize_truncation(results))
