@@ -2,11 +2,12 @@
 
 import math
 import warnings
+from dataclasses import dataclass
 
 import numpy as np
 import scipy
 import xarray as xr
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from ropelens.budget.labels import Thresholds
 from ropelens.claims.numbers import ByHead, ByPlane, HeadDraws, PairsOfHeads
@@ -30,8 +31,7 @@ def parts_by_kind(profile: xr.Dataset) -> dict[str, xr.Dataset]:
 
     The context and the trained context of a kind are not longer than its reach.
     """
-    layers, _ = rotating_in(profile)
-    rotating = profile.isel(layer=layers)
+    rotating = profile.isel(layer=rotating_in(profile).layers)
     kinds = layers_by_kind(rotating)
     if len(kinds) < 2:
         return {"all": profile}
@@ -46,11 +46,19 @@ def parts_by_kind(profile: xr.Dataset) -> dict[str, xr.Dataset]:
     return parts
 
 
-def rotating_in(profile: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """The layers in which planes rotate, and the planes that rotate in all these layers."""
+@dataclass(frozen=True)
+class Rotating:
+    """Layers in which planes rotate, and planes that rotate in all these layers (indices)."""
+
+    layers: Int[np.ndarray, " layer"]
+    planes: Int[np.ndarray, " plane"]
+
+
+def rotating_in(profile: xr.Dataset) -> Rotating:
     rotates = np.isfinite(profile["wavelength"].transpose("layer", "frequency").values)
     layers = np.flatnonzero(rotates.any(1))
-    return layers, np.flatnonzero(rotates[layers].all(0))
+    planes = np.flatnonzero(rotates[layers].all(0))
+    return Rotating(layers=layers, planes=planes)
 
 
 def claim_arrays(profile: xr.Dataset) -> dict[str, np.ndarray]:
@@ -59,30 +67,43 @@ def claim_arrays(profile: xr.Dataset) -> dict[str, np.ndarray]:
     The first axis is the layers that rotate, and in most arrays the last axis is the planes
     that rotate in all layers. Numbers that the profile does not have are NaN.
     """
-    layers, planes = rotating_in(profile)
-    rotating = profile.isel(layer=layers)
+    indices = rotating_in(profile)
+    rotating = profile.isel(layer=indices.layers)
     single = profile["offset_stop"] - profile["offset_start"] == 1
     return {
         **wavelength_arrays(profile),
-        **_lengths(rotating, planes),
-        **_sinks(rotating, planes),
+        **_lengths(rotating, indices.planes),
+        **_sinks(rotating, indices.planes),
         **_kernels(rotating),
         "kernel": rotating["kernel"].values[..., single.values],
         "positional": _positional_share(rotating),
     }
 
 
-def claim_numbers(profile: xr.Dataset) -> tuple[HeadDraws, HeadDraws]:
-    """Share that the offset explains and mean log wavelength of each head."""
-    fraction = profile["surrogate_offset_fraction"].values
-    return fraction, profile["surrogate_log_wavelength"].values
+@dataclass(frozen=True)
+class DrawnHeads:
+    """Share that the offset explains and mean log wavelength of each head.
+
+    Draw 0 is the model, and the others are surrogates.
+    """
+
+    offset_fraction: HeadDraws
+    log_wavelength: HeadDraws
+
+    @classmethod
+    def of(cls, profile: xr.Dataset) -> "DrawnHeads":
+        return cls(
+            offset_fraction=profile["surrogate_offset_fraction"].values,
+            log_wavelength=profile["surrogate_log_wavelength"].values,
+        )
 
 
 def wavelength_arrays(profile: xr.Dataset) -> dict[str, np.ndarray]:
     """The arrays of the claim on wavelengths: two numbers of heads, and the rows of labels."""
-    numbers = np.stack(claim_numbers(profile))  # [number, draw, layer, head]
+    drawn = DrawnHeads.of(profile)
+    numbers = np.stack([drawn.offset_fraction, drawn.log_wavelength])
     return {
-        "head_numbers": np.moveaxis(numbers, (2, 3), (0, 1)),
+        "head_numbers": np.moveaxis(numbers, (2, 3), (0, 1)),  # layer and head first
         "scored_rows": np.array([float(profile["group_scored"].sum())]),
     }
 

@@ -45,8 +45,7 @@ class LayersOfKind:
     @property
     def layers(self) -> Int[np.ndarray, " layer"]:
         """Numbers of the layers that rotate."""
-        rotating, _ = rotating_in(self.profile)
-        return self.profile["layer"].values[rotating]
+        return self.profile["layer"].values[rotating_in(self.profile).layers]
 
     @cached_property
     def rotating(self) -> Planes:

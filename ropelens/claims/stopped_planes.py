@@ -45,7 +45,7 @@ def loss_arrays(
     )
     sums = _sum_by_document(losses)
     stopped = sums[:, 1 : 1 + len(stops)]
-    _, in_all_layers = rotating_in(kind.profile)
+    in_all_layers = rotating_in(kind.profile).planes
     sets = np.array([np.isin(in_all_layers, planes) for planes in quarters.all])
     context = measurement.text.context
     return RunArrays(

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.arguments import public
-from ropelens.claims.arrays import claim_numbers
+from ropelens.claims.arrays import DrawnHeads
 from ropelens.claims.numbers import correlations
 from ropelens.figures import inputs, style
 from ropelens.figures.formats import number, short_count
@@ -31,10 +31,10 @@ def plot_claim(
     """
     profile = complete_profile(profile)
     heads = inputs.head_table(profile, heads)
-    share_by_draw, log_wavelength_by_draw = claim_numbers(profile)
+    drawn = DrawnHeads.of(profile)
     indices = heads["layer"].to_numpy(int), heads["head"].to_numpy(int)
-    share = share_by_draw[0][indices]
-    wavelength = np.exp(log_wavelength_by_draw[0][indices])
+    share = drawn.offset_fraction[0][indices]
+    wavelength = np.exp(drawn.log_wavelength[0][indices])
     figure = style.new_figure(
         claim_title(heads.attrs.get("claim")),
         height=430,
@@ -44,7 +44,8 @@ def plot_claim(
         vertical_spacing=0.2,
     )
     add_points(figure, heads, x=wavelength, y=share, selected=selected)
-    _add_correlations(figure, correlations(share_by_draw, log_wavelength_by_draw))
+    rho = correlations(drawn.offset_fraction, drawn.log_wavelength)
+    _add_correlations(figure, rho)
     _set_wavelengths(figure, wavelength)
     figure.update_yaxes(
         title_text="explained by<br>offset (0 to 1)",
