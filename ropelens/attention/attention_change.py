@@ -29,9 +29,9 @@ def attention_change(
         return total + torch.nan
     sampled_before = SampledCall(before, rows, still)
     sampled_after = SampledCall(after, rows, still)
-    every_head = slice(0, sampled_before.k.shape[1])
-    blocks_before = blocks_of(sampled_before, every_head)
-    blocks_after = blocks_of(sampled_after, every_head)
+    # An edit that makes heads of a group differ gives each of them its own key.
+    blocks_before = blocks_of(sampled_before, slice(0, sampled_before.k.shape[1]))
+    blocks_after = blocks_of(sampled_after, slice(0, sampled_after.k.shape[1]))
     for block, changed_block in zip(blocks_before, blocks_after, strict=True):
         log_before = _log_attention(block)
         log_after = _log_attention(changed_block)
