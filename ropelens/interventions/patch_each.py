@@ -34,6 +34,7 @@ from ropelens.runtime.progress import ProgressOption, Stage, display_of
 from ropelens.text.prompts import Prompt, token_names
 from ropelens.text.text import Text
 
+Over = Literal["head", "layer", "position"]
 MOST_LOGITS = 2**26  # logits of a batch, if an answer needs the logits of all positions
 
 
@@ -44,7 +45,7 @@ def patch_each(
     source: Source,
     answer: AnswerDefinition,
     *,
-    over: Literal["head", "layer", "position"] = "head",
+    over: Over = "head",
     heads: str = ALL_HEADS,
     planes: Selection | None = None,
     of: PatchedPart = "both",
@@ -68,44 +69,75 @@ def patch_each(
     live = as_live_model(model, tokenizer)
     tokenizer = tokenizer or live.tokenizer
     measurement = one_sequence(live, text_or_tokens, tokenizer)
-    text, other = measurement.text, one_sequence(live, source, tokenizer).text
+    text = measurement.text
+    source_text = one_sequence(live, source, tokenizer).text
     number = answer_number(answer, tokenizer, live.vocabulary)
-    whole = plan_patch(measurement.rotation, other, planes=planes, heads=heads, of=of)
-    shared = range(min(text.context, other.context))
-    layers = whole.chosen.any(1).nonzero()[:, 0].tolist()
-    places = {
-        "head": whole.chosen.nonzero().tolist(),
-        "layer": [[layer] for layer in layers],
-        "position": [[layer, position] for layer in layers for position in shared],
-    }[over]
-    patches = []
-    for place in places:
-        chosen = torch.zeros_like(whole.chosen)
-        chosen[tuple(place) if over == "head" else place[0]] = True
-        position = torch.tensor(place[1:])
-        pairs = whole.pairs
-        if over == "position":
-            pairs = PositionPairs(position, position)
-        patches.append(replace(whole, chosen=chosen & whole.chosen, pairs=pairs))
+    whole = plan_patch(
+        measurement.rotation, source_text, planes=planes, heads=heads, of=of
+    )
+    indices = _patched_indices(whole, over, min(text.context, source_text.context))
+    patches = [_part_of(whole, over, index) for index in indices]
     with display_of(progress)(Stage("patching", len(patches) * text.context)) as step:
         answers = patched_answers(live, text, number, patches, step)
-    facts = {"answer": answer_to(live, text, number), "over": over, "of": of}
-    facts["source_answer"] = answer_to(live, other, number)
-    dims = ["layer"] + [over] * (over != "layer")
-    sizes = {"layer": live.layers, "head": live.heads, "position": text.context}
-    change = np.full([sizes[dim] for dim in dims], np.nan)
-    change[tuple(np.array(places).T)] = np.array(answers) - facts["answer"]
-    words = {
-        "long_name": f"change of the answer if one {over} is patched",
-        "units": "1",
-    }
-    dataset = xr.Dataset(
-        {"change": (dims, change, words)}, {d: range(sizes[d]) for d in dims}
-    )
+    unpatched = answer_to(live, text, number)
+    dataset = _table_of_changes(live, text, over)
+    dataset["change"].values[tuple(np.array(indices).T)] = np.array(answers) - unpatched
     if over == "position":
         names = np.array(token_names(text.ids[0], tokenizer), dtype=object)
         dataset = dataset.assign_coords(token=("position", names))
-    return dataset.assign_attrs({"kind": "patches"} | measurement.attributes | facts)
+    attrs = {
+        "answer": unpatched,
+        "over": over,
+        "of": of,
+        "source_answer": answer_to(live, source_text, number),
+    }
+    return dataset.assign_attrs({"kind": "patches"} | measurement.attributes | attrs)
+
+
+def _patched_indices(whole: PlanePatch, over: Over, positions: int) -> list[list[int]]:
+    """Indices of what each run patches: [layer, head], [layer] or [layer, position]."""
+    if over == "head":
+        return whole.chosen.nonzero().tolist()
+    indices = []
+    for layer in whole.chosen.any(1).nonzero()[:, 0].tolist():
+        if over == "layer":
+            indices.append([layer])
+        else:
+            indices += [[layer, position] for position in range(positions)]
+    return indices
+
+
+def _part_of(whole: PlanePatch, over: Over, index: list[int]) -> PlanePatch:
+    """The part of the patch `whole` that one run applies."""
+    layer = index[0]
+    chosen = torch.zeros_like(whole.chosen)
+    if over == "head":
+        chosen[layer, index[1]] = True
+    else:
+        chosen[layer] = True
+    pairs = whole.pairs
+    if over == "position":
+        position = torch.tensor(index[1:])
+        pairs = PositionPairs(position, position)
+    return replace(whole, chosen=chosen & whole.chosen, pairs=pairs)
+
+
+def _table_of_changes(live: LiveModel, text: Text, over: Over) -> xr.Dataset:
+    """A dataset with the variable `change`, which is NaN."""
+    sizes = {"layer": live.layers}
+    if over == "head":
+        sizes["head"] = live.heads
+    if over == "position":
+        sizes["position"] = text.context
+    attrs = {
+        "long_name": f"change of the answer if one {over} is patched",
+        "units": "1",
+    }
+    change = np.full([*sizes.values()], np.nan)
+    return xr.Dataset(
+        {"change": ([*sizes], change, attrs)},
+        {dim: range(size) for dim, size in sizes.items()},
+    )
 
 
 @torch.no_grad()
@@ -125,11 +157,14 @@ def patched_answers(
     size = TOKENS_PER_BATCH[live.device.type] // text.context
     if not number.last:
         size = min(size, MOST_LOGITS // (live.vocabulary * text.context))
+    size = max(size, 1)
     answers: list[float] = []
-    for start in range(0, len(patches), max(size, 1)):
-        rows = RowPatches(patches[start : start + max(size, 1)])
-        ids, hidden = text.ids.expand(len(rows.patches), -1), text.hidden
-        hidden = None if hidden is None else hidden.expand(ids.shape)
+    for start in range(0, len(patches), size):
+        rows = RowPatches(patches[start : start + size])
+        ids = text.ids.expand(len(rows.patches), -1)
+        hidden = None
+        if text.hidden is not None:
+            hidden = text.hidden.expand(ids.shape)
         with live.intervene(rows):
             logits = live.forward(ids, hidden=hidden, last=number.last)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
