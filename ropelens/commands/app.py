@@ -112,8 +112,10 @@ def prompt_command(
 
         opened = open_checkpoint(model, options)
         loaded = opened.read()
-    how: Any = {"tokenizer": opened.tokenizer, "progress": show_progress}
-    explain_prompt(loaded, prompt, versus, **how).save(out)
+    explanation = explain_prompt(
+        loaded, prompt, versus, tokenizer=opened.tokenizer, progress=show_progress
+    )
+    explanation.save(out)
     finish(out)
 
 
@@ -191,10 +193,14 @@ def compare_command(
     from ropelens.comparison.compare import compare
     from ropelens.runtime.processes import processes, shared
 
-    how: Any = {"sequences": sequences, "seed": options.seed, "device": options.device}
     with shared():
         comparison = compare(
-            paths, cache=out / "measured", progress=show_progress, **how
+            paths,
+            cache=out / "measured",
+            sequences=sequences,
+            seed=options.seed,
+            device=options.device,
+            progress=show_progress,
         )
     if processes().is_main_process:
         Answer().save(out, comparison)
@@ -302,21 +308,36 @@ def train_command(
       ropelens train --text books/ --variant p-rope:0.75 --out runs/books
       ropelens train --study variants.toml --text books/ --out runs/variants
     """
-    for parameter in run.command.params if study is not None else ():
+    if study is not None:
+        _refuse_options_of_a_study(run)
+    if study is None and bool(text) == (tokens is not None):
+        raise typer.BadParameter("one of --text, --tokens and --study is needed")
+    from ropelens.train.run import run_study, train
+
+    if study is not None:
+        folder = run_study(
+            study, tokens=tokens, out=out, text=text or [], valid=valid or []
+        )
+    else:
+        folder = train(
+            options,
+            data=tokens,
+            watch=watch,
+            out=out,
+            text=text or [],
+            valid=valid or [],
+        )
+    print_path(folder)
+
+
+def _refuse_options_of_a_study(run: typer.Context) -> None:
+    """Raise `BadParameter` for options on the command line that a study file sets."""
+    for parameter in run.command.params:
         name = str(parameter.name)
         source = getattr(run.get_parameter_source(name), "name", "")
         if name not in WITH_STUDY and source == "COMMANDLINE":
             fault = f"{parameter.opts[0]} cannot be used together with --study"
             raise typer.BadParameter(f"{fault}. Set it in the file")
-    if study is None and bool(text) == (tokens is not None):
-        raise typer.BadParameter("one of --text, --tokens and --study is needed")
-    from ropelens.train.run import run_study, train
-
-    texts: Any = {"out": out, "text": text or [], "valid": valid or []}
-    if study is not None:
-        print_path(run_study(study, tokens=tokens, **texts))
-    else:
-        print_path(train(options, data=tokens, watch=watch, **texts))
 
 
 for name, short_help, command in (

@@ -31,12 +31,7 @@ PlanOption = Annotated[
     option(None, "Print the planned run and its memory; do not run it.", name="--plan"),
 ]
 
-NOT_IN_SWEEPS = {
-    "prompts",
-    "attention_on",
-    "statistics",
-    "backend",
-}  # only of `analyze`
+NOT_IN_SWEEPS = {"prompts", "attention_on", "statistics", "backend"}  # of `analyze`
 
 
 @with_options(Options)
@@ -86,12 +81,15 @@ def analyze_command(
         from ropelens.analysis.saved_numbers import check_model
         from ropelens.runtime.processes import processes
 
-        how: dict[str, Any] = {"options": options, "run": not plan}
-        plans = {name: plan_analysis(c, text, **how) for name, c in checkpoints.items()}
-        folders = {name: out / name if several else out for name in plans}
-        for name, planned in plans.items() if not plan else ():
-            again = checkpoints[name] if several else ""
-            check_model(folders[name], planned.model, again=again)
+        plans = {}
+        folders = {}
+        for name, checkpoint in checkpoints.items():
+            plans[name] = plan_analysis(checkpoint, text, options=options, run=not plan)
+            folders[name] = out / name if several else out
+        if not plan:
+            for name, planned in plans.items():
+                again = checkpoints[name] if several else ""
+                check_model(folders[name], planned.model, again=again)
     if plan:
         print_lines("\n".join(map(str, plans.values())))
         return

@@ -1,7 +1,5 @@
 """Figure of the attention of one head on an excerpt or a prompt."""
 
-from typing import Any
-
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
@@ -15,7 +13,7 @@ from ropelens.profiles.measures import complete_profile
 
 MAX_TOKENS_WITH_GAPS = 32  # gaps between the cells of more tokens would cover too much
 MAX_DISTANCE = 1024  # of a moved key (tokens)
-COLOR_BAR: dict[str, Any] = {  # in the empty half above the diagonal
+COLOR_BAR = {  # in the empty half above the diagonal
     "x": 1,
     "xanchor": "right",
     "y": 1,

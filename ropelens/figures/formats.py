@@ -37,12 +37,18 @@ def signed(value: float, form: str = "+.3f") -> str:
 
 def change_and_interval(value: float, low: float, high: float) -> tuple[str, str]:
     """Return a change and its interval with three decimals, or `signed` if all would be 0."""
-    known = [v for v in (value, low, high) if math.isfinite(v)]
-    write = number if any(abs(v) >= ROUNDED_AWAY for v in known) else signed
-    change, *ends = (
-        write(v, "+.3f") if v in known else NO_NUMBER for v in (value, low, high)
-    )
+    finite = [abs(x) for x in (value, low, high) if math.isfinite(x)]
+    if max(finite, default=0) >= ROUNDED_AWAY:
+        texts = [_or_no_number(x) for x in (value, low, high)]
+    else:
+        texts = [signed(x) for x in (value, low, high)]
+    change, *ends = texts
     return change, " to ".join(ends) if math.isfinite(low) else NO_NUMBER
+
+
+def _or_no_number(value: float) -> str:
+    """`value` with three decimals; `NO_NUMBER` if it is not finite."""
+    return number(value, "+.3f") if math.isfinite(value) else NO_NUMBER
 
 
 def mean_count(value: float) -> str:
@@ -63,13 +69,18 @@ def short_count(value: float) -> str:
 
 def visible_token(token: str, *, longest: int = 24) -> str:
     """Return `token` with visible white space, control characters and direction marks."""
-    shown = "".join(
-        VISIBLE.get(char)
-        or (f"\\u{ord(char):04x}" if category(char) in INVISIBLE else char)
-        for char in token
-    )
-    shown = shown if len(shown) <= longest else shown[: longest - 1] + "…"
+    shown = "".join(_visible_character(character) for character in token)
+    if len(shown) > longest:
+        shown = shown[: longest - 1] + "…"
     return shown or "∅"
+
+
+def _visible_character(character: str) -> str:
+    if character in VISIBLE:
+        return VISIBLE[character]
+    if category(character) in INVISIBLE:
+        return f"\\u{ord(character):04x}"
+    return character
 
 
 def plotly_text(text: str) -> str:
@@ -90,6 +101,9 @@ def in_words(parts: Sequence[object]) -> str:
 
 def ranges(numbers: Sequence[int]) -> str:
     """Return ascending integers as ranges: [0, 1, 2, 5] as "0–2 and 5"."""
-    firsts = [n for n in numbers if n - 1 not in numbers]
-    runs = zip(firsts, [n for n in numbers if n + 1 not in numbers], strict=True)
-    return in_words([f"{a}" if a == b else f"{a}–{b}" for a, b in runs])
+    firsts = [number for number in numbers if number - 1 not in numbers]
+    lasts = [number for number in numbers if number + 1 not in numbers]
+    parts = []
+    for first, last in zip(firsts, lasts, strict=True):
+        parts.append(f"{first}" if first == last else f"{first}–{last}")
+    return in_words(parts)
