@@ -25,7 +25,7 @@ ARRAY_NAME = re.compile(r"(?P<side>[qk])(?P<before>_before)?(\.(?P<layer>\d+))?"
 
 
 @dataclass(frozen=True)
-class SideArrays:
+class LayerVectors:
     """The queries (`side` "q") or keys ("k") of one layer, after and before RoPE."""
 
     layer: int
@@ -39,12 +39,12 @@ class RuntimeArrays:
     """The arrays of a runtime, layer by layer, at ascending positions."""
 
     positions: Int[Tensor, " position"]
-    sides: list[SideArrays]
+    vectors: list[LayerVectors]
 
     @property
     def layers(self) -> int:
         """One more than the number of the last layer."""
-        return 1 + max(arrays.layer for arrays in self.sides)
+        return 1 + max(vectors.layer for vectors in self.vectors)
 
     @property
     def last_position(self) -> int:
@@ -113,19 +113,19 @@ class WrittenArrays:
     def in_order(self) -> RuntimeArrays:
         """The checked arrays by layer, q before k, at ascending positions."""
         order = self.positions.argsort()
-        sides = []
+        vectors = []
         for layer, side in sorted(self.after, key=lambda key: (key[0], key[1] == "k")):
             after = self.after[layer, side]
             before = self.before.get((layer, side))
-            sides.append(
-                SideArrays(
+            vectors.append(
+                LayerVectors(
                     layer=layer,
                     side=side,
                     after=after[order].transpose(0, 1),
                     before=None if before is None else before[order].transpose(0, 1),
                 )
             )
-        return RuntimeArrays(self.positions[order], sides)
+        return RuntimeArrays(self.positions[order], vectors)
 
     def check(self) -> None:
         """Raise ValueError with the first fault and all shapes."""

@@ -13,8 +13,8 @@ from ropelens.measured_rotation.array_source import (
     LAYOUT,
     ArraySource,
     HeadVectors,
+    LayerVectors,
     RuntimeArrays,
-    SideArrays,
     read_arrays,
 )
 from ropelens.measured_rotation.conformance import (
@@ -113,14 +113,15 @@ def array_layers(
     layers: dict[int, LayerRotation] = {}
     faults = []
     shifts: dict[int, set[int]] = {}
-    for side in arrays.sides:
-        wanted = asked[side.layer]
-        rotation = read_side(side, arrays.positions, wanted.plane_counts)
+    for vectors in arrays.vectors:
+        layer = vectors.layer
+        wanted = asked[layer]
+        rotation = read_vectors(vectors, arrays.positions, wanted.plane_counts)
         differences = rotation.faults(wanted, may_grow=may_grow)
         if differences:
-            faults.append(f"layer {side.layer}, {side.side}: {'; '.join(differences)}")
-        layers.setdefault(side.layer, rotation.of_layer)
-        shifts.setdefault(side.layer, set()).update(rotation.shifts)
+            faults.append(f"layer {layer}, {vectors.side}: {'; '.join(differences)}")
+        layers.setdefault(layer, rotation.of_layer)
+        shifts.setdefault(layer, set()).update(rotation.shifts)
     faults += _differing_shifts(shifts)
     return ArrayLayers(layers, arrays.last_position, faults)
 
@@ -137,7 +138,7 @@ def _differing_shifts(shifts: dict[int, set[int]]) -> list[str]:
 def _check_sizes(arrays: RuntimeArrays, config: PreTrainedConfig) -> None:
     sizes = config.to_dict()
     configured = {sizes.get("num_attention_heads"), sizes.get("num_key_value_heads")}
-    heads = {len(side.after) for side in arrays.sides}
+    heads = {len(vectors.after) for vectors in arrays.vectors}
     positions = len(arrays.positions)
     if arrays.layers > config.num_hidden_layers:
         seen = f"layer {arrays.layers - 1}; the configuration has "
@@ -150,15 +151,19 @@ def _check_sizes(arrays: RuntimeArrays, config: PreTrainedConfig) -> None:
     raise BadArgument(what, seen=seen, hint=LAYOUT)
 
 
-def read_side(
-    side: SideArrays, positions: Int[Tensor, " position"], counts: list[int]
+def read_vectors(
+    vectors: LayerVectors, positions: Int[Tensor, " position"], counts: list[int]
 ) -> ArrayRotation:
     """Measure the rotation of queries or keys; see `TokenVectors` for `counts`."""
-    rounding = _rounding(side.after)
-    token = TokenVectors(side.after.double(), positions, rounding, counts)
-    if side.before is None:
+    token = TokenVectors(
+        vectors=vectors.after.double(),
+        positions=positions,
+        rounding=_rounding(vectors.after),
+        counts=counts,
+    )
+    if vectors.before is None:
         return read_token(token)
-    return _read_change(token, side.before.double())
+    return _read_change(token, vectors.before.double())
 
 
 def _read_change(token: TokenVectors, before: HeadVectors) -> ArrayRotation:
