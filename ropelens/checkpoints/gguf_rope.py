@@ -31,6 +31,11 @@ class GgufRope:
     scaling: dict[str, Any]
 
     @property
+    def changes_length(self) -> bool:
+        """Whether the scaling also changes the length of queries and keys."""
+        return "attention_factor" in self.scaling
+
+    @property
     def divisor(self) -> Float[np.ndarray, " factor"]:
         """The number by which the frequency of each plane is divided."""
         factor = self.scaling.get("factor", 1.0)
@@ -52,6 +57,7 @@ def add_rope(
     They are in rad/token, of the layers with full attention; None if there is nothing to check.
     Raises BadCheckpoint if no variant of RoPE in transformers rotates in this way.
     """
+    # Each step takes the entries that it understands, and entries that stay are refused.
     entries = _rope_entries(path)
     settings = config.to_dict()
     parameters: dict[str, Any] = settings.get("rope_parameters") or {}
@@ -72,22 +78,27 @@ def add_rope(
         scaling=_take_scaling(entries),
     )
     _check_used(path, stated, entries)
-    if "attention_factor" in stated.scaling:
-        stated.scaling["original_max_position_embeddings"] = stated.context
-        if "original_max_position_embeddings" in settings:  # Phi-3
-            config.original_max_position_embeddings = stated.context
+    if rope["rope_type"] == "proportional" and not stated.scaling:
+        return None  # Gemma 4 without the factors that check_rope compares
     if rope["rope_type"] != "proportional":
-        rope.update(stated.scaling)
-        if stated.rotary_dim != head_dim * rope.get("partial_rotary_factor", 1):
-            rope["partial_rotary_factor"] = stated.rotary_dim / head_dim
-    elif not stated.scaling:  # Gemma 4 without the factors that check_rope compares
-        return None
+        _add_scaling(rope, stated, head_dim=head_dim)
+    if stated.changes_length and "original_max_position_embeddings" in settings:
+        config.original_max_position_embeddings = stated.context  # Phi-3
     config.rope_parameters = parameters
     if rope["rope_type"] == "yarn":
         layer_type = None if rope is parameters else "full_attention"
         inv_freq, _ = ROPE_INIT_FUNCTIONS["yarn"](config, layer_type=layer_type)
         return inv_freq.numpy()
     return stated.inv_freq
+
+
+def _add_scaling(rope: dict[str, Any], stated: GgufRope, *, head_dim: int) -> None:
+    """Add the stated scaling, and the share of a head that rotates, to `rope_parameters`."""
+    rope.update(stated.scaling)
+    if stated.changes_length:
+        rope["original_max_position_embeddings"] = stated.context
+    if stated.rotary_dim != head_dim * rope.get("partial_rotary_factor", 1):
+        rope["partial_rotary_factor"] = stated.rotary_dim / head_dim
 
 
 def _rope_entries(path: Path) -> dict[str, Any]:

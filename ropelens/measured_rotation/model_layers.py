@@ -7,8 +7,9 @@ from dataclasses import replace
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from transformers import PreTrainedConfig
 
-from ropelens.config_facts import trained_length
+from ropelens.config_facts import depends_on_length, trained_length
 from ropelens.errors import UnsupportedModel
 from ropelens.measured_rotation.conformance import FARTHEST
 from ropelens.measured_rotation.read import (
@@ -21,10 +22,7 @@ from ropelens.measured_rotation.single_tokens import (
     probe_single_tokens,
     relative_change,
 )
-from ropelens.measured_rotation.stated import (
-    match_stated,
-    stated_ropes,
-)
+from ropelens.measured_rotation.stated import match_stated, stated_ropes
 from ropelens.model.live_model import LiveModel
 from ropelens.noise import NOISE_FACTOR, allowed_residual
 from ropelens.rope.planes import Planes
@@ -32,13 +30,12 @@ from ropelens.rope.planes import Planes
 
 def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRotation]:
     """Rotation of each layer without edits; `measure_rope` explains `context`."""
-    farthest = FARTHEST  # a wavelength of 10 million tokens still turns
     stated = stated_ropes(live.model, live.layer_types)
     has_buffers = any(rope.inv_freq for rope in stated.values())
     if "rope_parameters" not in live.config.to_dict() or not has_buffers:
         farthest = live.context - 1  # positions may index a table
-    elif live.depends_on_length:
-        farthest = max(context or 0, trained_length(live.config)) - 1
+    else:
+        farthest = _farthest_position(live.config, context)
     positions = probe_positions(farthest)
     probes = probe_single_tokens(live, positions)
     # Again, because RoPE that changes with the length changed its buffers.
@@ -70,6 +67,12 @@ def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRot
     if any("mrope_section" in vars(module) for module in live.model.modules()):
         return _with_axes(live, layers, positions)
     return layers
+
+
+def _farthest_position(config: PreTrainedConfig, context: int | None) -> int:
+    if depends_on_length(config):
+        return max(context or 0, trained_length(config)) - 1
+    return FARTHEST  # a wavelength of 10 million tokens still turns
 
 
 def _unmeasured(positions: Int[Tensor, " position"]) -> LayerRotation:

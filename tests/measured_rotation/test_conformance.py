@@ -351,16 +351,39 @@ def test_keys_that_were_permuted_with_the_heads_of_queries():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"q": None}, "positions [14] of torch.int64, positions [0, 1, 2], ..."),
-        ({"q": torch.ones(3, 2, 16)}, "q [3, 2, 16] of torch.float32"),
+        (
+            {"q": None},
+            "neither q nor k: positions [14] of torch.int64, positions [0, 1, 2], ...",
+        ),
+        (
+            {"q": torch.ones(3, 2, 16)},
+            "q of layer 0 has 3 positions: positions [14] of torch.int64, q [3, 2, 16] of ",
+        ),
+        (
+            {"query": torch.ones(14, 2, 16)},
+            "query is not an array of floats that is called q or k: positions [14] of ",
+        ),
         ({"query": torch.ones(14, 2, 16)}, "query [14, 2, 16] of torch.float32"),
         ({"q_before": torch.ones(14, 2, 8)}, "q_before [14, 2, 8] of torch.float32"),
-        ({"q": torch.full((14, 2, 16), math.nan)}, "q [14, 2, 16]"),
+        ({"q": torch.full((14, 2, 16), math.nan)}, "q [14, 2, 16] of torch.float32"),
+        ({"q.1": torch.ones(14, 2, 16).long()}, "q.1 is not an array of floats"),
+        ({"q": torch.ones(14, 32)}, "q of layer 0 does not have three axes"),
+        (
+            {"q_before": torch.ones(14, 2, 8)},
+            "q_before of layer 0 and q of this layer have different shapes",
+        ),
+        (
+            {"q_before.1": torch.ones(14, 2, 16)},
+            "q of this layer have different shapes",
+        ),
+        ({"q": torch.full((14, 2, 16), math.nan)}, "numbers that are NaN or infinite"),
+        ({"positions": 2 * STEPS}, "two positions are not consecutive numbers"),
         ({"positions": 2 * STEPS}, "positions [0, 2, 4], ..."),
+        ({"positions": STEPS.clamp(max=64)}, "a position occurs twice"),
         ({"q.7": torch.ones(14, 2, 16)}, "layer 7; the configuration has 2 layers"),
         (
             {"k": torch.ones(14, 2, 16), "q_before": torch.ones(14, 2, 16)},
-            "q_before [14, 2, 16]",
+            "only one of q and k is given before RoPE",
         ),
         (
             {"q": torch.ones(4, 14, 16), "positions": STEPS[:4]},
