@@ -11,6 +11,7 @@ from functools import cache, wraps
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
+import xarray as xr
 from beartype.door import is_bearable
 from beartype.vale import Is
 
@@ -37,7 +38,9 @@ IN_WORDS: dict[Any, str] = {
     Several: "a whole number, 2 or more",
     Whole: "a whole number",
     Number: "a number",
+    xr.Dataset: "results, such as the profile, truncation or reach of rl.open(FOLDER)",
 }
+"""Annotations in words. Modules that define further types of arguments add them."""
 
 
 @dataclass(frozen=True)

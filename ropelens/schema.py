@@ -15,17 +15,11 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike
 
-from ropelens.arguments import IN_WORDS
-
 if TYPE_CHECKING:  # figures read these rows, and do not import torch
     from torch import Tensor
 
 else:
     Tensor = Any
-
-IN_WORDS[xr.Dataset] = (
-    "results, such as the profile, truncation or reach of rl.open(FOLDER)"
-)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """Tests of the traces, values and axis titles of figures, without pixels."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from typing import get_args
 
@@ -421,3 +423,10 @@ def test_changes_have_intervals_by_kind_of_token():
         assert (trace.x[0], trace.y[0]) == (row["change"], row["what"])
         assert (trace.error_x.arrayminus[0], trace.error_x.array[0]) == (1, 2)
     assert figure.layout.yaxis.categoryarray == ("b", "a")
+
+
+@pytest.mark.thorough
+def test_an_error_has_plain_words_in_a_new_process():
+    code = "import ropelens as rl\ntry: rl.plot_effects(3)\nexcept ValueError as e: print(e)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout.startswith("plot_effects: results must be results, such as")
