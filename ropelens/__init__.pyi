@@ -21,7 +21,7 @@ from .measured_rotation.measure import observe as observe
 from .rope.planes import Planes as Planes
 from .profiles.profile import profile as profile
 from .analysis.prompt import explain_prompt as explain_prompt
-from .schema import Statistic as Statistic
+from .schema.rows import Statistic as Statistic
 from .profiles.token_sets import attention_on as attention_on
 from .claims.classify import classify_heads as classify_heads
 from .claims.claim_runs import test_claims as test_claims

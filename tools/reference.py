@@ -15,7 +15,7 @@ from ropelens.budget.logit import gains, score_models
 from ropelens.budget.surrogates import draw_surrogates
 from ropelens.profiles.measures import MEASURES, REQUESTED
 from ropelens.profiles.tasks import Repeats
-from ropelens.schema import Derived, Statistic, Variable
+from ropelens.schema.rows import Derived, Statistic, Variable
 
 PAGE = Path("docs/measures.md")
 BEGIN, END = "<!-- reference: begin -->", "<!-- reference: end -->"

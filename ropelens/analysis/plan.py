@@ -43,7 +43,7 @@ from ropelens.profiles.measurement import versions
 from ropelens.profiles.measures import find_statistics
 from ropelens.profiles.token_sets import attention_on
 from ropelens.runtime.keys import Key
-from ropelens.schema import Statistic
+from ropelens.schema.rows import Statistic
 from ropelens.text.text import Text
 from ropelens.text.tokenize import prompt_tokens
 

@@ -17,7 +17,7 @@ from ropelens.attention.visibility import offset_edges, sum_bins
 from ropelens.errors import BadArgument
 from ropelens.intervals import mean_and_error
 from ropelens.rope.planes import Planes
-from ropelens.schema import Statistic, stack
+from ropelens.schema.rows import Statistic, stack
 from ropelens.text.text import GROUPS
 
 ZERO = torch.zeros(GROUPS, dtype=torch.float64)  # of each group; never changed in place

@@ -24,7 +24,7 @@ from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.passes import collect
 from ropelens.profiles.token_sets import shares_of
 from ropelens.runtime.progress import ShowProgress, Stage
-from ropelens.schema import Statistic
+from ropelens.schema.rows import Statistic
 from ropelens.text.prompts import TokenNames, token_names
 from ropelens.text.text import Text
 

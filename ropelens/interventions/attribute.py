@@ -25,7 +25,8 @@ from ropelens.profiles import gradients
 from ropelens.profiles.measurement import Measurement, one_sequence
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, HeadMask, PlaneNumbers, heads_by_layer
-from ropelens.schema import ATTRIBUTION, labelled, stack
+from ropelens.schema.attribution import ATTRIBUTION
+from ropelens.schema.rows import labelled, stack
 from ropelens.text.prompts import Prompt
 from ropelens.text.text import Text
 

@@ -32,7 +32,7 @@ from ropelens.profiles.needles import TRIALS, Needles
 from ropelens.profiles.tasks import Copies, Repeats, Task
 from ropelens.rope.planes import Planes
 from ropelens.runtime.progress import ProgressOption
-from ropelens.schema import labelled
+from ropelens.schema.rows import labelled
 from ropelens.text.prompts import TokenNames
 from ropelens.text.rows import HowMany
 from ropelens.text.text import Text

@@ -21,7 +21,8 @@ from ropelens.profiles.tasks import doublings
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, heads_by_layer
 from ropelens.runtime.progress import ProgressOption, Stage, display_of
-from ropelens.schema import REACH, labelled
+from ropelens.schema.reach import REACH
+from ropelens.schema.rows import labelled
 from ropelens.text.rows import generator_of
 from ropelens.text.text import Text
 from ropelens.text.tokenize import TextInput

@@ -26,7 +26,8 @@ from ropelens.interventions.plane_edits import Edit
 from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.rope.select import ALL_HEADS, PlaneNumbers, heads_by_layer
 from ropelens.runtime.progress import ProgressOption, display_of, opening
-from ropelens.schema import SWEEP, labelled
+from ropelens.schema.evaluation import SWEEP
+from ropelens.schema.rows import labelled
 from ropelens.text.prompts import TokenNames
 from ropelens.text.rows import HowMany
 from ropelens.text.tokenize import TextInput

@@ -23,7 +23,8 @@ from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
 from ropelens.noise import NOISE_FACTOR, allowed_residual
 from ropelens.rope.planes import Planes
-from ropelens.schema import COMPARED_ROTATION, labelled, stack
+from ropelens.schema.rotation import COMPARED_ROTATION
+from ropelens.schema.rows import labelled, stack
 
 
 @public

@@ -30,7 +30,8 @@ from ropelens.measured_rotation.read import LayerRotation
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
 from ropelens.rope.planes import Planes
-from ropelens.schema import ROTATION, labelled, stack
+from ropelens.schema.rotation import ROTATION
+from ropelens.schema.rows import labelled, stack
 
 Measurable = Model | ArraySource
 IN_WORDS[Measurable] = f"{IN_WORDS[Model]}; or a dict or a file of arrays"

@@ -22,7 +22,8 @@ from ropelens.model.output_projection import (
 from ropelens.profiles.captured_head import CapturedHead
 from ropelens.profiles.measurement import Measurement, one_sequence
 from ropelens.rope.select import ALL_HEADS, heads_by_layer
-from ropelens.schema import CAPTURE, CAPTURE_INDICES, Variable, labelled
+from ropelens.schema.capture import CAPTURE, CAPTURE_INDICES
+from ropelens.schema.rows import Variable, labelled
 from ropelens.text.prompts import Prompt, Token, TokenNames, token_id, token_names
 
 

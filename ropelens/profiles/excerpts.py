@@ -23,7 +23,8 @@ from ropelens.profiles.excerpt_choice import (
 from ropelens.profiles.gradients import Number, differentiate
 from ropelens.profiles.measurement import Measurement
 from ropelens.rope.planes import Planes, unrotate
-from ropelens.schema import AXES, labelled, stack
+from ropelens.schema.excerpts import EXCERPTS
+from ropelens.schema.rows import labelled, stack
 from ropelens.text.prompts import TokenNames, token_names
 from ropelens.text.text import Text
 
@@ -51,7 +52,7 @@ def read_excerpts(
     planes: Sequence[Planes],
     tokenizer: TokenNames | None,
 ) -> dict[str, np.ndarray]:
-    """The excerpt variables of `AXES`, on the `given` or on chosen sequences."""
+    """The excerpt variables of `EXCERPTS`, on the `given` or on chosen sequences."""
     live = measurement.live
     excerpts = check_excerpts(live.config, given) or chosen_excerpts(measurement)
     batches = batches_of(excerpts)
@@ -234,4 +235,4 @@ def excerpt_variables(
         order = np.argsort(-sharpness, axis=None, kind="stable")
         layer, head = np.unravel_index(order[kept:], sharp.shape)
         query[:, layer, head] = np.nan
-    return labelled({f"excerpt_{name}": x for name, x in excerpts.items()}, AXES)
+    return labelled({f"excerpt_{name}": x for name, x in excerpts.items()}, EXCERPTS)

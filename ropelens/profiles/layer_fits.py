@@ -14,7 +14,7 @@ from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.passes import BatchPass, Progress
 from ropelens.rope.planes import Planes
 from ropelens.runtime.processes import gather, shard
-from ropelens.schema import Statistic
+from ropelens.schema.rows import Statistic
 from ropelens.text.rows import Rows
 
 

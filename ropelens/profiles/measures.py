@@ -11,13 +11,7 @@ import xarray as xr
 from ropelens.attention import distances, formulas
 from ropelens.errors import BadArgument
 from ropelens.runtime.netcdf import open_results
-from ropelens.schema import (
-    Derived,
-    Fitted,
-    Statistic,
-    Variable,
-    labelled,
-)
+from ropelens.schema.rows import Derived, Fitted, Statistic, Variable, labelled
 
 BY_HEAD = ("layer", "head")
 BY_PLANE = ("layer", "head", "frequency")

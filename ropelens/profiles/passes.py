@@ -26,7 +26,7 @@ from ropelens.profiles.costs import OBSERVED
 from ropelens.profiles.measurement import Batch, Measurement
 from ropelens.profiles.measures import STATISTICS
 from ropelens.rope.planes import Planes
-from ropelens.schema import Statistic
+from ropelens.schema.rows import Statistic
 from ropelens.text.rows import Rows
 
 Progress = Callable[[int], None]  # called with the tokens processed since the last call

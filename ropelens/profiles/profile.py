@@ -27,7 +27,9 @@ from ropelens.rope.planes import Planes
 from ropelens.runtime.processes import gather, process_count, shard
 from ropelens.runtime.progress import Advance, ProgressOption, Stage, display_of
 from ropelens.runtime.savepoint import resume
-from ropelens.schema import AXES, Statistic, labelled
+from ropelens.schema.axes import AXES
+from ropelens.schema.excerpts import EXCERPTS
+from ropelens.schema.rows import Statistic, labelled
 from ropelens.text.prompts import TokenNames
 from ropelens.text.rows import HowMany
 from ropelens.text.tokenize import TextInput
@@ -248,7 +250,7 @@ class ProfileRun:
 def check_names(statistics: Sequence[Statistic]) -> None:
     """Raise `BadArgument` for a name that is taken, or that a file cannot have."""
     taken: set[str] = set()
-    for row in (*MEASURES, *AXES):
+    for row in (*MEASURES, *AXES, *EXCERPTS):
         taken.update((row.name, *row.dims))
     for row in statistics:
         if row.name in taken:

@@ -18,7 +18,8 @@ from ropelens.budget.logit import SCORES
 from ropelens.measured_rotation.layer_kinds import LayerKind
 from ropelens.profiles.measures import MEASURES
 from ropelens.rope.planes import Planes
-from ropelens.schema import AXES, Derived, Statistic, labelled, stack
+from ropelens.schema.axes import AXES
+from ropelens.schema.rows import Derived, Statistic, labelled, stack
 
 
 def summarize(

@@ -14,7 +14,7 @@ from ropelens.attention.block import Block
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.sums import LayerMeans
 from ropelens.errors import BadArgument
-from ropelens.schema import Statistic
+from ropelens.schema.rows import Statistic
 from ropelens.text.prompts import TokenNames, token_names
 from ropelens.text.rows import Ids, TokenMask
 from ropelens.text.text import seen_before

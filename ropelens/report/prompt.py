@@ -17,7 +17,7 @@ from ropelens.report.page import render_page
 from ropelens.report.sentences import describe
 from ropelens.report.sentences.results import prompt_sentence
 from ropelens.runtime.result_folder import ResultFolder, Results
-from ropelens.schema import labelled
+from ropelens.schema.rows import labelled
 
 HEAD_FIGURES = ("selectivity", "attention", "pair")
 HEAD_SCORES = ("previous_token", "self_mass", "sink_mass", "entropy_bits", "induction")

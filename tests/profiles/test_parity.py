@@ -26,7 +26,7 @@ from ropelens.profiles.measures import MEASURES
 from ropelens.profiles.passes import collect
 from ropelens.profiles.summary import summarize
 from ropelens.profiles.tasks import REPEATS, Repeats, repeated_tokens
-from ropelens.schema import Derived, Statistic
+from ropelens.schema.rows import Derived, Statistic
 from ropelens.text.text import Text
 
 LENGTHS = (40, 23, 31)

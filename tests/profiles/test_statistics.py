@@ -17,7 +17,7 @@ from ropelens.profiles.measures import MEASURES
 from ropelens.profiles.passes import collect
 from ropelens.profiles.token_sets import AFTER, controls, ids_of, mark_tokens
 from ropelens.report.sentences.profile import attention_sentences
-from ropelens.schema import Statistic
+from ropelens.schema.rows import Statistic
 
 ROOT = Path(__file__).parents[2]
 LENGTHS = (40, 23, 31)
