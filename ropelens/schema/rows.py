@@ -27,8 +27,8 @@ class Variable:
     """A variable of a result.
 
     `column` is its group of columns in heads.csv: "budget" among the bits, "score" after them,
-    "follow", "end", or "" if it is not a column. Comparisons show the variable for finished models if `compared` is
-    "final", and also for earlier checkpoints if it is "growth".
+    "follow", "end", or "" if it is not a column. Comparisons show the variable for finished
+    models if `compared` is "final", and also for earlier checkpoints if it is "growth".
     """
 
     name: str
