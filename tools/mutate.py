@@ -84,6 +84,9 @@ EQUIVALENT = {
     "claims/numbers.py: slow_half_of_all: count.sum(0, keepdims=True) -> "
     "count.mean(0, keepdims=True)":
         "Shares do not change if all counts are divided by the number of layers.",
+    "claims/nulls.py: _change_signs: by_unit * random.choice([-1, 1], len(by_unit)) -> "
+    "by_unit / random.choice([-1, 1], len(by_unit))":
+        "A number divided by 1 or -1 is the same as the product.",
     "claims/classify.py: judge_wavelengths: draws=0 -> draws=1":
         "This null uses all surrogates, and ignores the number of draws.",
     "claims/arrays.py: _positional_share: bits >= Thresholds.diffuse -> "

@@ -16,12 +16,13 @@ from synthetic_profile import synthetic_profile
 import ropelens as rl
 from ropelens.budget.labels import Thresholds
 from ropelens.claims import nulls, numbers
-from ropelens.claims.arrays import claim_arrays, parts_by_kind
+from ropelens.claims.arrays import claim_arrays, parts_by_kind, rotating_in
 from ropelens.claims.attention_pass import read_attention
 from ropelens.claims.claim import Floor
 from ropelens.claims.claims import CLAIMS, OTHERS
 from ropelens.claims.layers_of_kind import why_no_effect
 from ropelens.claims.ledger import compare_settings, ledger
+from ropelens.claims.stopped_heads import RUNS, _copies_found
 from ropelens.claims.verdict import judge
 from ropelens.profiles.measurement import Measurement
 from ropelens.runtime.progress import silent
@@ -216,6 +217,8 @@ def test_numbers_of_lengths_pushes_and_coherence():
     assert numbers.push_of_long_planes(push, slow) == 0.75
     for same in (0 * slow, 0 * slow + 1):  # it needs slow and fast planes
         assert math.isnan(numbers.push_of_long_planes(push, same))
+    push, slow = np.array([[1.0, 3], [np.nan, np.nan]]), np.array([[0.0, 1], [0, 1]])
+    assert not numbers.why_no_sinks(push, slow), "one layer without sinks"
     coherence = np.array([[[0.96, 0.1], [0.96, 0.1]], [[0.1, 0.94], [0.1, 0.96]]])
     length = np.array([[[2.0, 1], [1, 2]], [[1, 2], [1, 2]]])
     assert numbers.fixed_in_longest(coherence, length) == 2 / 4
@@ -237,6 +240,39 @@ def test_other_pairs_of_layers_come_first_and_last_once():
     ends = [(order[0], order[-1]) for order in orders]
     assert len(ends) == len({*ends}) == math.comb(5, 2) - 1
     assert (0, 4) not in ends
+
+
+@pytest.mark.parametrize("null", [nulls.OFFSETS, nulls.QUARTERS, nulls.ORDERS])
+def test_nulls_in_a_fixed_order_have_the_stated_number_of_draws(null: nulls.Null):
+    by_entry = np.arange(42.0).reshape(2, 3, 7)
+    drawn = [first.tolist() for (first,) in null.draw((by_entry,), None, 0)]
+    assert len(drawn) == null.possible(by_entry)
+    assert by_entry.tolist() not in drawn
+
+
+def test_layers_rotate_if_any_plane_does_and_planes_if_they_do_in_all_these_layers():
+    profile = synthetic_profile(layers=3)[0]
+    wavelength = profile["wavelength"].copy()
+    wavelength[0, 2:] = wavelength[1] = np.inf
+    rotating = rotating_in(profile.assign_coords(wavelength=wavelength))
+    assert (rotating.layers.tolist(), rotating.planes.tolist()) == ([0, 2], [0, 1])
+
+
+def test_copies_are_not_longer_than_their_distance():
+    measurement = Measurement.of(tiny("llama_gqa"), TOKENS)
+    found = _copies_found(measurement, "0.0", 10, None)
+    near = rl.reach(
+        measurement.live.model, TOKENS, heads="0.0", copied=10, copies=[10], draws=RUNS
+    )
+    np.testing.assert_array_equal(found, near["found_by_draw"])
+
+
+def test_attention_is_not_read_if_heads_of_a_layer_rotate_differently():
+    model = tiny("llama_gqa")
+    with rl.edit_rope(model, rl.stop_slowest(0.5, heads="1.2")):
+        measurement = Measurement.of(model, TOKENS)
+        with pytest.raises(rl.BadArgument, match="heads of one layer rotate diff"):
+            read_attention(measurement, Letters(), silent)
 
 
 def test_too_few_different_draws_give_no_null():
