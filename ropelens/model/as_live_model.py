@@ -1,6 +1,6 @@
 """The live model of each kind of model that public functions accept."""
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -23,8 +23,11 @@ Model = nn.Module | LiveModel | Traced
 """Models that public functions accept; see `as_live_model`."""
 IN_WORDS[Model] = (
     "a loaded model: model, tokenizer = ropelens.load(NAME); or the _module of an "
+    "nnsight or nnterp model"
 )
-IN_WORDS[Model] += "nnsight or nnterp model"
+
+WRAPPED = ("_orig_mod", "module")
+"""The module in the wrapper of torch.compile, and in DataParallel and similar wrappers."""
 
 
 def as_live_model(model: Model, tokenizer: Any = None) -> LiveModel:
@@ -35,40 +38,40 @@ def as_live_model(model: Model, tokenizer: Any = None) -> LiveModel:
     class_name = type(model).__name__
     if class_name == "TransformerBridge":
         return BridgeModel(model, tokenizer)
-    fault = ""
     if not isinstance(model, PreTrainedModel) or model.get_output_embeddings() is None:
-        fault = "not a model that ropelens can run"
-    elif model.config.is_encoder_decoder:
-        fault = "an encoder-decoder: the decoder also attends to another text"
-    elif away := [x for x in devices_of(model) if x.type not in ("cpu", "cuda")]:
-        fault = (
-            f"on {away[0]}, where ropelens does not run"  # no float64, or no weights
-        )
-    if fault:
-        hint = "a decoder-only model from ropelens.load or AutoModelForCausalLM, or a bridge"
-        raise UnsupportedModel(f"{class_name} is {fault}.", hint=hint)
+        _refuse(model, "not a model that ropelens can run")
+    if model.config.is_encoder_decoder:
+        _refuse(model, "an encoder-decoder: the decoder also attends to another text")
+    for device in devices_of(model):
+        if device.type not in ("cpu", "cuda"):  # it has no float64, or no weights
+            _refuse(model, f"on {device}, where ropelens does not run")
     unequal = f"Layers of {class_name} have different numbers of heads."
-    with explained(
-        unequal, error=UnsupportedModel
-    ):  # an error of transformers (Dots 3)
-        return LiveModel(model, tokenizer)  # type: ignore[arg-type]
+    # An error of transformers (Dots 3).
+    with explained(unequal, error=UnsupportedModel):
+        return LiveModel(model, tokenizer)
+
+
+def _refuse(model: nn.Module, fault: str) -> NoReturn:
+    hint = (
+        "a decoder-only model from ropelens.load or AutoModelForCausalLM, or a bridge"
+    )
+    raise UnsupportedModel(f"{type(model).__name__} is {fault}.", hint=hint)
 
 
 def unwrapped(model: nn.Module | Traced) -> nn.Module:
     """Model inside wrappers of torch.compile, DataParallel, peft or nnsight, with adapters."""
     if not isinstance(model, nn.Module):
         return unwrapped(model._module)
-    for name in (
-        "_orig_mod",
-        "module",
-    ):  # torch.compile; DataParallel and similar wrappers
-        if name in model._modules:
-            return unwrapped(getattr(model, name))
+    for name in WRAPPED:
+        inner = model._modules.get(name)
+        if inner is not None:
+            return unwrapped(inner)
     if not hasattr(model, "get_base_model"):
         return model
     adapters: Any = model.peft_config
     if any(adapter.is_prompt_learning for adapter in adapters.values()):
-        what = f"{type(model).__name__} puts trained tokens before its input."
-        hint = "pass model.get_base_model(), the model without these tokens"
-        raise UnsupportedModel(what, hint=hint)
+        raise UnsupportedModel(
+            f"{type(model).__name__} puts trained tokens before its input.",
+            hint="pass model.get_base_model(), the model without these tokens",
+        )
     return unwrapped(model.get_base_model())  # type: ignore[operator]

@@ -206,16 +206,12 @@ def call_positions(
     Raises `UnsupportedModel` if the cache contradicts this.
     """
     slots = key.shape[2]
-    recorded = _rotary_positions.get({}).get(id(module))
-    if position_ids is None or (recorded is not None and recorded.ndim == 3):
-        position_ids = recorded
+    position_ids = _known_positions(module, position_ids)
     if position_ids is None or position_ids.ndim == 1:
         index = torch.arange(slots, device=key.device)[None]
         return CallPositions(index[:, rows.keys.start : rows.keys.stop], index)
-    # Attention may run on only the last tokens.
-    of_rows = position_ids[:, -len(rows.keys) :]
-    cache = cache_of(module)
-    owner: CacheOwner = module if cache is None else cache
+    of_rows = position_ids[:, -len(rows.keys) :]  # attention may run on the last tokens
+    owner = _owner_of_keys(module)
     by_cache = _cached_keys.setdefault(id(module), WeakKeyDictionary())
     marks = key_marks(key[:, :, : rows.keys.stop])
     if position_ids.shape[1] == slots:
@@ -229,9 +225,28 @@ def call_positions(
     tokens = before.extended(marks[:, rows.keys.start :], of_rows)
     by_cache[owner] = tokens
     of_keys = tokens.positions[:, rows.dropped :]
-    empty_slots = slots - rows.keys.stop
-    of_empty = of_keys[:, -1:].expand(-1, empty_slots, *of_keys.shape[2:])
-    return CallPositions(of_rows, torch.cat([of_keys, of_empty], dim=1))
+    return CallPositions(of_rows, _with_empty_slots(of_keys, slots))
+
+
+def _owner_of_keys(module: nn.Module) -> CacheOwner:
+    cache = cache_of(module)
+    return module if cache is None else cache
+
+
+def _known_positions(module: nn.Module, given: Tensor | None) -> Tensor | None:
+    """Positions that a call passes, or that its rotary module received."""
+    recorded = _rotary_positions.get({}).get(id(module))
+    has_axes = recorded is not None and recorded.ndim == 3
+    return recorded if given is None or has_axes else given
+
+
+def _with_empty_slots(
+    of_keys: Int[Tensor, "_ key *axis"], slots: int
+) -> Int[Tensor, "_ slot *axis"]:
+    """Positions of all slots of a static cache; empty slots have the last position."""
+    empty = slots - of_keys.shape[1]
+    of_empty = of_keys[:, -1:].expand(-1, empty, *of_keys.shape[2:])
+    return torch.cat([of_keys, of_empty], dim=1)
 
 
 def _keys_before(

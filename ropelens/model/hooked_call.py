@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ropelens.attention.call import AttentionCall
 from ropelens.model.cache_positions import (
+    CallPositions,
     CallRows,
     cache_of,
     call_positions,
@@ -45,6 +46,11 @@ class AttentionArguments:
     def layer(self) -> int:
         return self.module.layer_idx  # type: ignore[return-value]
 
+    def positions(self, rows: CallRows) -> CallPositions:
+        """Positions of the rows and keys; refuses a cache with unknown positions."""
+        given = self.options.get("position_ids")
+        return call_positions(self.module, rows, self.key, given, self.mask)
+
 
 @dataclass(frozen=True)
 class TokenPlaces:
@@ -58,6 +64,25 @@ class TokenPlaces:
 
     def inputs(self, layer: int, name: AttentionInput, x: Tensor) -> HeadInputs:
         return HeadInputs(layer, name, x, self.tokens, self.positions)
+
+
+@dataclass(frozen=True)
+class CallPlaces:
+    """The places of the rows and of the keys of a call."""
+
+    of_rows: TokenPlaces
+    of_keys: TokenPlaces
+
+    @classmethod
+    def of(cls, call: AttentionArguments, rows: CallRows) -> "CallPlaces":
+        positions = call.positions(rows)
+        of_tokens = positions.of_keys[:, : rows.keys.stop]
+        key_tokens = places_in_sequence(of_tokens, rows.dropped)
+        row_tokens = key_tokens[:, rows.keys.start :]
+        return cls(
+            TokenPlaces(row_tokens, positions.of_rows),
+            TokenPlaces(key_tokens, positions.of_keys),
+        )
 
 
 def call_with_hooks(
@@ -74,22 +99,16 @@ def call_with_hooks(
     """The result of the attention function `run`, with the hooks of the module."""
     call = AttentionArguments(module, query, key, value, attention_mask, options)
     rows = call_rows(module, query.shape[2], key.shape[2])
-    row_tokens = torch.arange(rows.past, rows.past + len(rows.keys))[None]
-    changes = hooks.input_changes
-    if changes or (hooks.observers and cache_of(module) is not None):
-        positions = call_positions(
-            module, rows, key, options.get("position_ids"), attention_mask
-        )
-    if changes:
-        of_tokens = positions.of_keys[:, : rows.keys.stop]
-        key_tokens = places_in_sequence(of_tokens, rows.dropped)
-        row_tokens = key_tokens[:, rows.keys.start :]
-        call = change_inputs(
-            call,
-            changes,
-            of_rows=TokenPlaces(row_tokens, positions.of_rows),
-            of_keys=TokenPlaces(key_tokens, positions.of_keys),
-        )
+    if hooks.input_changes:
+        places = CallPlaces.of(call, rows)
+        row_tokens = places.of_rows.tokens
+        call = change_inputs(call, hooks.input_changes, places)
+    else:
+        row_tokens = torch.arange(rows.past, rows.past + len(rows.keys))[None]
+        if hooks.observers and cache_of(module) is not None:
+            call.positions(
+                rows
+            )  # records the keys, and refuses a cache that drops keys
     result = run(
         call.module, call.query, call.key, call.value, attention_mask, **options
     )
@@ -103,11 +122,7 @@ def call_with_hooks(
 
 
 def change_inputs(
-    call: AttentionArguments,
-    changes: Sequence[Intervention],
-    *,
-    of_rows: TokenPlaces,
-    of_keys: TokenPlaces,
+    call: AttentionArguments, changes: Sequence[Intervention], places: CallPlaces
 ) -> AttentionArguments:
     """The call with changed queries, keys and values, in the order of the interventions.
 
@@ -117,9 +132,9 @@ def change_inputs(
     key = call.key
     value = call.value
     for change in changes:
-        query = change.change_input(of_rows.inputs(call.layer, "query", query))
-        key = change.change_input(of_keys.inputs(call.layer, "key", key))
-        value = change.change_input(of_keys.inputs(call.layer, "value", value))
+        query = change.change_input(places.of_rows.inputs(call.layer, "query", query))
+        key = change.change_input(places.of_keys.inputs(call.layer, "key", key))
+        value = change.change_input(places.of_keys.inputs(call.layer, "value", value))
     heads = max(key.shape[1], value.shape[1])
     module = call.module
     if heads != call.key.shape[1]:

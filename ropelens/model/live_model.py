@@ -3,55 +3,51 @@
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import product
-from typing import Any, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from ropelens import config_facts
 from ropelens.attention.call import AttentionCall
 from ropelens.errors import UnsupportedModel
 from ropelens.model import forward_patches
 from ropelens.model.attention_hooks import attention_modules, wrapped_attention
-from ropelens.model.hook_blocks import Hooks, Observer, hooked, hooks_of
+from ropelens.model.hook_blocks import ChangeOfHooks, Hooks, Observer, hooked, hooks_of
 from ropelens.model.intervention import Intervention
 from ropelens.model.model_noise import Noise, measure_noise
+from ropelens.model.observation_check import check_same_logits
 from ropelens.model.output_check import OutputCheck
-from ropelens.noise import allowed_residual, logit_change, noise_tokens
+from ropelens.noise import noise_tokens
 from ropelens.rope.select import HeadMask
 from ropelens.runtime.devices import LOGITS_AT_ONCE, device_of
 from ropelens.text.rows import Ids, Lengths, TokenMask
 from ropelens.text.text import Text
 
-NO_KEY = 'attn_implementation="sdpa" if some token sees no key, or another dtype'
 CHECKED_TOKENS = 256  # length up to which observation is checked to change no logit
-MORE_PASSES = 8  # further passes after a pass whose logits changed
 ONE_PASS = 2**16  # tokens of the longest sequences that run in one pass
-
-MASK_ELEMENTS = (
-    2**25
-)  # keys times rows of a chunk; a mask takes about 40 bytes for each
+MASK_ELEMENTS = 2**25  # keys times rows of a chunk, whose mask takes 40 bytes for each
 LOSS_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}  # logits whose loss is taken at once
 LOGITS_OF_NOISE = 16  # last positions whose logits show noise
 
 Recorded = TypeVar("Recorded")
+Positions = Int[Tensor, "*axis sequence position"]
 
 
 class LiveModel:
     """A transformers model, run unmodified and observed through its attention interface."""
 
-    in_chunks = (
-        True  # whether `logits` can run the tokens in chunks, with a key-value cache
-    )
+    in_chunks = True
+    """Whether `logits` can run the tokens in chunks, with a key-value cache."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: Any = None) -> None:
-        self.model, self.tokenizer = model, tokenizer  # without wrappers
+        self.model = model  # without wrappers
+        self.tokenizer = tokenizer
         self._runner: Any = model  # the model, or a bridge around it
         self.config: PreTrainedConfig = model.config.get_text_config()
         self.class_name = type(model).__name__
@@ -60,8 +56,9 @@ class LiveModel:
         self.layer_types = config_facts.layer_types(self.config)
         self.attending = config_facts.attending_layers(self.config)  # indices of layers
         # Layers without attention keep a state instead of keys; "hybrid" layers keep both.
-        stateless = not any(k.startswith("hybrid") for k in self.layer_types)
-        self.in_chunks &= stateless and len(self.attending) == self.layers
+        keeps_state = any(name.startswith("hybrid") for name in self.layer_types)
+        if keeps_state or len(self.attending) != self.layers:
+            self.in_chunks = False
         self.bos = self.config.to_dict().get("bos_token_id")
         self.vocabulary: int = self.config.vocab_size
         self.trained = config_facts.stated_context(model.config)  # in tokens, or None
@@ -73,69 +70,52 @@ class LiveModel:
         parameters = inspect.signature(model.forward).parameters
         # transformers 5.24 renamed the argument, and warns of the old name.
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
-        self._takes_logits_to_keep = "logits_to_keep" in parameters
-        self._takes_logits_to_keep &= model.base_model is not model
+        has_head = model.base_model is not model
+        self._takes_logits_to_keep = has_head and "logits_to_keep" in parameters
         self._compared: set[tuple[object, ...]] = set()
         self._checked: set[tuple[int, bool]] = set()
 
     def forward(
         self,
         tokens: Ids,
-        positions: Int[Tensor, "*axis sequence position"] | None = None,
+        positions: Positions | None = None,
         *,
         hidden: TokenMask | None = None,
         last: int = 0,
     ) -> Float[Tensor, "sequence some token"]:
         """Logits of whole sequences, without a cache; `last=n`: at least the final n."""
-        inputs = self._inputs(hidden, positions)
+        inputs = self._inputs(hidden)
+        if positions is not None:
+            inputs["position_ids"] = positions.to(self.device)
         if last and self._takes_logits_to_keep:
             # Pass indices, because Gemma 4 runs its last layers only on the requested rows if
             # it gets an integer.
-            inputs["logits_to_keep"] = torch.arange(
-                tokens.shape[1], device=self.device
-            )[-last:]
+            every = torch.arange(tokens.shape[1], device=self.device)
+            inputs["logits_to_keep"] = every[-last:]
         with forward_patches.without_dropout(self.model):
             result = self._runner(tokens.to(self.device), **inputs, use_cache=False)
         return result if isinstance(result, Tensor) else result.logits
 
-    def _inputs(
-        self,
-        hidden: TokenMask | None,
-        positions: Int[Tensor, "*axis sequence position"] | None,
-    ) -> dict[str, Tensor]:
-        mask = None if hidden is None else (~hidden).long()
-        inputs = {"position_ids": positions, "attention_mask": mask}
-        return {name: x.to(self.device) for name, x in inputs.items() if x is not None}
+    def _inputs(self, hidden: TokenMask | None) -> dict[str, Any]:
+        """The arguments of the model that hide tokens."""
+        if hidden is None:
+            return {}
+        return {"attention_mask": (~hidden).long().to(self.device)}
 
     @torch.no_grad()
     def record_calls(
         self,
         tokens: Ids,
         record: Callable[[AttentionCall], Recorded],
-        positions: Int[Tensor, "*axis sequence position"] | None = None,
+        positions: Positions | None = None,
         *,
         hidden: TokenMask | None = None,
     ) -> dict[int, Recorded]:
         """Results of `record` for the attention call of each layer, on short sequences."""
-        results: dict[int, Recorded] = {}
-
-        def observe(call: AttentionCall) -> None:
-            fault, rows, count = "", call.query.shape[2], tokens.shape[1]
-            if rows > count:
-                fault = "puts tokens of its own before its input"
-                evidence = f"layer {call.layer}: {rows} rows for {count} tokens"
-            elif call.layer in results:
-                fault = "attends more than once in a layer"
-                evidence = f"a second attention call of layer {call.layer} in one pass"
-            if fault:
-                hint = "a model that attends once to the tokens that it receives"
-                raise UnsupportedModel(
-                    f"{self.class_name} {fault}.", seen=evidence, hint=hint
-                )
-            results[call.layer] = record(call)
-
-        with self.observe(observe):
+        recorder = CallRecorder(self.class_name, tokens.shape[1], record)
+        with self.observe(recorder.add):
             self.forward(tokens, positions, hidden=hidden, last=1)
+        results = recorder.results
         self.check_layers(set(results))
         return {layer: results[layer] for layer in sorted(results)}
 
@@ -143,20 +123,49 @@ class LiveModel:
         self, tokens: Ids, *, hidden: TokenMask | None = None
     ) -> Iterator[tuple[int, Float[Tensor, "sequence some token"]]]:
         """All logits, in pieces of about `LOGITS_AT_ONCE`, with their first positions."""
-        inputs: dict[str, Any] = self._inputs(hidden, None)
-        chunk = self.chunk_length(tokens.shape[1])
+        length = tokens.shape[1]
+        chunk = self.chunk_length(length)
         if chunk is None:
-            yield from self._logits_in_pieces(tokens, inputs | {"use_cache": False})
+            yield from self._logits_in_pieces(tokens, hidden)
             return
-        past = DynamicCache()
-        layer: Any = partial(forward_patches.PreallocatedLayer, tokens.shape[1])
-        past.layer_class_to_replicate = layer
-        for first in range(0, tokens.shape[1], chunk):
-            part = tokens[:, first : first + chunk]
-            options = {name: mask[:, : first + chunk] for name, mask in inputs.items()}
-            options |= {self._cache_name: past, "use_cache": True}
-            for begin, logits in self._logits_in_pieces(part, options):
+        cache = DynamicCache()
+        layer: Any = partial(forward_patches.PreallocatedLayer, length)
+        cache.layer_class_to_replicate = layer
+        for first in range(0, length, chunk):
+            last = first + chunk
+            hidden_so_far = None if hidden is None else hidden[:, :last]
+            pieces = self._logits_in_pieces(tokens[:, first:last], hidden_so_far, cache)
+            for begin, logits in pieces:
                 yield first + begin, logits
+
+    def _logits_in_pieces(
+        self, tokens: Ids, hidden: TokenMask | None, cache: Cache | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Logits of `tokens`, which follow the tokens in a `cache`."""
+        inputs = self._inputs(hidden)
+        inputs["use_cache"] = cache is not None
+        if cache is not None:
+            inputs[self._cache_name] = cache
+        ids = tokens.to(self.device)
+        length = tokens.shape[1]
+        size = length
+        if self._takes_logits_to_keep:
+            logits_of_position = len(tokens) * self.vocabulary
+            size = max(1, LOGITS_AT_ONCE[self.device.type] // logits_of_position)
+        hidden_states: list[Any] = []  # of the first piece, for all pieces
+        for begin in range(0, length, size):
+            if size < length:
+                end = min(begin + size, length)
+                inputs["logits_to_keep"] = torch.arange(begin, end, device=ids.device)
+            # Restore the model before the caller gets the piece and possibly stops.
+            with (
+                forward_patches.without_dropout(self.model),
+                forward_patches.cache_first_result(
+                    self.model.base_model, hidden_states
+                ),
+            ):
+                logits = self.model(ids, **inputs).logits
+            yield begin, logits
 
     @torch.no_grad()
     def losses(
@@ -170,12 +179,10 @@ class LiveModel:
                 last = min(length - 1, first + logits.shape[1])
                 for begin in range(first, last, rows):
                     end = min(begin + rows, last)
-                    target = tokens[sequence, begin + 1 : end + 1].to(
-                        logits.device, torch.long
+                    losses[sequence, begin + 1 : end + 1] = _losses_of(
+                        tokens[sequence, begin + 1 : end + 1],
+                        logits[sequence, begin - first : end - first],
                     )
-                    scores = logits[sequence, begin - first : end - first].float()
-                    loss = cross_entropy(scores, target, reduction="none")
-                    losses[sequence, begin + 1 : end + 1] = loss.double().cpu()
         return losses
 
     def chunk_length(self, context: int) -> int | None:
@@ -194,49 +201,27 @@ class LiveModel:
             with self.without_hooks(), torch.no_grad():  # one token cannot be resampled
                 self.forward(torch.zeros(1, 1, dtype=torch.long), last=1)
 
-    def _logits_in_pieces(
-        self, tokens: Tensor, inputs: dict[str, Any]
-    ) -> Iterator[tuple[int, Tensor]]:
-        """Logits of `tokens`, which follow the tokens in a cache among the `inputs`."""
-        ids, context = tokens.to(self.device), tokens.shape[1]
-        once = partial(
-            forward_patches.cache_first_result, self.model.base_model, list[Any]()
-        )
-        at_once = LOGITS_AT_ONCE[self.device.type] // (len(tokens) * self.vocabulary)
-        size = max(1, at_once) if self._takes_logits_to_keep else context
-        for begin in range(0, context, size):
-            piece = torch.arange(begin, min(begin + size, context), device=ids.device)
-            options = {} if size >= context else {"logits_to_keep": piece}
-            # Restore the model before the caller gets the piece and possibly stops.
-            with forward_patches.without_dropout(self.model), once():
-                logits = self.model(ids, **inputs, **options).logits
-            yield begin, logits
-
     @cached_property
     def logits_cost(self) -> float:
         """Approximate time that logits take, compared with all layers of a plain pass."""
-        head = self.vocabulary * config_facts.stated_number(
-            self.config, "hidden_size", 1
-        )
-        other = [
-            x.numel() for x in self.model.parameters() if self.vocabulary not in x.shape
-        ]
-        return head / max(1, sum(other))
+        width = config_facts.stated_number(self.config, "hidden_size", 1)
+        other_weights = 0
+        for weight in self.model.parameters():
+            if self.vocabulary not in weight.shape:
+                other_weights += weight.numel()
+        return self.vocabulary * width / max(1, other_weights)
 
     @cached_property
     def noise(self) -> Noise:
         """Rounding noise of the model without open blocks; see `measure_noise`."""
 
         def run(ids: Ids, observer: Observer) -> Tensor:
-            with (
-                self.without_hooks(),
-                self._hooked(lambda _: Hooks(observers=(observer,))),
-            ):
+            only_observer = Hooks(observers=(observer,))
+            with self.without_hooks(), self._hooked(lambda _: only_observer):
                 return self.forward(ids, last=LOGITS_OF_NOISE)[:, -LOGITS_OF_NOISE:]
 
-        return measure_noise(
-            self.model, run, noise_tokens(self.vocabulary, self.context)
-        )
+        tokens = noise_tokens(self.vocabulary, self.context)
+        return measure_noise(self.model, run, tokens)
 
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         """Call `observer` with every attention call while the block runs."""
@@ -262,11 +247,11 @@ class LiveModel:
 
     def without_hooks(self) -> AbstractContextManager[None]:
         """Suspend every open intervention and observer while the block runs."""
-        blocks = [module for module in self._modules if hooks_of(module) is not None]
-        return hooked(blocks, lambda _: Hooks())
+        modules = [module for module in self._modules if hooks_of(module) is not None]
+        return hooked(modules, lambda _: Hooks())
 
     @contextmanager
-    def _hooked(self, change: Callable[[Hooks], Hooks]) -> Iterator[None]:
+    def _hooked(self, change: ChangeOfHooks) -> Iterator[None]:
         with wrapped_attention(self.model), hooked(self._modules, change):
             yield
 
@@ -279,70 +264,101 @@ class LiveModel:
         """
         if self.chunk_length(text.context) is not None:
             return
-        # First, a sequence whose first token is hidden and sees no key.
-        begins_hidden = 0 if text.hidden is None else text.hidden[:, 0] * text.context
-        longest = text[[int((text.lengths + begins_hidden).argmax())]]
-        tokens, hidden = longest.ids[:, :CHECKED_TOKENS], longest.hidden
-        hidden = None if hidden is None else hidden[:, :CHECKED_TOKENS]
+        sequence = _longest_sequence(text)
+        tokens = sequence.ids[:, :CHECKED_TOKENS]
+        hidden = sequence.hidden
+        if hidden is not None:
+            hidden = hidden[:, :CHECKED_TOKENS]
         case = (tokens.shape[1], hidden is None)
         if case in self._checked:
             return
         run = partial(self.forward, tokens, hidden=hidden, last=1)
-        observing: Any = {"observers": (lambda call: None,), "output_check": None}
-
-        def observed() -> Tensor:
-            with self._hooked(lambda hooks: replace(hooks, **observing)):
-                return run()
-
-        fault, evidence = "", f"logits of {case[0]} tokens"
         with forward_patches.skip_mlp_work(self.model):
-            plain, seen = [run()], [observed()]
-            if plain[0].isnan().any():
-                fault, hint = "NaN", NO_KEY
-            elif not torch.equal(plain[0], seen[0]):
-                plain += [run() for _ in range(MORE_PASSES)]
-                seen += [observed() for _ in range(MORE_PASSES)]
-                spread = max(_change(x[0], other) for x in (plain, seen) for other in x)
-                change = min(_change(x, y) for x, y in product(plain, seen))
-                evidence += (
-                    f": a relative change of {change:.2g}; equal passes by {spread:.2g}"
-                )
-                if not spread or change > allowed_residual(spread, self.eps):
-                    fault, hint = "something else while it is observed", ""
-        if fault:
-            what = f"{self.class_name} computes {fault}."
-            raise UnsupportedModel(what, seen=evidence, hint=hint)
+            check_same_logits(
+                run,
+                partial(self._run_observed, run),
+                class_name=self.class_name,
+                tokens=tokens.shape[1],
+                eps=self.eps,
+            )
         self._checked.add(case)
+
+    def _run_observed(self, run: Callable[[], Tensor]) -> Tensor:
+        """The result of `run` with an observer that does nothing."""
+
+        def observe_nothing(hooks: Hooks) -> Hooks:
+            return replace(hooks, observers=(lambda call: None,), output_check=None)
+
+        with self._hooked(observe_nothing):
+            return run()
 
     @cached_property
     def attending_heads(self) -> HeadMask:
         """The query heads that attention calls have, which are fewer in a pruned layer."""
         self.check_layers({*self.noise.heads})
-        counts = torch.tensor(
-            [self.noise.heads.get(layer, 0) for layer in range(self.layers)]
-        )
-        return torch.arange(self.heads) < counts[:, None]
+        heads = [self.noise.heads.get(layer, 0) for layer in range(self.layers)]
+        return torch.arange(self.heads) < torch.tensor(heads)[:, None]
 
     def check_layers(self, seen: set[int]) -> None:
         """Raise `UnsupportedModel` unless every layer that attends showed its attention."""
-        missing, count = sorted(set(self.attending) - seen), len(self.attending)
-        hint, means = (
-            "a family of docs/families.md, such as Llama, Qwen, Gemma or GPT-NeoX",
-            "",
-        )
-        fault, types = "has no attention", sorted({*self.layer_types})
-        evidence = f"layers of {', '.join(types)}"
-        if missing:
-            fault = "hides its attention"
-            evidence = f"{count - len(missing)} of {count} layers showed their queries and keys"
-            evidence += f"; the first that did not is layer {missing[0]}"
-            means = "they do not call an attention function that transformers registers"
-            hint += "; a num_hidden_layers that counts the layers of the model"
-        if missing or not count:
+        count = len(self.attending)
+        missing = sorted(set(self.attending) - seen)
+        hint = "a family of docs/families.md, such as Llama, Qwen, Gemma or GPT-NeoX"
+        if not count:
             raise UnsupportedModel(
-                f"{self.class_name} {fault}.", seen=evidence, means=means, hint=hint
+                f"{self.class_name} has no attention.",
+                seen=f"layers of {', '.join(sorted(set(self.layer_types)))}",
+                hint=hint,
+            )
+        if missing:
+            raise UnsupportedModel(
+                f"{self.class_name} hides its attention.",
+                seen=f"{count - len(missing)} of {count} layers showed their queries and "
+                f"keys; the first that did not is layer {missing[0]}",
+                means="they do not call an attention function that transformers registers",
+                hint=f"{hint}; a num_hidden_layers that counts the layers of the model",
             )
 
 
-def _change(one: Tensor, other: Tensor) -> float:
-    return float(logit_change(one, other).max()) if one is not other else 0.0
+@dataclass(frozen=True)
+class CallRecorder(Generic[Recorded]):
+    """An observer that records something of the one call of each layer in a pass.
+
+    The pass has so many `tokens` in each sequence. Results are by layer.
+    """
+
+    class_name: str
+    tokens: int
+    record: Callable[[AttentionCall], Recorded]
+    results: dict[int, Recorded] = field(default_factory=dict)
+
+    def add(self, call: AttentionCall) -> None:
+        """Record a call; refuse a second call of its layer, and rows that are no tokens."""
+        rows = call.query.shape[2]
+        if rows > self.tokens:
+            seen = f"layer {call.layer}: {rows} rows for {self.tokens} tokens"
+            self._refuse("puts tokens of its own before its input", seen)
+        if call.layer in self.results:
+            seen = f"a second attention call of layer {call.layer} in one pass"
+            self._refuse("attends more than once in a layer", seen)
+        self.results[call.layer] = self.record(call)
+
+    def _refuse(self, fault: str, seen: str) -> NoReturn:
+        hint = "a model that attends once to the tokens that it receives"
+        raise UnsupportedModel(f"{self.class_name} {fault}.", seen=seen, hint=hint)
+
+
+def _losses_of(
+    targets: Int[Tensor, " row"], logits: Float[Tensor, "row token"]
+) -> Float[Tensor, " row"]:
+    """Loss of each target in nats."""
+    targets = targets.to(logits.device, torch.long)
+    return cross_entropy(logits.float(), targets, reduction="none").double().cpu()
+
+
+def _longest_sequence(text: Text) -> Text:
+    """The longest sequence; first, a sequence whose first token is hidden and sees no key."""
+    length = text.lengths
+    if text.hidden is not None:
+        length = length + text.hidden[:, 0] * text.context
+    return text[[int(length.argmax())]]

@@ -32,26 +32,29 @@ def real_rows(rows: range, mask: Tensor | None) -> Bool[Tensor, "_ row"]:
     if mask.ndim == 2:  # one value for each key, as in flash attention
         return mask[:, rows.start : rows.stop].bool()
     visible = shown(mask[:, 0, : len(rows)])
-    of_rows = visible[..., rows.start : rows.stop]
-    sees_itself = of_rows.diagonal(dim1=1, dim2=2)
+    own_keys = visible[..., rows.start : rows.stop]
+    sees_itself = own_keys.diagonal(dim1=1, dim2=2)
     if bool(sees_itself.all()):
         return sees_itself
-    sparse = len(rows) == 1 or bool((~of_rows[:, :-1] & of_rows[:, 1:]).tril().any())
-    return visible.any(-1) if sparse else sees_itself
+    # A row of a sparse mask may see a key that the row before it does not see.
+    newly_seen = ~own_keys[:, :-1] & own_keys[:, 1:]
+    is_sparse = len(rows) == 1 or bool(newly_seen.tril().any())
+    return visible.any(-1) if is_sparse else sees_itself
 
 
 def only_hides_keys(mask: Tensor | None) -> bool:
     """Whether a mask is the same for all heads, and adds nothing to scores of visible keys."""
     if mask is None:
         return True
-    alike = mask.shape[1] == 1 or bool((mask == mask[:, :1]).all())
-    return alike and (
-        mask.dtype == torch.bool or bool(((mask == 0) | (mask < -1e4)).all())
-    )
+    is_alike = mask.shape[1] == 1 or bool((mask == mask[:, :1]).all())
+    if not is_alike or mask.dtype == torch.bool:
+        return is_alike
+    return bool(((mask == 0) | (mask < -1e4)).all())
 
 
 def refuse_hidden_mask(seen: str) -> NoReturn:
-    hint = 'load the model with attn_implementation="sdpa" or "eager"'
     raise UnsupportedModel(
-        "This attention implementation hides its mask.", seen=seen, hint=hint
+        "This attention implementation hides its mask.",
+        seen=seen,
+        hint='load the model with attn_implementation="sdpa" or "eager"',
     )

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ropelens.attention.call import AttentionCall, attention_map, output_error
@@ -20,6 +20,9 @@ from ropelens.text.rows import Ids
 
 EMBEDDING_CHANGE = 2.0**-14  # relative change after which every call rounds otherwise
 CHANGED_WEIGHT = 1 / 8  # of the run with this change, in which all roundings differ
+
+RunObserved = Callable[[Ids, Observer], Tensor]
+"""A function that returns the logits of tokens, and shows an observer all attention calls."""
 
 
 @dataclass(frozen=True)
@@ -36,62 +39,95 @@ def changed_embeddings(
 ) -> Any:
     """Change the embeddings of each sequence by a random relative `share` in the block."""
 
-    def change(module: Any, args: Any, x: Tensor) -> Tensor:
+    def change(module: nn.Module, args: Any, x: Tensor) -> Tensor:
         if len(share) not in (1, len(x)):
             return x
         random = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
-        return x * (1 + share.view(-1, *[1] * (x.ndim - 1)).to(x) * random)
+        other_axes = [1] * (x.ndim - 1)
+        return x * (1 + share.view(-1, *other_axes).to(x) * random)
 
     return model.get_input_embeddings().register_forward_hook(change)
 
 
-_measured: WeakKeyDictionary[PreTrainedModel, dict[object, Noise]] = WeakKeyDictionary()
+@dataclass(frozen=True)
+class Numerics:
+    """How a model computes: its noise is the same as long as none of this changes.
+
+    Heads and layers may be pruned, so the shapes are the weights of each attention module,
+    after the number of its layer.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    autocast: bool
+    precision: str  # of matrix products in float32
+    shapes: tuple[tuple[object, ...], ...]
+
+    @classmethod
+    def of_now(cls, model: PreTrainedModel) -> "Numerics":
+        device = device_of(model)
+        shapes: list[tuple[object, ...]] = []
+        for module in attention_modules(model)[1:]:
+            of_weights = [weight.shape for weight in module.parameters()]
+            shapes.append((vars(module).get("layer_idx"), *of_weights))
+        return cls(
+            model.dtype,
+            device,
+            torch.is_autocast_enabled(device.type),
+            torch.get_float32_matmul_precision(),
+            tuple(shapes),
+        )
+
+
+_measured: WeakKeyDictionary[PreTrainedModel, dict[Numerics, Noise]] = (
+    WeakKeyDictionary()
+)
 
 
 @torch.no_grad()
-def measure_noise(
-    model: PreTrainedModel, run: Callable[[Ids, Observer], Tensor], ids: Ids
-) -> Noise:
+def measure_noise(model: PreTrainedModel, run: RunObserved, ids: Ids) -> Noise:
     """Rounding noise, measured once for a model, its dtype, its device and its precision."""
-    device = device_of(model)
-    autocast = torch.is_autocast_enabled(device.type)
-    heads_now = tuple(  # heads and layers may be pruned later
-        (
-            vars(module).get("layer_idx"),
-            *(weight.shape for weight in module.parameters()),
-        )
-        for module in attention_modules(model)[1:]
-    )
-    key = (
-        model.dtype,
-        device,
-        autocast,
-        torch.get_float32_matmul_precision(),
-        heads_now,
-    )
-    by_key = _measured.setdefault(model, {})
-    if key in by_key:
-        return by_key[key]
-    errors, heads = list[dict[int, Tensor]](), dict[int, int]()
-    share = max(torch.finfo(model.dtype).eps / 2, EMBEDDING_CHANGE)
+    of_model = _measured.setdefault(model, {})
+    numerics = Numerics.of_now(model)
+    if numerics not in of_model:
+        errors = CallErrors(run)
+        logit_noise = run_noise(errors.run, ids)
+        change = max(torch.finfo(model.dtype).eps / 2, EMBEDDING_CHANGE)
+        with changed_embeddings(model, torch.tensor([change])):
+            errors.run(ids[-1:])
+        of_model[numerics] = Noise(logit_noise, errors.noise(), errors.heads)
+    return of_model[numerics]
 
-    def record(call: AttentionCall) -> None:
-        call = call.of_rows(
-            torch.arange(1, call.query.shape[2])
-        )  # other blocks of rows
+
+class CallErrors:
+    """Errors of the attention calls of the last sequence of several runs.
+
+    An error is the difference between recomputed attention and the output of the model.
+    """
+
+    def __init__(self, run_observed: RunObserved) -> None:
+        self.run_observed = run_observed
+        self.heads: dict[int, int] = {}  # by layer
+        self.runs: list[dict[int, Tensor]] = []  # errors of each run, by layer
+
+    def run(self, ids: Ids) -> Tensor:
+        """The logits of a run, whose errors are recorded."""
+        self.runs.append({})
+        return self.run_observed(ids, self._record)
+
+    def _record(self, call: AttentionCall) -> None:
+        rows = torch.arange(1, call.query.shape[2])  # other blocks of rows
+        call = call.of_rows(rows)
         error = output_error(call, attention_map(call).nan_to_num(0))
-        heads[call.layer] = call.query.shape[1]
-        errors[-1][call.layer] = error[-1] * math.sqrt(len(error))
+        self.heads[call.layer] = call.query.shape[1]
+        self.runs[-1][call.layer] = error[-1] * math.sqrt(len(error))
 
-    def observed(ids: Ids) -> Tensor:
-        errors.append({})
-        return run(ids, record)
-
-    noise = run_noise(observed, ids)
-    with changed_embeddings(model, torch.tensor([share])):
-        observed(ids[-1:])
-    calls = {}
-    for layer, error in errors[0].items():
-        changes = [(other[layer] - error).nan_to_num(0).norm() for other in errors[1:]]
-        calls[layer] = float(max(*changes[:-1], CHANGED_WEIGHT * changes[-1]))
-    return by_key.setdefault(key, Noise(noise, calls, heads))
+    def noise(self) -> dict[int, float]:
+        """Largest change of the error of each layer; the last run has other roundings."""
+        noise: dict[int, float] = {}
+        for layer, error in self.runs[0].items():
+            changes = [
+                (run[layer] - error).nan_to_num(0).norm() for run in self.runs[1:]
+            ]
+            noise[layer] = float(max(*changes[:-1], CHANGED_WEIGHT * changes[-1]))
+        return noise

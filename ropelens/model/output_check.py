@@ -1,7 +1,7 @@
 """Check of observed calls: recomputed attention must match the output of the model."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,10 +21,9 @@ class OutputCheck:
 
     class_name: str
     noise: Mapping[int, float]  # relative noise of the attention call of each layer
-    compared: set[
-        tuple[object, ...]
-    ]  # layer, rows, cache and kind of mask of compared calls
+    compared: set[tuple[object, ...]]  # layer, rows, cache and mask of compared calls
 
+    @torch.no_grad()
     def __call__(
         self,
         call: AttentionCall,
@@ -33,69 +32,95 @@ class OutputCheck:
         plain_mask: bool = True,
     ) -> None:
         """Raise `UnsupportedModel` if recomputed attention of `real` rows misses the output."""
-        rows, visibility = call.query.shape[2], call.visibility
-        mask_kind = (visibility.mask is None, len(visibility.first) > 1)
-        kind = (call.layer, rows, call.past > 0, mask_kind)
-        if plain_mask and kind in self.compared:
+        has_mask = call.visibility.mask is not None
+        has_masks = len(call.visibility.first) > 1  # one for each sequence
+        rows = call.query.shape[2]
+        compared = (call.layer, rows, call.past > 0, has_mask, has_masks)
+        if plain_mask and compared in self.compared:
             return
+        sample = ComparedRows.of(call, real)
+        residual = _residual(sample.call)
+        noise = self.noise.get(call.layer, 0.0)
+        allowed = allowed_residual(noise, torch.finfo(call.output.dtype).eps)
+        if residual <= allowed:
+            self.compared.add(compared)
+            return
+        seen = (
+            f"layer {call.layer}: attention from its queries, keys and mask misses the "
+            f"model's own output by {residual:.2g} (allowed {allowed:.0e})"
+        )
+        if plain_mask:
+            cause = sample.cause(allowed)
+        else:
+            cause = "the mask differs between heads or adds numbers to scores"
+        if cause:
+            seen += f"; {cause}"
+        raise UnsupportedModel(
+            f"{self.class_name} attends in a way that ropelens does not know.",
+            seen=seen,
+            means="the model changes scores, mask or weights outside of its attention "
+            "function",
+            hint="a causal language model of a tested family (docs/families.md)",
+        )
+
+
+@dataclass(frozen=True)
+class ComparedRows:
+    """A call of some rows. Rows that are not `real` see no key, and have an output of 0."""
+
+    call: AttentionCall
+    real: Bool[Tensor, "batch row"]
+
+    @classmethod
+    def of(cls, call: AttentionCall, real: Bool[Tensor, "_ row"]) -> "ComparedRows":
+        """Up to `COMPARED_ROWS` rows of a call. Rows that are not finite are not real."""
+        rows = call.query.shape[2]
         row = torch.linspace(0, rows - 1, min(rows, COMPARED_ROWS)).long()
         sample = call.of_rows(row)
         output = sample.output
-        real = real.expand(len(call.query), -1)[:, row.to(real.device)].to(
-            output.device
-        )
-        real = real & output.isfinite().all(-1).all(-1)
+        real = real.expand(len(call.query), -1)[:, row.to(real.device)]
+        real = real.to(output.device) & output.isfinite().all(-1).all(-1)
         visible = sample.visibility.sees().to(real.device) & real[..., None]
-        sample = replace(
+        without_others = replace(
             sample,
             value=call.value.nan_to_num(0, 0, 0),  # keys that no compared row sees
             output=output.where(real[..., None, None], 0),
             visibility=replace(sample.visibility, mask=visible),
         )
-        with torch.no_grad():
-            residual = _residual(sample)
-            noise = self.noise.get(call.layer, 0.0)
-            allowed = allowed_residual(noise, torch.finfo(output.dtype).eps)
-            if residual <= allowed:
-                self.compared.add(kind)
-                return
-            cause = "the mask differs between heads or adds numbers to scores"
-            if plain_mask:
-                near = (
-                    n for n, x in _variants(sample, real) if _residual(x) <= allowed
-                )
-                cause = next((f"it matches {name}" for name in near), "")
-        what = f"{self.class_name} attends in a way that ropelens does not know."
-        seen = (
-            f"layer {call.layer}: attention from its queries, keys and mask misses the "
-        )
-        seen += f"model's own output by {residual:.2g} (allowed {allowed:.0e})"
-        seen += f"; {cause}" * bool(cause)
-        means = "the model changes scores, mask or weights outside of its attention function"
-        hint = "a causal language model of a tested family (docs/families.md)"
-        raise UnsupportedModel(what, seen=seen, means=means, hint=hint)
+        return cls(without_others, real)
+
+    def cause(self, allowed: float) -> str:
+        """The component that the model leaves out or has in a usual form; "" if unknown."""
+        for name, variant in self._variants().items():
+            if _residual(variant) <= allowed:
+                return f"it matches {name}"
+        return ""
+
+    def _variants(self) -> dict[str, AttentionCall]:
+        """Calls in which one component is left out or has a usual value."""
+        call = self.call
+        visibility = call.visibility
+        key = torch.arange(call.key.shape[2])
+        real = self.real[..., None]
+        earlier = (key <= visibility.position[..., None]).to(real.device) & real
+        every = real.expand(-1, -1, len(key))
+        sees_earlier = replace(visibility, mask=earlier)
+        sees_every = replace(visibility, mask=every)
+        usual_scale = 1 / math.sqrt(call.query.shape[-1])
+        return {
+            "if rows see all keys up to their own position": replace(
+                call, visibility=sees_earlier
+            ),
+            "if rows see all keys, also later keys": replace(
+                call, visibility=sees_every
+            ),
+            "if the soft-cap is left out": replace(call, softcap=None),
+            "if the sink logits are left out": replace(call, sink_logits=None),
+            "with the scale 1 / sqrt(head_dim)": replace(call, scale=usual_scale),
+            "if the scale is left out": replace(call, scale=1.0),
+        }
 
 
 def _residual(call: AttentionCall) -> float:
     """Relative difference between recomputed attention and the output of the model."""
     return float(output_error(call, attention_map(call).nan_to_num(0)).norm())
-
-
-def _variants(
-    call: AttentionCall, real: Bool[Tensor, "batch row"]
-) -> Iterator[tuple[str, AttentionCall]]:
-    """Calls in which one component is left out or has a usual value."""
-    key, see = torch.arange(call.key.shape[2]), call.visibility
-    earlier = (key <= see.position[..., None]).to(real.device) & real[..., None]
-    every = real[..., None].expand(-1, -1, len(key))
-    see_earlier, see_every = (replace(see, mask=mask) for mask in (earlier, every))
-    yield (
-        "if rows see all keys up to their own position",
-        replace(call, visibility=see_earlier),
-    )
-    yield "if rows see all keys, also later keys", replace(call, visibility=see_every)
-    yield "if the soft-cap is left out", replace(call, softcap=None)
-    yield "if the sink logits are left out", replace(call, sink_logits=None)
-    usual = 1 / math.sqrt(call.query.shape[-1])
-    yield "with the scale 1 / sqrt(head_dim)", replace(call, scale=usual)
-    yield "if the scale is left out", replace(call, scale=1.0)

@@ -1,7 +1,8 @@
 """Output projection of each layer, and the linear path from the heads to the logits."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,60 +15,75 @@ from ropelens.model.live_model import LiveModel
 from ropelens.noise import allowed_residual
 from ropelens.runtime.devices import computes_on
 
+RecordModule = Callable[[nn.Module, Any, Any], Any]
+"""A function of a module, its first input and its result; it may return another result."""
+
 
 @contextmanager
-def _modules_recorded(
-    live: LiveModel, record: Callable[[nn.Module, Tensor, Any], Any]
-) -> Iterator[None]:
-    """Call `record(module, input, result)` for every module; it may return another result."""
+def _modules_recorded(live: LiveModel, record: RecordModule) -> Iterator[None]:
+    """Call `record` for every module that gets inputs by position."""
+
+    def record_first_input(module: nn.Module, inputs: Any, result: Any) -> Any:
+        return record(module, inputs[0], result) if inputs else None
+
     with ExitStack() as stack:
         for module in live.model.modules():
-            hook = lambda module, x, result: record(module, x[0], result) if x else None  # noqa: E731
-            stack.enter_context(module.register_forward_hook(hook))
+            stack.enter_context(module.register_forward_hook(record_first_input))
         yield
 
 
 @torch.no_grad()
 def output_projections(live: LiveModel) -> dict[int, nn.Linear]:
     """Linear map of each layer whose input is the output of the heads, without a gate."""
-    calls: list[AttentionCall] = []
-    projections: dict[int, nn.Linear] = {}
-    results: dict[int, Tensor] = {}
-
-    def record(module: nn.Module, x: Tensor, result: Any) -> None:
-        output = calls[-1].output.flatten(2) if calls else None
-        if output is None or not isinstance(x, Tensor) or not torch.equal(x, output):
-            return
-        if isinstance(module, nn.Linear) and calls[-1].layer not in results:
-            projections[calls[-1].layer], results[calls[-1].layer] = module, result
-        elif not torch.equal(result, results.get(calls[-1].layer, result)):
-            projections.pop(
-                calls[-1].layer, None
-            )  # only a part of a map, as in an adapter
-
+    search = ProjectionSearch()
     with (
         live.without_hooks(),
-        live.observe(calls.append),
-        _modules_recorded(live, record),
+        live.observe(search.begin_layer),
+        _modules_recorded(live, search.compare),
     ):
         live.forward(torch.ones(1, 2, dtype=torch.long), last=1)
-    if missing := [layer for layer in live.attending if layer not in projections]:
-        what = f"{live.class_name} passes the outputs of its heads to no linear map."
-        seen = f"layer {missing[0]}: no linear map computes all of the result from them"
-        hint = "merge_and_unload() of an adapter on the output projection"
-        raise UnsupportedModel(what, seen=seen, hint=hint)
-    return projections
+    missing = [layer for layer in live.attending if layer not in search.projections]
+    if missing:
+        raise UnsupportedModel(
+            f"{live.class_name} passes the outputs of its heads to no linear map.",
+            seen=f"layer {missing[0]}: no linear map computes all of the result from them",
+            hint="merge_and_unload() of an adapter on the output projection",
+        )
+    return search.projections
+
+
+class ProjectionSearch:
+    """Finds the linear maps, by layer, whose input is the output of the last attention call."""
+
+    def __init__(self) -> None:
+        self.projections: dict[int, nn.Linear] = {}
+        self._results: dict[int, Tensor] = {}
+        self._call: AttentionCall | None = None
+
+    def begin_layer(self, call: AttentionCall) -> None:
+        self._call = call
+
+    def compare(self, module: nn.Module, x: Any, result: Any) -> None:
+        """Keep a linear map of the outputs; forget it if a module makes more of them."""
+        if self._call is None or not isinstance(x, Tensor):
+            return
+        if not torch.equal(x, self._call.output.flatten(2)):
+            return
+        layer = self._call.layer
+        if layer not in self._results:
+            if isinstance(module, nn.Linear):
+                self.projections[layer] = module
+                self._results[layer] = result
+        elif not torch.equal(result, self._results[layer]):
+            # Only a part of a map, as in an adapter.
+            self.projections.pop(layer, None)
 
 
 def weight_of(linear: Any, dtype: torch.dtype) -> Float[Tensor, "out in"]:
     """Weights of a linear map, from unit vectors if it is quantized, offloaded or adapted."""
-    weight, plain = linear.weight.detach(), type(linear).forward is nn.Linear.forward
-    if (
-        plain
-        and type(weight) is Tensor
-        and weight.is_floating_point()
-        and not weight.is_meta
-    ):
+    weight = linear.weight.detach()
+    is_plain = type(linear).forward is nn.Linear.forward and type(weight) is Tensor
+    if is_plain and weight.is_floating_point() and not weight.is_meta:
         return weight
     unit = torch.eye(linear.in_features, dtype=dtype, device=computes_on(linear))
     with torch.autocast(unit.device.type, enabled=False):
@@ -77,7 +93,7 @@ def weight_of(linear: Any, dtype: torch.dtype) -> Float[Tensor, "out in"]:
 @torch.no_grad()
 def logit_directions(
     live: LiveModel,
-    projections: dict[int, nn.Linear],
+    projections: Mapping[int, nn.Linear],
     tokens: Int[Tensor, "1 position"],
     answers: Sequence[int],
     hidden: Bool[Tensor, "1 position"] | None = None,
@@ -87,59 +103,112 @@ def logit_directions(
     The final norm is r_i g (x - mean) + b, where the mean is 0 if the norm does not center. The
     scale r_i is frozen. Raises `UnsupportedModel` if the path from the heads is not linear.
     """
-    head_outputs: list[Tensor] = []
-    norms: list[Any] = []
-    cause = "a norm or a factor on the path, or a final norm that is not linear"
-
-    def record(module: nn.Module, x: Tensor, result: Any) -> Any:
-        nonlocal cause
-        if module in projections.values():
-            head_outputs.append(result.detach().requires_grad_())
-            return head_outputs[-1]
-        if "Norm" in type(module).__name__:
-            if head_outputs and x is head_outputs[-1]:
-                cause = (
-                    f"a norm or a factor on the path: {type(module).__name__} follows "
-                )
-                cause += "the output projection"
-            norms[:] = [module, x]
-            return result.detach()  # every path that is not linear begins with a norm
-        return None
-
-    with torch.enable_grad(), _modules_recorded(live, record):
+    path = ResidualPath(projections.values())
+    with torch.enable_grad(), _modules_recorded(live, path.record):
         live.forward(tokens, hidden=hidden, last=1)
-    norm, x = norms[0], norms[1]
-    direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
-    gradients: Sequence[Tensor] = [torch.zeros(())] * len(head_outputs)
-    if x.requires_grad:  # not if norms cut all paths and the weights are frozen
-        gradients = torch.autograd.grad(
-            x, head_outputs, direction, materialize_grads=True
-        )
-    device, dtype = live.device.type, live.model.dtype
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
+    dtype = live.model.dtype
+    if torch.is_autocast_enabled(live.device.type):
+        dtype = torch.get_autocast_dtype(live.device.type)
     close = allowed_residual(0, torch.finfo(dtype).eps)
-    same = all(
-        torch.allclose(g.to(direction), direction, close, close) for g in gradients
-    )
-    x = x[0].detach()
-    y, even = norm(x), torch.ones_like(x[:1])
-    even[:, 1::2] = -1  # mean 0, mean square 1
-    shift = (y[:1] + norm(-x[:1])) / 2
-    moved = norm(x + x.square().mean(-1, keepdim=True).sqrt())
-    centered = float((moved - y).norm() / y.norm()) < 0.1  # about 0.7 without centering
-    gain = (norm(even) - shift) * even
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    x, y, shift, gain = (z.to(dtype) for z in (x, y, shift, gain))
-    part = gain * (x - centered * x.mean(-1, keepdim=True))
-    scale = ((y - shift) * part).sum(-1, keepdim=True) / part.square().sum(
-        -1, keepdim=True
-    )
-    if not (same and float((scale * part + shift - y).norm() / y.norm()) < close):
-        what = (
-            f"The path from the heads of {live.class_name} to the logits is not linear."
+    norm = FrozenNorm.measure(path.norm, path.stream[0].detach())
+    if not (path.is_identity(close) and norm.residual < close):
+        raise UnsupportedModel(
+            f"The path from the heads of {live.class_name} to the logits is not linear.",
+            seen=path.cause,
+            hint="values=True without logits_of",
         )
-        raise UnsupportedModel(what, seen=cause, hint="values=True without logits_of")
     head = weight_of(live.model.get_output_embeddings(), live.model.dtype)
-    before = head[list(answers)][:, None].to(x) * (scale * gain)
-    return before - centered * before.mean(-1, keepdim=True)
+    gradient = head[list(answers)][:, None].to(norm.scale) * (norm.scale * norm.gain)
+    if norm.centers:
+        gradient = gradient - gradient.mean(-1, keepdim=True)
+    return gradient
+
+
+class ResidualPath:
+    """The path from the output projections to the last norm of a forward pass.
+
+    `stream` is the input of the `norm`. Other paths begin with a norm, and are cut there.
+    """
+
+    norm: nn.Module
+    stream: Float[Tensor, "1 position width"]
+
+    def __init__(self, projections: Collection[nn.Module]) -> None:
+        self.projections = projections
+        self.head_outputs: list[Tensor] = []
+        self.cause = (
+            "a norm or a factor on the path, or a final norm that is not linear"
+        )
+
+    def record(self, module: nn.Module, x: Any, result: Any) -> Any:
+        """Let gradients begin at the output projections, and end at norms."""
+        if module in self.projections:
+            self.head_outputs.append(result.detach().requires_grad_())
+            return self.head_outputs[-1]
+        if "Norm" not in type(module).__name__:
+            return None
+        if self.head_outputs and x is self.head_outputs[-1]:
+            self.cause = (
+                f"a norm or a factor on the path: {type(module).__name__} follows "
+                "the output projection"
+            )
+        self.norm = module
+        self.stream = x
+        return result.detach()  # every path that is not linear begins with a norm
+
+    def is_identity(self, close: float) -> bool:
+        """Whether the stream is the sum of the head outputs and of terms without gradients."""
+        if not self.head_outputs:
+            return True
+        if not self.stream.requires_grad:  # norms cut all paths, and weights are frozen
+            return False
+        random = torch.Generator().manual_seed(0)
+        direction = torch.randn(self.stream.shape, generator=random).to(self.stream)
+        gradients = torch.autograd.grad(
+            self.stream, self.head_outputs, direction, materialize_grads=True
+        )
+        return all(
+            torch.allclose(gradient.to(direction), direction, close, close)
+            for gradient in gradients
+        )
+
+
+@dataclass(frozen=True)
+class FrozenNorm:
+    """A norm r_i g (x - mean) + b of some vectors, with the scale r_i of each vector.
+
+    The mean is 0 unless the norm `centers`. `residual` is the relative difference between this
+    form and the norm.
+    """
+
+    scale: Float[Tensor, "position 1"]
+    gain: Float[Tensor, "1 width"]
+    centers: bool
+    residual: float
+
+    @classmethod
+    def measure(
+        cls, norm: Callable[[Tensor], Tensor], x: Float[Tensor, "position width"]
+    ) -> "FrozenNorm":
+        """Measure gain, shift and centering from the results of the norm."""
+        y = norm(x)
+        shift = (y[:1] + norm(-x[:1])) / 2
+        moved = norm(x + x.square().mean(-1, keepdim=True).sqrt())
+        # The change is about 0.7 without centering.
+        centers = float((moved - y).norm() / y.norm()) < 0.1
+        signs = torch.ones_like(x[:1])
+        signs[:, 1::2] = -1  # mean 0, mean square 1
+        gain = (norm(signs) - shift) * signs
+        exact = torch.promote_types(x.dtype, torch.float32)
+        x = x.to(exact)
+        y = y.to(exact)
+        shift = shift.to(exact)
+        gain = gain.to(exact)
+        if centers:
+            x = x - x.mean(-1, keepdim=True)
+        unscaled = gain * x
+        products = (y - shift) * unscaled
+        squares = unscaled.square()
+        scale = products.sum(-1, keepdim=True) / squares.sum(-1, keepdim=True)
+        residual = (scale * unscaled + shift - y).norm() / y.norm()
+        return cls(scale, gain, centers, float(residual))

@@ -8,7 +8,7 @@ import torch
 from ropelens.attention.call import AttentionCall
 from ropelens.budget.held_out import LayerFit, Sample
 from ropelens.errors import UnsupportedModel
-from ropelens.model.live_model import NO_KEY
+from ropelens.model.observation_check import NO_KEY
 from ropelens.profiles.chunks import observer_of_chunks
 from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.passes import BatchPass, Progress
