@@ -50,6 +50,14 @@ def test_a_sweep_compares_both_ends_with_random_planes():
     )
 
 
+def test_a_change_of_exactly_zero_has_its_interval():
+    sweep = synthetic_truncation()
+    sweep["loss"].loc[{"edit": "fast 0.75"}] = sweep["loss"].sel(edit="none").values
+    ends = find(describe(sweep), "stopping the fastest 25% of the planes (wavelengths")
+    zero = "+0.000 nats/token (95% interval +0.000 to +0.000); stopping the same"
+    assert f" changes the loss by {zero}" in ends
+
+
 def test_a_sweep_of_short_text_names_the_trained_context():
     sweep = synthetic_truncation().assign_attrs(trained_context=8192)
     first, *others = (line for line in describe(sweep) if "retrieves" not in line)

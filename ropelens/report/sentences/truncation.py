@@ -225,12 +225,7 @@ def _last_free(slow: Sequence[Step]) -> Step | None:
 
 
 def _changed_loss(change: Change) -> str:
-    """The change in nats/token with its interval. A bound of exactly 0 counts as unknown."""
-    return Change(
-        value=change.value,
-        low=change.low if change.low else np.nan,
-        high=change.high if change.high else np.nan,
-    ).in_words(" nats/token")
+    return change.in_words(" nats/token")
 
 
 def _cost(change: Change) -> str:
