@@ -89,24 +89,19 @@ class Analysis:
         sentences.append(scope_sentence(self.profile.attrs))
         return [sentence for sentence in sentences if sentence]
 
-    def page(self, *, beside: "Analysis | None" = None) -> str:
-        """The page as HTML; with `beside`, it also shows the heads of another analysis."""
+    def page(self) -> str:
+        """The page as HTML."""
         return render_page(
             self.profile,
             self.heads,
             self.truncation,
             self.reach,
-            None if beside is None else (beside.profile, beside.heads),
             self.truncation_table,
         )
 
-    def report(self, path: str | Path, *, beside: "Analysis | None" = None) -> Path:
-        """Write only the page to the file `path`, completely or not at all; return `path`.
-
-        With `beside`, the page also shows the heads of that analysis, with the same planes
-        stopped, and on the excerpts that both models read.
-        """
-        page = write_whole(path, self.page(beside=beside))
+    def report(self, path: str | Path) -> Path:
+        """Write only the page to the file `path`, completely or not at all; return `path`."""
+        page = write_whole(path, self.page())
         self.pages.append(page)
         return page
 

@@ -14,7 +14,8 @@ import xarray as xr
 from ropelens.analysis.analysis_result import Analysis, open_analysis
 from ropelens.comparison.compare import compare
 from ropelens.comparison.summary import summarize_comparison
-from ropelens.report.page import QUESTION, render_comparison, render_figures
+from ropelens.report.comparison_page import QUESTION, render_comparison
+from ropelens.report.page import render_figures
 from ropelens.report.sentences.comparison import comparison_sentences
 from ropelens.report.sentences.profile import scope_sentence
 from ropelens.report.tables import about

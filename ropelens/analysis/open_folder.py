@@ -11,7 +11,8 @@ from ropelens.arguments import public
 from ropelens.comparison.summary import summarize_comparison
 from ropelens.errors import BadArgument
 from ropelens.profiles.measures import complete_profile
-from ropelens.report.page import render_comparison, render_steps
+from ropelens.report.comparison_page import render_comparison
+from ropelens.report.page import render_steps
 from ropelens.runtime.folder import locked
 from ropelens.runtime.netcdf import open_results
 from ropelens.runtime.result_folder import write_page
@@ -41,8 +42,8 @@ def open(path: str | Path) -> Analysis | xr.Dataset:
     return complete_profile(open_results(folder), folder)
 
 
-def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Path:
-    """Draw the page of a result folder again, also with the heads of the folder `beside`."""
+def rewrite_page(folder: str | Path) -> Path:
+    """Draw the page of a result folder again."""
     folder = Path(folder)
     record = read_record(folder)
     kind = record.get("kind")
@@ -52,17 +53,16 @@ def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Pat
             seen=str(record["question"]),
             hint=str(record.get("command")),
         )
-    if kind == "comparison" and beside is None:
+    if kind == "comparison":
         comparison = _open_comparison(folder)
         table = summarize_comparison(comparison)
         return write_page(folder, partial(render_comparison, comparison, table))
     if kind == "watch":
         steps = _open_watch(folder)
         return write_page(folder, partial(render_steps, steps))
-    other = None if beside is None else open_analysis(beside)
     with locked(folder):
         analysis = open_analysis(folder)
-        return write_page(folder, partial(analysis.page, beside=other))
+        return write_page(folder, analysis.page)
 
 
 def _open_comparison(folder: Path) -> xr.Dataset:

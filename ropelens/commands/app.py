@@ -176,10 +176,10 @@ def compare_command(
     """Compare trained runs, or analyzed models: losses, heads and planes.
 
     Writes index.html (the page), comparison.nc (all numbers, netCDF), comparison.csv (one
-    row per variant) and run.json to DIR, and prints the path of the page. Each checkpoint of
-    a run is measured on the validation text of the run. DIR/measured keeps the measurements,
-    so the same command can continue after a stop. Folders that ropelens analyze wrote are
-    not measured again.
+    row per variant) and run.json to DIR, and prints the path of the page, which also shows
+    two chosen heads next to each other. Each checkpoint of a run is measured on the
+    validation text of the run. DIR/measured keeps the measurements, so the same command can
+    continue after a stop. Folders that ropelens analyze wrote are not measured again.
 
     \b
     Examples:
@@ -214,24 +214,18 @@ def report_command(
             metavar="DIR", help="Folder of analyze, truncate, compare or a watch."
         ),
     ],
-    *,
-    beside: Annotated[
-        Path | None,
-        option("DIR", "Show the heads of this folder next to the heads of DIR."),
-    ] = None,
 ) -> None:
     """Make the page of DIR again from its saved numbers, and print the path of the page.
 
     The numbers are read from profile.nc and truncation.nc, or from comparison.nc.
 
     \b
-    Examples:
+    Example:
       ropelens report out
-      ropelens report out/step-1024 --beside out/step-64
     """
     from ropelens.analysis.open_folder import rewrite_page
 
-    print_path(rewrite_page(folder, beside=beside))
+    print_path(rewrite_page(folder))
 
 
 def ranks_command(

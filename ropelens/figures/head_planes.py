@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
+from jaxtyping import Float
 
 from ropelens.arguments import public
 from ropelens.figures import style
@@ -72,29 +74,14 @@ def plot_selectivity(
         height=460,
         row_heights=[0.4, 0.34, 0.26],
     )
-    few = len(positions) <= MAX_MARKED_PLANES
     for line in PLANE_LINES:
-        hover = f"{line.name} %{{y:.3f}}<br>wavelength %{{customdata:.3~s}} tokens"
-        figure.add_scatter(
-            x=positions,
-            y=numbers[line.variable].isel(indices, missing_dims="ignore").values,
-            customdata=wavelength[drawn.layer],
-            meta={
-                "x": "wavelength_position",
-                "y": line.variable,
-                "customdata": "wavelength",
-            },
-            mode="lines+markers" if few or line.filled else "lines",
-            line=line.line,
-            marker={"size": line.marker_size},
-            fill="tozeroy" if line.filled else None,
-            fillcolor=style.SHADE if line.filled else None,
-            name=line.name,
-            legendgroup=line.name,
-            showlegend=line.panel < len(PANEL_TITLES),
-            hovertemplate=f"{hover}<extra></extra>",
-            row=line.panel,
-            col=1,
+        add_plane_line(
+            figure,
+            line,
+            positions=positions,
+            values=numbers[line.variable].isel(indices, missing_dims="ignore").values,
+            wavelength=wavelength[drawn.layer],
+            in_legend=line.panel < len(PANEL_TITLES),
         )
     for row, title in enumerate(PANEL_TITLES, start=1):
         figure.update_yaxes(title_text=title, nticks=5, row=row)
@@ -104,6 +91,45 @@ def plot_selectivity(
     set_wavelengths(figure, wavelength)
     mark_context(figure, numbers, [drawn.layer])
     return style.note_missing(figure, "no plane of this head was measured")
+
+
+def add_plane_line(
+    figure: go.Figure,
+    line: PlaneLine,
+    *,
+    positions: Float[np.ndarray, " frequency"],
+    values: Float[np.ndarray, " frequency"],
+    wavelength: Float[np.ndarray, " frequency"],
+    in_legend: bool,
+    column: int = 1,
+) -> None:
+    """Draw a variable of the planes of one head in the panel of the line.
+
+    Trace `meta` names the variable of each axis; `customdata` is the wavelength in tokens.
+    """
+    few = len(positions) <= MAX_MARKED_PLANES
+    hover = f"{line.name} %{{y:.3f}}<br>wavelength %{{customdata:.3~s}} tokens"
+    figure.add_scatter(
+        x=positions,
+        y=values,
+        customdata=wavelength,
+        meta={
+            "x": "wavelength_position",
+            "y": line.variable,
+            "customdata": "wavelength",
+        },
+        mode="lines+markers" if few or line.filled else "lines",
+        line=line.line,
+        marker={"size": line.marker_size},
+        fill="tozeroy" if line.filled else None,
+        fillcolor=style.SHADE if line.filled else None,
+        name=line.name,
+        legendgroup=line.name,
+        showlegend=in_legend,
+        hovertemplate=f"{hover}<extra></extra>",
+        row=line.panel,
+        col=column,
+    )
 
 
 def pair_figure(profile: xr.Dataset) -> go.Figure:

@@ -15,6 +15,7 @@ from ropelens.errors import BadArgument
 from ropelens.figures import (
     attention,
     claim,
+    compared_heads,
     comparison,
     comparison_planes,
     follow,
@@ -72,7 +73,7 @@ PROFILE_FIGURES = (
     PageFigure("norms", norms.plot_norms, section="model"),
 )
 
-SIDE_BY_SIDE = ("selectivity", "attention", "pair", "kernel")  # figures of a second head too
+WITH_PINNED = ("selectivity", "attention", "pair", "kernel")  # also show the pinned head
 
 HEAD_SWEEP_FIGURE = PageFigure("stopped", head_truncation.plot_head_truncation,
     section="head", layout={"margin_t": 56, "height": 400},
@@ -108,6 +109,8 @@ COMPARISON_FIGURES = (
     PageFigure("growth", lambda runs, **_: comparison.plot_growth(runs),
         known=lambda runs, **_: "growth_loss" in runs),
 )
+
+HEADS_FIGURE = PageFigure("heads", compared_heads.plot_compared_heads)
 # fmt: on
 
 

@@ -1,8 +1,7 @@
 """Offline pages of profiles and comparisons, and the gallery of all pages."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -12,7 +11,6 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.arguments import public
-from ropelens.budget.labels import Thresholds
 from ropelens.claims.ledger import ledger
 from ropelens.errors import BadArgument
 from ropelens.figures.claim import claim_title
@@ -25,10 +23,9 @@ from ropelens.profiles.measures import complete_profile
 from ropelens.report import catalog, tables
 from ropelens.report.catalog import bare, card, draw, draw_profile
 from ropelens.report.claims import GLYPHS, ledger_rows
-from ropelens.report.payload import beside_payload, build_payload, page_templates
+from ropelens.report.payload import build_payload, page_templates
 from ropelens.report.render import page_words, render
 from ropelens.report.sentences.claims import claims_sentences
-from ropelens.report.sentences.comparison import comparison_sentences
 from ropelens.report.sentences.heads import (
     caution_sentences,
     claim_sentence,
@@ -39,12 +36,24 @@ from ropelens.report.sentences.heads import (
 )
 from ropelens.report.sentences.profile import idle_sentence
 from ropelens.report.sentences.truncation import sweep_sentences
-from ropelens.report.tables import about, about_comparison, model_name, short_facts
+from ropelens.report.tables import about
 from ropelens.runtime.folder import file_name, write_whole
 from ropelens.runtime.run_record import read_record
 
-SCRIPTS = ["arrays", "inside", "figures", "live", "pair", "tabs", "lists", "choice"]
-QUESTION = "How do these models differ in their use of RoPE's frequencies?"
+SCRIPTS = (
+    "state",
+    "inside",
+    "figures",
+    "live",
+    "pair",
+    "pair_figure",
+    "excerpt",
+    "tabs",
+    "lists",
+    "words",
+    "choice",
+)
+"""Files in templates/page, in the order in which they run."""
 
 
 @public
@@ -72,11 +81,10 @@ def render_page(
     heads: pd.DataFrame,
     truncation: xr.Dataset | None = None,
     reach: xr.Dataset | None = None,
-    beside: tuple[xr.Dataset, pd.DataFrame] | None = None,
     table: pd.DataFrame | None = None,
     prompt: Mapping[str, Any] | None = None,
 ) -> str:
-    """Text of the page, `beside` another model's; `table` is the summary of `truncation`.
+    """Text of the page; `table` is the summary of `truncation`.
 
     `prompt` has the figures and sentences of a prompt, which replace the claims and labels.
     """
@@ -87,10 +95,9 @@ def render_page(
     place = {"layer": selected[0], "head": selected[1]}
     figures |= draw([catalog.HEAD_SWEEP_FIGURE], truncation, **place)
     figures |= draw([catalog.REACH_FIGURE], reach)
-    other = {} if beside is None else _beside(profile, *beside, figures)
     measured: dict[str, Any] = {"truncation": truncation, "reach": reach}
     payload = build_payload(profile, heads, figures, selected=selected, **measured)
-    payload |= {"beside": other.pop("payload", None), "prompt": prompt is not None}
+    payload |= {"prompt": prompt is not None}
     claim, thresholds = (heads.attrs.get(name) for name in ("claim", "thresholds"))
     columns = tables.head_columns(profile, heads)
     colours = {
@@ -103,7 +110,7 @@ def render_page(
         and _sweep_section(truncation, table, payload),
         "labelled": "label" in (truncation or ()),
         "cards": [card(row, figure) for row, figure in figures.items()],
-        "pinned": catalog.SIDE_BY_SIDE,
+        "with_pinned": catalog.WITH_PINNED,
         "colors": COLORS,
         "glyphs": SIGNS,
         "prompt": prompt,
@@ -111,7 +118,6 @@ def render_page(
         "idle_layers": idle_layers(profile),
         "idle": idle_sentence(profile),
         "counts": label_counts(heads),
-        "beside": other,
         "claim_numbers": claim_title(claim),
         "verdict": claim["verdict"] if claim else "",
         "label_rules": label_rules(thresholds),
@@ -120,7 +126,7 @@ def render_page(
         "rows": tables.head_rows(heads, columns),
         "sizes": profile.sizes,
     }
-    scripts = ["save.js", *(f"page/{name}.js" for name in SCRIPTS)]
+    scripts = ["arrays.js", "save.js", *(f"page/{name}.js" for name in SCRIPTS)]
     return render("page.html", scripts=scripts, payload=payload, **values | shown)
 
 
@@ -178,39 +184,6 @@ def _check_results(results: xr.Dataset | None, kind: str, profile: xr.Dataset) -
         )
 
 
-def _beside(
-    profile: xr.Dataset,
-    other: xr.Dataset,
-    heads: pd.DataFrame,
-    figures: dict[Any, go.Figure],
-) -> dict[str, Any]:
-    """Name and facts of the compared model for the template, and its payload."""
-    name, revision = model_name(other), other.attrs["revision"][:12]
-    if name == model_name(profile):
-        name += f" at {revision}" if revision else " (compared)"
-    tokens = {data.attrs.get("tokens_sha256") for data in (profile, other)}
-    same_tokens = len(tokens) == 1 and None not in tokens
-    payload = beside_payload(other, heads, profile, figures, selected=first_head(heads))
-    section = {"name": name, "facts": short_facts(other), "same_tokens": same_tokens}
-    return section | {"payload": {"name": name} | payload}
-
-
-def render_comparison(comparison: xr.Dataset, table: pd.DataFrame) -> str:
-    """Text of the page of a comparison and its summary `table`."""
-    drawn = draw(catalog.COMPARISON_FIGURES, comparison, table=table).items()
-    explained = [(card(row, figure)["explain"], figure) for row, figure in drawn]
-    return render_figures(
-        "comparison.html",
-        {text.format(**comparison.attrs): figure for text, figure in explained},
-        question=str(comparison.attrs.get("question", QUESTION)),
-        findings=comparison_sentences(comparison, table),
-        columns=tables.comparison_columns(table),
-        rows=tables.comparison_rows(table),
-        label_rules=label_rules(asdict(Thresholds())),
-        **about_comparison(comparison, table),
-    )
-
-
 def render_steps(steps: xr.Dataset) -> str:
     """Text of the page of a training, from the folder of `ropelens.watch`."""
     ends, explained = steps.isel(step=[0, -1]), page_words()["steps"]
@@ -229,16 +202,31 @@ def render_steps(steps: xr.Dataset) -> str:
 
 
 def render_figures(
-    template: str, figures: Mapping[str, go.Figure], **values: object
+    template: str,
+    figures: Mapping[str, go.Figure],
+    *,
+    placed: Mapping[str, go.Figure] | None = None,
+    scripts: Sequence[str] = (),
+    payload: Mapping[str, object] | None = None,
+    **values: object,
 ) -> str:
-    """Text of a page with figures by their captions; `values` are used by the template."""
-    drawn = [bare(figure) for figure in figures.values()]
-    payload = {"figures": drawn, "templates": page_templates()}
+    """Text of a page with figures by their captions; `values` are used by the template.
+
+    The template names the places of the figures `placed`. `scripts` read the `payload`.
+    """
+    numbered = {str(number): figure for number, figure in enumerate(figures.values())}
+    drawn = numbered | dict(placed or {})
+    sent = {
+        "figures": {name: bare(figure) for name, figure in drawn.items()},
+        "templates": page_templates(),
+        **(payload or {}),
+    }
     values["cards"] = [
         {"name": number, "title": figure.layout.title.text, "explain": caption}
         for number, (caption, figure) in enumerate(figures.items())
     ]
-    return render(template, scripts=["save.js", "answer.js"], payload=payload, **values)
+    files = ["arrays.js", "save.js", "answer.js", *scripts]
+    return render(template, scripts=files, payload=sent, **values)
 
 
 @public

@@ -1,6 +1,6 @@
 """Payload of the script of a page: figures, arrays of all heads, and excerpts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, get_args
 
 import numpy as np
@@ -20,11 +20,8 @@ from ropelens.figures.kernel import kernel_arrays
 from ropelens.figures.planes import wavelength_positions
 from ropelens.figures.reach import reach_arrays
 from ropelens.report.catalog import (
-    PROFILE_FIGURES,
-    SIDE_BY_SIDE,
     PageFigure,
     bare,
-    draw,
 )
 from ropelens.report.render import packed
 from ropelens.report.tables import head_columns, model_name
@@ -56,7 +53,7 @@ def build_payload(
     truncation: xr.Dataset | None = None,
     reach: xr.Dataset | None = None,
 ) -> dict[str, Any]:
-    """Payload of a page, without the model that is compared with its model."""
+    """Payload of the page of a profile."""
     payload = model_payload(profile, heads, figures)
     payload |= {"name": model_name(profile), "selected": selected}
     payload |= {"templates": page_templates(), "labelOrder": style.LABEL_ORDER}
@@ -149,57 +146,9 @@ def page_templates() -> dict[str, dict]:
     }
 
 
-def beside_payload(
-    profile: xr.Dataset,
-    heads: pd.DataFrame,
-    page_profile: xr.Dataset,
-    page_figures: Mapping[PageFigure, go.Figure],
-    *,
-    selected: tuple[int, int],
-) -> dict[str, Any]:
-    """Payload of a model that is compared with the model of the page.
-
-    Changes the axes in `page_figures` so that both models have the same ranges.
-    `excerptOf[excerpt]` is the excerpt of this model with the same text, or -1.
-    """
-    rows = [row for row in PROFILE_FIGURES if row.name in SIDE_BY_SIDE]
-    drawn = draw(rows, profile, layer=selected[0], head=selected[1])
-    for row in rows:
-        if row.name != "attention":  # its axes are tokens
-            share_x_ranges(page_figures[row], drawn[row])
-    same = same_text(tokens_of(page_profile), tokens_of(profile))
-    shown = sorted({*same} - {-1}) or [0]
-    payload = model_payload(profile.isel(excerpt=shown), heads, drawn)
-    return payload | {"excerptOf": [shown.index(n) if n >= 0 else -1 for n in same]}
-
-
-def share_x_ranges(*figures: go.Figure) -> None:
-    """Give the same panel of all figures the same range of x, which includes all ranges."""
-    for axes in zip(*(figure.select_xaxes() for figure in figures), strict=True):
-        if ranges := [axis.range for axis in axes if axis.range]:
-            low, high = np.array(ranges, float).T
-            for axis in axes:
-                axis.range = [low.min(), high.max()]
-
-
 def tokens_of(profile: xr.Dataset) -> list[list[str]]:
     return [
         excerpt_tokens(profile, number) for number in range(profile.sizes["excerpt"])
-    ]
-
-
-def same_text(shown: Sequence[list[str]], others: Sequence[list[str]]) -> list[int]:
-    """For each text of `shown`, the index of the same text in `others`, or -1.
-
-    The tokens may differ, and only one of the texts may begin with a BOS token.
-    """
-
-    def texts(tokens: list[str]) -> set[str]:
-        return {"".join(part).strip() for part in (tokens, tokens[1:])} - {""}
-
-    known = [*enumerate(map(texts, others))]
-    return [
-        next((i for i, text in known if text & texts(tokens)), -1) for tokens in shown
     ]
 
 

@@ -84,6 +84,16 @@ def head_rows(heads: pd.DataFrame, columns: tuple[Column, ...]) -> list[dict[str
     ]
 
 
+def compared_head_columns(comparison: xr.Dataset) -> tuple[Column, ...]:
+    """Columns of the table of heads that a comparison has for each head."""
+    known = {
+        name
+        for name, values in comparison.data_vars.items()
+        if {*values.dims} == {"entry", "layer", "head"}
+    }
+    return tuple(column for column in columns_of("heads") if column.name in known)
+
+
 def comparison_columns(table: pd.DataFrame) -> tuple[Column, ...]:
     """Columns in which this table has a number."""
     known = {name for name in table if table[name].notna().any()}

@@ -187,7 +187,7 @@ def test_without_a_command_the_help_comes_as_an_error(ropelens: Command):
         ("truncate", "--context --sequences --rows --device --dtype --revision"),
         ("rope", "[MODEL] --config --context --variant --verbose --device"),
         ("compare", "DIR... --out --sequences --seed --device"),
-        ("report", "DIR --beside"),
+        ("report", "DIR"),
         ("train", "--text --tokens --study --out --steps --precision --size --seed"),
     ],
 )

@@ -240,7 +240,7 @@ def test_the_page_shows_all_and_does_no_harm(browser, tmp_path):
         shown = opened.load(ready="html.ready")
         assert shown.locator(".plot .main-svg").count() >= 6
         assert HOSTILE in shown.locator("h1").inner_text()
-        assert shown.locator("tbody tr").count() == 3
+        assert shown.locator(".lines tbody tr").count() == 3
         assert shown.locator(".plot img, .plot a[href]").count() == 0
         fits(shown)
 

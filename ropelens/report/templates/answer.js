@@ -1,22 +1,38 @@
-/* Draws the figures of the payload. Draws them again if the color scheme changes. */
-const [page] = await unpackPayload();
+// Draws the figures of the payload, and draws them again if the color scheme changes.
 const dark = matchMedia("(prefers-color-scheme: dark)");
-const plot = (index) => document.getElementById(`plot-${index}`);
-const theme = () => page.templates[dark.matches ? "dark" : "light"];
+
+function theme() {
+  return page.templates[dark.matches ? "dark" : "light"];
+}
+
+/** Whether panels are side by side, which is too wide for a phone. */
+function isWide(layout) {
+  return Object.entries(layout).some(
+    ([name, axis]) => name.startsWith("xaxis") && axis.title?.text && axis.domain?.[1] < 0.6,
+  );
+}
+
+async function drawFigure(name, figure) {
+  const element = $(`plot-${name}`);
+  const { data, layout } = structuredClone(figure);
+  element.style.height = `${layout.height}px`;
+  delete layout.height;
+  element.classList.toggle("wide", isWide(layout));
+  layout.template = theme();
+  await Plotly.newPlot(element, data, layout, plotOptions(`ropelens-${name}`));
+}
 
 async function drawAll() {
   await unpackPlotly();
-  for (const [index, figure] of page.figures.entries()) {
-    const { data, layout } = structuredClone(figure);
-    plot(index).style.height = `${layout.height}px`;
-    delete layout.height;
-    // Panels side by side are too wide for a phone.
-    const wide = Object.entries(layout).some(([name, axis]) => name.startsWith("xaxis") && axis.title?.text && axis.domain?.[1] < 0.6);
-    plot(index).classList.toggle("wide", wide);
-    await Plotly.newPlot(plot(index), data, { ...layout, template: theme() }, plotOptions(`ropelens-${index}`));
+  for (const [name, figure] of Object.entries(page.figures)) {
+    await drawFigure(name, figure);
   }
-  dark.addEventListener("change", () => page.figures.forEach((_, index) =>
-    Plotly.relayout(plot(index), { template: theme() })));
+  dark.addEventListener("change", () => {
+    for (const name of Object.keys(page.figures)) {
+      Plotly.relayout($(`plot-${name}`), { template: theme() });
+    }
+  });
   document.documentElement.classList.add("ready");
 }
-drawAll();
+
+const allDrawn = drawAll();

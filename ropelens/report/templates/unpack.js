@@ -1,16 +1,27 @@
 "use strict";
 document.documentElement.classList.add("scripted");
 
-const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%.()*+-;/=,?@^_`{|}~";
+const DIGITS =
+  "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%.()*+-;/=,?@^_`{|}~";
+const LARGEST_DIGIT = DIGITS.length - 1;
 
 /** Decodes base85: five digits are four bytes, and the last group may be shorter. */
 function bytesOf(base85) {
-  const digit = new Uint8Array(128), last = DIGITS.length - 1;
-  for (let i = 0; i <= last; i++) digit[DIGITS.charCodeAt(i)] = i;
-  const size = Math.floor(base85.length * 4 / 5), bytes = new Uint8Array(size + 3), view = new DataView(bytes.buffer);
-  for (let i = 0, at = 0; at < size; at += 4) {
+  const digits = new Uint8Array(128);
+  for (let digit = 0; digit <= LARGEST_DIGIT; digit++) {
+    digits[DIGITS.charCodeAt(digit)] = digit;
+  }
+  const size = Math.floor((base85.length * 4) / 5);
+  const bytes = new Uint8Array(size + 3);
+  const view = new DataView(bytes.buffer);
+  let next = 0;
+  for (let at = 0; at < size; at += 4) {
     let word = 0;
-    for (const end = i + 5; i < end; i++) word = 85 * word + (i < base85.length ? digit[base85.charCodeAt(i)] : last);
+    for (let place = 0; place < 5; place++) {
+      const digit = next < base85.length ? digits[base85.charCodeAt(next)] : LARGEST_DIGIT;
+      word = 85 * word + digit;
+      next++;
+    }
     view.setUint32(at, word);
   }
   return bytes.subarray(0, size);
@@ -21,21 +32,36 @@ function bytesOf(base85) {
 async function unpack(id) {
   try {
     const packed = bytesOf(document.getElementById(id).textContent);
-    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const unzip = new DecompressionStream("gzip");
+    const stream = new Blob([packed]).stream().pipeThrough(unzip);
     return new Uint8Array(await new Response(stream).arrayBuffer());
   } catch {
-    document.documentElement.classList.remove("scripted");
-    document.querySelector("header").append("The figures cannot be read, because this browser is too old or the file is damaged. (ropelens report writes the file again.)");
-    for (const whole of document.querySelectorAll("noscript")) whole.outerHTML = whole.textContent;
+    showWithoutScript();
     return new Promise(() => {});
   }
 }
 
-const textOf = (bytes) => new TextDecoder().decode(bytes);
+function showWithoutScript() {
+  document.documentElement.classList.remove("scripted");
+  document
+    .querySelector("header")
+    .append(
+      "The figures cannot be read, because this browser is too old or the file is damaged. " +
+        "(ropelens report writes the file again.)",
+    );
+  for (const content of document.querySelectorAll("noscript")) {
+    content.outerHTML = content.textContent;
+  }
+}
+
+function textOf(bytes) {
+  return new TextDecoder().decode(bytes);
+}
 
 /** The payload, and the bytes of its arrays after a zero byte. */
 async function unpackPayload() {
-  const whole = await unpack("payload"), end = whole.indexOf(0);
+  const whole = await unpack("payload");
+  const end = whole.indexOf(0);
   return [JSON.parse(textOf(whole.subarray(0, end))), whole.subarray(end + 1)];
 }
 

@@ -1,12 +1,42 @@
-// One query and one key: their text, the push of each plane, and the score at other distances.
-const tokensOf = () => page.excerpts[state.excerpt].tokens;
-const code = (i) => Object.assign(document.createElement("code"), { textContent: tokensOf()[i] });
-const nats = (value, write = (size) => size.toFixed(2)) => (value < 0 ? "−" : "+") + write(Math.abs(value));
-const roughly = (size) => Number(size.toPrecision(2));
+// One query and one key: the choice of the pair, and the push of each plane in words.
+function tokensOf() {
+  return page.excerpts[state.excerpt].tokens;
+}
+
+/** A token in an element, at a position of the excerpt. */
+function code(position) {
+  return codeOf(tokensOf()[position]);
+}
+
+function codeOf(text) {
+  const element = document.createElement("code");
+  element.textContent = text;
+  return element;
+}
+
+/** A signed number of nats. `write` writes its size. */
+function nats(value, write = twoDecimals) {
+  return (value < 0 ? "−" : "+") + write(Math.abs(value));
+}
+
+function twoDecimals(size) {
+  return size.toFixed(2);
+}
+
+function twoDigits(size) {
+  return Number(size.toPrecision(2));
+}
+
+function sumOf(values) {
+  return values.reduce((sum, value) => sum + value, 0);
+}
+
+// ---- the choice
 
 function chooseExcerpt(excerpt) {
-  const length = page.excerpts[excerpt].tokens.length;
-  Object.assign(state, { excerpt, query: length - 1, key: null, against: null, distance: null, auto: true });
+  const { length } = page.excerpts[excerpt].tokens;
+  const pair = { query: length - 1, key: null, against: null, distance: null, auto: true };
+  Object.assign(state, { excerpt }, pair);
   state.query = firstQuery();
   listTokens();
   showTabs();
@@ -16,249 +46,240 @@ function chooseExcerpt(excerpt) {
 
 /** Chooses a pair. If this changes the tab, "back" returns to the old tab. */
 function choosePair(query, key, tab = state.tab) {
-  if (key > query) return;
+  if (key > query) {
+    return;
+  }
   const step = tab !== state.tab;
-  Object.assign(state, { query, key, against: state.against < query ? state.against : null, distance: null, tab, auto: false });
+  const against = state.against < query ? state.against : null;
+  Object.assign(state, { query, key, against, distance: null, tab, auto: false });
   remember(step);
   showTabs();
   refresh();
 }
 
+const INDUCTION = 0.3; // smallest score of an induction head
+
 /** For an induction head, the keys after earlier copies of the query's token. */
-const INDUCTION = 0.3;  // smallest score of an induction head
-function keysAfterCopies(query, names = tokensOf()) {
-  if (!page.columns.induction || !(number("induction", rowOf(state.layer, state.head)) >= INDUCTION)) return [];
-  return names.slice(0, Math.max(0, query - 1)).flatMap((name, key) => key > 0 && name === names[query] ? [key + 1] : []);
+function keysAfterCopies(query) {
+  const row = rowOf(state.layer, state.head);
+  if (!page.columns.induction || !(numberAt("induction", row) >= INDUCTION)) {
+    return [];
+  }
+  const tokens = tokensOf();
+  const keys = [];
+  for (let copy = 1; copy < query - 1; copy++) {
+    if (tokens[copy] === tokens[query]) {
+      keys.push(copy + 1);
+    }
+  }
+  return keys;
 }
 
-/** The query of the pair that is shown first: the last one, or for an induction head the one that attends
-    most to a key after a copy. */
+/** The query of the pair that is shown first: the last one, or for an induction head the one that
+ * attends most to a key after a copy. */
 function firstQuery() {
   const weights = shownWeights(state.layer, state.head);
-  let [best, most] = [tokensOf().length - 1, 0];
-  tokensOf().forEach((_, query) => keysAfterCopies(query).forEach((key) => {
-    if (weights[query][key] > most) [best, most] = [query, weights[query][key]];
-  }));
+  let best = tokensOf().length - 1;
+  let most = 0;
+  for (let query = 0; query < tokensOf().length; query++) {
+    for (const key of keysAfterCopies(query)) {
+      if (weights[query][key] > most) {
+        best = query;
+        most = weights[query][key];
+      }
+    }
+  }
   return best;
 }
 
-/** The chosen key, or the key with most attention except position 0, after a copy if the head copies. */
+/** The chosen key, or the key with most attention except position 0, after a copy if the head
+ * copies. */
 function keyOf(query) {
-  if (state.key !== null && state.key <= query) return state.key;
-  const row = shownWeights(state.layer, state.head)[query], copies = keysAfterCopies(query);
+  if (state.key !== null && state.key <= query) {
+    return state.key;
+  }
+  const weights = shownWeights(state.layer, state.head)[query];
+  const copies = keysAfterCopies(query);
   let best = copies[0] ?? Math.min(1, query);
-  for (let key = best; key <= query; key++) if (row[key] > row[best] && (!copies.length || copies.includes(key))) best = key;
+  for (let key = best; key <= query; key++) {
+    const allowed = !copies.length || copies.includes(key);
+    if (allowed && weights[key] > weights[best]) {
+      best = key;
+    }
+  }
   return best;
 }
 
-/** A pair, and the mean term of each plane for its rivals. The rivals are the other keys of the row,
- * weighted by their attention, or one chosen key. NaN if the row has no other key. */
-function pairOf(query, key, layer = state.layer, head = state.head, model = page) {
-  if (!model.live[layer][head] || !sameTokens(model)) return null;
-  const frequencies = turning(layer, bandOf(layer, model), model), row = shownWeights(layer, head, model)[query];
-  const productOf = (other) => products(excerptOf(model), layer, head, query, other, model);
+// ---- pushes
+
+/** A pair: its product in each plane, and the mean term of each plane for its rivals. The rivals
+ * are the other keys of the row, weighted by their attention, or one chosen key. NaN if the row has
+ * no other key; null if the head has no queries and keys. */
+function pairOf(query, key, layer = state.layer, head = state.head) {
+  if (!page.live[layer][head]) {
+    return null;
+  }
+  const frequencies = turning(layer, state.band);
+  const productOf = (other) => products(state.excerpt, layer, head, query, other);
   const termsOf = (other) => terms(productOf(other), frequencies, query - other);
-  const isRival = (other) => other !== key && other <= query && [null, other].includes(state.against);
-  const rivals = [...row.keys()].filter(isRival), weight = (other) => state.against === null ? row[other] : 1;
-  const sum = rivals.reduce((total, other) => total + weight(other), 0), others = termsOf(key).fill(sum > 0 ? 0 : NaN);
-  for (const other of rivals) termsOf(other).forEach((term, plane) => { others[plane] += weight(other) / sum * term; });
+  const weights = rivalWeights(query, key, shownWeights(layer, head)[query]);
+  const sum = sumOf([...weights.values()]);
+  const others = termsOf(key).fill(sum > 0 ? 0 : NaN);
+  for (const [other, weight] of weights) {
+    termsOf(other).forEach((term, plane) => {
+      others[plane] += (weight / sum) * term;
+    });
+  }
   return { product: productOf(key), frequencies, others };
 }
 
-/** Push of each plane in nats: its term for the key minus its mean term for the rivals. */
-const contrasts = ({ product, frequencies, others }, distance) =>
-  terms(product, frequencies, distance).map((term, plane) => term - others[plane]);
+/** The weight of each rival of a key. */
+function rivalWeights(query, key, row) {
+  const weights = new Map();
+  for (let other = 0; other <= query; other++) {
+    if (other !== key && state.against === null) {
+      weights.set(other, row[other]);
+    } else if (other !== key && state.against === other) {
+      weights.set(other, 1);
+    }
+  }
+  return weights;
+}
 
-/** Whether a model has read the chosen text with the same tokens. */
-function sameTokens(model) {
-  const tokens = model.excerpts[excerptOf(model)]?.tokens;
-  return tokens?.length === tokensOf().length && tokens.every((token, i) => token === tokensOf()[i]);
+/** Push of each plane in nats: its term for the key minus its mean term for the rivals. */
+function pushesOf({ product, frequencies, others }, distance) {
+  const ofKey = terms(product, frequencies, distance);
+  return ofKey.map((term, plane) => term - others[plane]);
 }
 
 /** Describes the weight of a pair, its push and the planes that push most. */
 function describePair(query, key) {
-  if (key === null || key > query) return;
-  const weight = shownWeights(state.layer, state.head)[query][key];
-  const words = [code(query), " gives ", `${(100 * weight).toFixed(1)}% of its attention to `, code(key), ` (offset ${query - key})`];
-  const pair = pairOf(query, key);
-  $("pair-pushes").replaceChildren();
-  const pushes = pair ? contrasts(pair, query - key) : [];
-  if (pushes.some(Number.isFinite)) {
-    drawPushes(pushes);
-    const rivals = state.against === null ? ["the other keys"] : [code(state.against), ` (offset ${query - state.against})`];
-    words.push(". The push on this key, compared with ", ...rivals, `, is ${nats(pushes.reduce((a, b) => a + b, 0))} nats. `
-      + `The largest pushes are ${largest(pushes)}`);
+  if (key === null || key > query) {
+    return;
   }
-  $("pair-words").replaceChildren(...words, ".");
+  const weight = shownWeights(state.layer, state.head)[query][key];
+  const share = `${(100 * weight).toFixed(1)}%`;
+  const attended = [
+    code(query),
+    ` gives ${share} of its attention to `,
+    code(key),
+    ` (offset ${query - key})`,
+  ];
+  const pair = pairOf(query, key);
+  const pushes = pair ? pushesOf(pair, query - key) : [];
+  const pushed = pushes.some(Number.isFinite) ? pushWords(query, pushes) : [];
+  $("pair-pushes").replaceChildren();
+  if (pushed.length) {
+    drawPushes(pushes);
+  }
+  $("pair-words").replaceChildren(...attended, ...pushed, ".");
 }
 
-/** Lists the three largest pushes of the chosen head. */
-const largest = (pushes, write) => pushes.map((push, plane) => [push, plane]).filter(([push]) => push !== 0)
-  .sort(([a], [b]) => Math.abs(b) - Math.abs(a)).slice(0, 3)
-  .map(([push, plane]) => `${nats(push, write)} ${plane < page.planes[state.layer]
-    ? `from wavelength ${span(page.frequencies[state.layer][plane])}` : "from unrotated coordinates"}`).join(", ");
-
-/** Gradient of the lead of the next token with respect to the score of a pair; NaN if planes are stopped. */
-function slopeOf(query, key, layer, head, model) {
-  const { lead, tokens, query: { place } } = model.excerpts[excerptOf(model)];
-  if (!lead || bandOf(layer, model)) return NaN;
-  const cells = lead.steps.shape[1], cell = key * (2 * tokens.length - key - 1) / 2 + query;
-  const step = decode(lead.steps)[cells * place[layer][head] + cell] - 127;
-  return Math.sign(step) * lead.largest * (step / 127) ** 2;
+function pushWords(query, pushes) {
+  const { against } = state;
+  const rivals =
+    against === null ? ["the other keys"] : [code(against), ` (offset ${query - against})`];
+  const sum = nats(sumOf(pushes));
+  const largest = largestPushes(pushes, twoDecimals);
+  return [
+    ". The push on this key, compared with ",
+    ...rivals,
+    `, is ${sum} nats. The largest pushes are ${largest}`,
+  ];
 }
 
-/** Describes the effect of the push on the next token. */
-function leadWords(query, key, pair) {
-  const { lead } = page.excerpts[state.excerpt], slope = pair ? slopeOf(query, key, state.layer, state.head, page) : NaN;
-  const parts = pair ? contrasts(pair, query - key).map((push) => slope * push) : [];
-  if (!parts.some(Number.isFinite)) return [];
-  const [first, second] = lead.words.map((textContent) => Object.assign(document.createElement("code"), { textContent }));
-  const [least, sum] = [5e-4, parts.reduce((a, b) => a + b, 0)];
-  return ["The model's next token is ", first, `, ${lead.nats.toFixed(2)} nats ahead of `, second, ". To first order, the push on this pair adds ",
-    ...(Math.max(...parts.map(Math.abs)) < least ? ["nothing to this lead."] : [`${nats(sum, roughly)} nats to this lead: ${largest(parts, roughly)}.`])];
+const NAMED_PUSHES = 3;
+
+/** Lists the largest pushes of the chosen head. */
+function largestPushes(pushes, write) {
+  const planes = [...pushes.keys()].filter((plane) => pushes[plane] !== 0);
+  planes.sort((a, b) => Math.abs(pushes[b]) - Math.abs(pushes[a]));
+  const largest = planes.slice(0, NAMED_PUSHES);
+  return largest.map((plane) => `${nats(pushes[plane], write)} ${originOf(plane)}`).join(", ");
+}
+
+/** Where a push comes from. */
+function originOf(plane) {
+  const { layer } = state;
+  if (plane >= page.planes[layer]) {
+    return "from unrotated coordinates";
+  }
+  return `from wavelength ${wavelengthWords(page.frequencies[layer][plane])}`;
 }
 
 /** Draws a bar for each plane, with the fastest plane first. A bar upward pushes toward the key. */
 function drawPushes(pushes) {
-  const most = Math.max(...pushes.map(Math.abs), 1e-9), zero = 20;
+  const most = Math.max(...pushes.map(Math.abs), 1e-9);
+  const zero = 20;
+  const width = 10 * pushes.length;
   const bars = pushes.map((push, plane) => {
-    const tall = 18 * Math.abs(push) / most;
-    return drawing("rect", { x: 10 * plane + 1, y: push > 0 ? zero - tall : zero, width: 8, height: Math.max(tall, 0.3),
-      class: push > 0 ? "toward" : "away" });
-  });
-  const wide = 10 * pushes.length;
-  $("pair-pushes").append(drawing("svg", { viewBox: `0 0 ${wide} 40`, preserveAspectRatio: "none", width: "100%", height: 40 },
-    drawing("line", { x1: 0, y1: zero, x2: wide, y2: zero, class: "zero" }), ...bars));
-}
-
-// ---- the excerpt as text
-
-let tokens = [];
-function listTokens() {
-  if (tokens.excerpt === state.excerpt) return;
-  $("pick-excerpt").value = state.excerpt;
-  tokens = tokensOf().map((token, i) => {
-    const button = Object.assign(document.createElement("button"), { type: "button", textContent: token, tabIndex: -1 });
-    button.addEventListener("click", () => choosePair(i, null));
-    button.addEventListener("keydown", ({ key }) => {
-      const next = tokens[i + ({ ArrowRight: 1, ArrowLeft: -1 }[key] ?? NaN)];
-      next?.focus();
-      next?.click();
+    const height = (18 * Math.abs(push)) / most;
+    return drawing("rect", {
+      x: 10 * plane + 1,
+      y: push > 0 ? zero - height : zero,
+      width: 8,
+      height: Math.max(height, 0.3),
+      class: push > 0 ? "toward" : "away",
     });
-    return button;
   });
-  tokens.excerpt = state.excerpt;
-  $("tokens").replaceChildren(...tokens);
-  for (const id of ["pair-query", "pair-key"]) {
-    $(id).replaceChildren(...tokensOf().map((token, at) => option(at, `${at}: ${token}`)));
-  }
-  $("pair-against").replaceChildren(option("", "all other keys"), ...tokensOf().map((token, at) => option(at, `${at}: ${token}`)));
-}
-
-function showText() {
-  const { query } = state;
-  const row = shownWeights(state.layer, state.head)[query];
-  const color = page.colors[page.labels[rowOf(state.layer, state.head)]];
-  tokens.forEach((button, i) => {
-    const shade = Math.round(70 * Math.sqrt(row[i] || 0));
-    button.style.background = `color-mix(in srgb, ${color} ${shade}%, transparent)`;
-    button.classList.toggle("ahead", i > query);
-    button.setAttribute("aria-pressed", i === query);
-    button.tabIndex = i === query ? 0 : -1;
-  });
-  $("looks").replaceChildren(...lookWords(query, row));
-  const beside = besideHead();
-  $("looks-beside").replaceChildren(...!beside ? [] : !sameTokens(beside.model) ? [`${nameOf(beside)} did not read these tokens.`]
-    : [`${nameOf(beside)}: `, ...lookWords(query, shownWeights(beside.layer, beside.head, beside.model)[query])]);
-}
-
-/** Lists the keys with most attention of a query. */
-function lookWords(query, row) {
-  const best = [...row.keys()].filter((i) => row[i] >= 0.005).sort((a, b) => row[b] - row[a]).slice(0, 4);
-  const parts = best.flatMap((i, n) => {
-    const back = i === query ? "itself" : i === 0 ? "first" : `${query - i} back`;
-    return [n ? ", " : "", code(i), ` ${Math.round(100 * row[i])}% (${back})`];
-  });
-  return [code(query), " attends to ", ...(parts.length ? parts : ["no key in particular"]), "."];
-}
-
-// ---- planes of the pair
-
-/** Shows the controls, dials and figure of the pair. */
-function showPair(element, layer, head, model) {
-  const { query } = state, key = keyOf(query), distance = state.distance ?? query - key;
-  const pair = pairOf(query, key, layer, head, model);
-  if (element === plot("pair")) showControls(query, key, distance, pair);
-  const role = (name) => element.data.findIndex(({ meta }) => meta?.role === name);
-  const at = [role("push"), role("score"), role("here")];
-  if (!pair) return Plotly.restyle(element, { x: [[], [], []], y: [[], [], []] }, at);
-  const pushes = contrasts(pair, distance);
-  const own = part(model.arrays.wavelength_position, layer, 0, model);
-  const shown = pushes.slice(0, own.findLastIndex(Number.isFinite) + 1);
-  const score = Array.from({ length: Math.max(page.farthest[state.layer], distance) + 1 }, (_, d) => scoreAt(pair, d));
-  const slope = distance === query - key ? slopeOf(query, key, layer, head, model) : NaN;
-  const hovers = shown.map((push, plane) => {
-    const frequency = model.frequencies[layer][plane];
-    return [frequency > 0 ? 2 * Math.PI / frequency : Infinity, Number.isFinite(slope) ? `<br>${nats(slope * push, roughly)} nats in the lead of the next token` : ""];
-  });
-  return Plotly.restyle(element, { x: [own.slice(0, shown.length), score.map((_, d) => d), [distance]],
-    y: [shown, score, [score[distance]]], customdata: [hovers, null, null], width: [own.map((x) => 0.3 * x), null, null] }, at);
-}
-
-/** Score of a pair at another distance. */
-const scoreAt = ({ product, frequencies }, distance) => terms(product, frequencies, distance).reduce((a, b) => a + b, 0);
-
-function showControls(query, key, distance, pair) {
-  $("pair-query").value = query;
-  $("pair-key").value = key;
-  $("pair-against").value = state.against ?? "";
-  [...$("pair-key").options].forEach((option, i) => { option.disabled = i > query; });
-  [...$("pair-against").options].forEach((option, i) => { option.disabled = i > query + 1 || i === key + 1; });
-  $("pair-distance").max = page.farthest[state.layer];
-  $("pair-distance").value = distance;
-  $("pair-distance").disabled = !pair;
-  if (pair) drawDials(pair, distance);
-  else $("dials").replaceChildren();
-  $("pair-lead").replaceChildren(...leadWords(query, key, pair));
-  const beside = besideHead(), other = beside && pairOf(query, key, beside.layer, beside.head, beside.model);
-  $("pair-score").textContent = !pair ? NOT_LIVE
-    : `Score at distance ${distance}: ${nats(scoreAt(pair, distance))} nats${other ? `; ${nameOf(beside)}: ${nats(scoreAt(other, distance))}` : ""}`;
+  const axis = drawing("line", { x1: 0, y1: zero, x2: width, y2: zero, class: "zero" });
+  const size = { viewBox: `0 0 ${width} 40`, width: "100%", height: 40 };
+  $("pair-pushes").append(drawing("svg", { ...size, preserveAspectRatio: "none" }, axis, ...bars));
 }
 
 const SVG = "http://www.w3.org/2000/svg";
+
+/** An element of a drawing. */
 function drawing(name, attributes, ...children) {
-  const made = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children);
-  return made;
+  const element = document.createElementNS(SVG, name);
+  for (const [attribute, value] of Object.entries(attributes)) {
+    element.setAttribute(attribute, value);
+  }
+  element.append(...children);
+  return element;
 }
 
-/** Draws a dial for each plane. The hand is the product of query and key, rotated by the distance. */
-function drawDials({ product, frequencies }, distance) {
-  const lengths = frequencies.map((_, plane) => Math.hypot(product.real[plane], product.imaginary[plane]));
-  const longest = Math.max(...lengths, 1e-9);
-  $("dials").replaceChildren(...frequencies.map((frequency, plane) => {
-    const angle = Math.atan2(product.imaginary[plane], product.real[plane]) + frequency * distance;
-    const reach = 16 * Math.sqrt(lengths[plane] / longest), [x, y] = [reach * Math.cos(angle), -reach * Math.sin(angle)];
-    const hand = drawing("line", { x1: 0, y1: 0, x2: x, y2: y, class: x >= 0 ? "toward" : "away" });
-    const face = drawing("svg", { viewBox: "-19 -19 38 38", width: 36, height: 36 },
-      drawing("circle", { r: 17 }), drawing("line", { x1: 0, y1: -17, x2: 0, y2: 17, class: "zero" }), hand);
-    const words = Object.assign(document.createElement("span"), { textContent: span(frequency) });
-    const dial = document.createElement("div");
-    dial.append(face, words);
-    return dial;
-  }));
+// ---- the effect on the next token
+
+/** Gradient of the lead of the next token with respect to the score of a pair; NaN if planes are
+ * stopped. The cells of the gradient are ordered by key. */
+function slopeOf(query, key, layer, head) {
+  const excerpt = page.excerpts[state.excerpt];
+  const { lead } = excerpt;
+  if (!lead || state.band) {
+    return NaN;
+  }
+  const cells = lead.steps.shape[1];
+  const cell = (key * (2 * excerpt.tokens.length - key - 1)) / 2 + query;
+  const step = decode(lead.steps)[cells * excerpt.query.place[layer][head] + cell] - 127;
+  return Math.sign(step) * lead.largest * (step / 127) ** 2;
 }
 
-$("pair-query").addEventListener("change", ({ target: { value } }) => choosePair(Number(value), null));
-$("pair-key").addEventListener("change", ({ target: { value } }) => choosePair(state.query, Number(value)));
-$("pair-against").addEventListener("change", ({ target: { value } }) => {
-  state.against = value === "" ? null : Number(value);
-  refresh();
-});
-$("pair-distance").addEventListener("input", ({ target: { value } }) => {
-  state.key = keyOf(state.query);
-  state.distance = Number(value);
-  remember(false);
-  for (const [element, { layer, head, model }] of panesOf("pair")) showPair(element, layer, head, model);
-});
+const LEAST_EFFECT = 5e-4; // nats; smaller effects count as none
+
+/** Describes the effect of the push of a pair on the next token. */
+function leadWords(query, key, pair) {
+  if (!pair) {
+    return [];
+  }
+  const slope = slopeOf(query, key, state.layer, state.head);
+  const effects = pushesOf(pair, query - key).map((push) => slope * push);
+  if (!effects.some(Number.isFinite)) {
+    return [];
+  }
+  const { lead } = page.excerpts[state.excerpt];
+  const [first, second] = lead.words.map(codeOf);
+  const most = Math.max(...effects.map(Math.abs));
+  const sum = nats(sumOf(effects), twoDigits);
+  const largest = largestPushes(effects, twoDigits);
+  const effect =
+    most < LEAST_EFFECT ? "nothing to this lead." : `${sum} nats to this lead: ${largest}.`;
+  return [
+    "The model's next token is ",
+    first,
+    `, ${lead.nats.toFixed(2)} nats ahead of `,
+    second,
+    ". To first order, the push on this pair adds ",
+    effect,
+  ];
+}
