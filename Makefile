@@ -8,7 +8,7 @@
 # make test-processors  run the tests of checks with the instructions of older processors
 # make mutants  change the mathematics in 128 places, and list the changes that no test finds
 # make test-newest  run the tests with the newest versions that pyproject.toml allows
-# make lint     check formatting, types and imports
+# make lint     check formatting, types, imports and scripts
 # make docs     write the reference and its examples into docs/reference/
 # make llms     write llms.txt, which explains ropelens to assistants
 # make bench    compare the costs of measurements with plain forward passes
@@ -91,6 +91,7 @@ lint: .venv/.work
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python tools/javascript.py
 
 docs: .venv/.work
 	@$(BIN)/python -W error docs/build.py
