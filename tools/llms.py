@@ -51,7 +51,7 @@ SHORT: dict[str, Any] = {
     r": (?:int|str|bool|Real|float)(?= = )| -> None$": "",
     r" = (?=[^>])": "=",
     r"Mapping\[str, Edit \| Silence.*?\]\]": "EDITS",
-    r"self, |\bIntegral\b|<factory>": lambda found: {"Integral": "int"}.get(
+    r"\bself(?:, )?|\bIntegral\b|<factory>": lambda found: {"Integral": "int"}.get(
         found[0], ""
     ),
 }

@@ -1,6 +1,5 @@
-"""Figure of one head of each of two compared runs or models, next to each other."""
+"""Figure of one head of compared runs or models."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +11,7 @@ from ropelens.figures import style
 from ropelens.figures.formats import plotly_text
 from ropelens.figures.head_planes import PANEL_TITLES, PLANE_LINES, add_plane_line
 from ropelens.figures.inputs import kv_heads
-from ropelens.figures.planes import AXIS_TITLE, set_wavelengths, wavelength_positions
+from ropelens.figures.planes import set_wavelengths, wavelength_positions
 
 COMPARED_PANELS = PANEL_TITLES[:2]  # a comparison has no coherence
 COMPARED_LINES = tuple(
@@ -31,51 +30,40 @@ class ComparedHead:
     head: int
 
 
-def plot_compared_heads(
-    comparison: xr.Dataset, heads: Sequence[ComparedHead]
-) -> go.Figure:
-    """Selectivity and norms of the planes of some heads by wavelength, a column for each head.
+def plot_compared_head(comparison: xr.Dataset, head: ComparedHead) -> go.Figure:
+    """Selectivity and norms of the planes of a head by wavelength.
 
-    The traces of the first head come first. Trace `meta` names the variable of each axis, and
-    `customdata` is the wavelength in tokens.
+    The figures of all heads have the same axis of wavelengths. Trace `meta` names the variable
+    of each axis, and `customdata` is the wavelength in tokens.
     """
-    figure = style.new_figure(
-        "Two heads, side by side",
-        height=440,
-        rows=len(COMPARED_PANELS),
-        cols=len(heads),
-        shared_xaxes=True,
-        shared_yaxes=True,
-        vertical_spacing=0.06,
-        horizontal_spacing=0.03,
-        column_titles=[_head_title(comparison, head) for head in heads],
+    name = comparison["entry"].values[head.entry]
+    figure = style.stacked(
+        f"{plotly_text(str(name))}: L{head.layer} H{head.head}",
+        len(COMPARED_PANELS),
+        height=400,
     )
-    positions = position_by_entry(comparison)
-    for column, head in enumerate(heads, start=1):
-        entry = comparison.isel(entry=head.entry)
-        indices = {
-            "layer": head.layer,
-            "head": head.head,
-            "kv_head": kv_heads(entry)[head.layer, head.head],
-        }
-        for line in COMPARED_LINES:
-            values = entry[line.variable].isel(indices, missing_dims="ignore")
-            add_plane_line(
-                figure,
-                line,
-                positions=positions[head.entry, head.layer],
-                values=values.values,
-                wavelength=entry["wavelength"].values[head.layer],
-                in_legend=column == 1,
-                column=column,
-            )
+    entry = comparison.isel(entry=head.entry)
+    indices = {
+        "layer": head.layer,
+        "head": head.head,
+        "kv_head": kv_heads(entry)[head.layer, head.head],
+    }
+    for line in COMPARED_LINES:
+        values = entry[line.variable].isel(indices, missing_dims="ignore")
+        add_plane_line(
+            figure,
+            line,
+            positions=position_by_entry(comparison)[head.entry, head.layer],
+            values=values.values,
+            wavelength=entry["wavelength"].values[head.layer],
+            in_legend=True,
+        )
     for row, title in enumerate(COMPARED_PANELS, start=1):
-        figure.update_yaxes(title_text=title, row=row, col=1)
-    figure.update_yaxes(nticks=5, zeroline=True, rangemode="tozero", autorange=True)
+        figure.update_yaxes(title_text=title, row=row)
+    figure.update_yaxes(nticks=5, zeroline=True, rangemode="tozero")
     set_wavelengths(figure, _by_layer(comparison))
-    figure.update_xaxes(title_text=AXIS_TITLE, row=len(COMPARED_PANELS))
     figure.update_layout(legend={"yref": "container", "y": 0, "yanchor": "bottom"})
-    return style.note_missing(figure, "no plane of these heads was measured")
+    return style.note_missing(figure, "no plane of this head was measured")
 
 
 def position_by_entry(
@@ -96,8 +84,3 @@ def _by_layer(comparison: xr.Dataset) -> Float[np.ndarray, "row frequency"]:
     """Wavelengths (tokens) with a row for each layer of each entry."""
     wavelength = comparison["wavelength"].transpose("entry", "layer", "frequency")
     return wavelength.values.reshape(-1, wavelength.shape[-1])
-
-
-def _head_title(comparison: xr.Dataset, head: ComparedHead) -> str:
-    entry = plotly_text(str(comparison["entry"].values[head.entry]))
-    return f"{entry}: L{head.layer} H{head.head}"

@@ -101,7 +101,6 @@ def add_plane_line(
     values: Float[np.ndarray, " frequency"],
     wavelength: Float[np.ndarray, " frequency"],
     in_legend: bool,
-    column: int = 1,
 ) -> None:
     """Draw a variable of the planes of one head in the panel of the line.
 
@@ -128,7 +127,7 @@ def add_plane_line(
         showlegend=in_legend,
         hovertemplate=f"{hover}<extra></extra>",
         row=line.panel,
-        col=column,
+        col=1,
     )
 
 

@@ -15,7 +15,6 @@ from ropelens.errors import BadArgument
 from ropelens.figures import (
     attention,
     claim,
-    compared_heads,
     comparison,
     comparison_planes,
     follow,
@@ -109,8 +108,6 @@ COMPARISON_FIGURES = (
     PageFigure("growth", lambda runs, **_: comparison.plot_growth(runs),
         known=lambda runs, **_: "growth_loss" in runs),
 )
-
-HEADS_FIGURE = PageFigure("heads", compared_heads.plot_compared_heads)
 # fmt: on
 
 

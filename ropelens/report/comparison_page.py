@@ -13,12 +13,12 @@ from ropelens.figures.compared_heads import (
     COMPARED_LINES,
     ComparedHead,
     kv_heads_by_entry,
-    plot_compared_heads,
+    plot_compared_head,
     position_by_entry,
 )
 from ropelens.figures.formats import plotly_text
 from ropelens.report import tables
-from ropelens.report.catalog import COMPARISON_FIGURES, HEADS_FIGURE, card, draw
+from ropelens.report.catalog import COMPARISON_FIGURES, card, draw
 from ropelens.report.page import render_figures
 from ropelens.report.render import packed
 from ropelens.report.sentences.comparison import comparison_sentences
@@ -33,22 +33,23 @@ def render_comparison(comparison: xr.Dataset, table: pd.DataFrame) -> str:
     for row, figure in draw(COMPARISON_FIGURES, comparison, table=table).items():
         caption = card(row, figure)["explain"].format(**comparison.attrs)
         figures[caption] = figure
-    chosen = chosen_heads(comparison)
-    heads_figure = plot_compared_heads(comparison, chosen)
+    first, second = chosen_heads(comparison)
     columns = tables.compared_head_columns(comparison)
     heads = heads_payload(comparison, columns)
-    heads["chosen"] = [asdict(head) for head in chosen]
+    heads["chosen"] = [asdict(first), asdict(second)]
     return render_figures(
         "comparison.html",
         figures,
         scripts=["compared.js"],
-        placed={"heads": heads_figure},
+        placed={
+            "first": plot_compared_head(comparison, first),
+            "second": plot_compared_head(comparison, second),
+        },
         payload={"heads": heads},
         question=str(comparison.attrs.get("question", QUESTION)),
         findings=comparison_sentences(comparison, table),
         columns=tables.comparison_columns(table),
         rows=tables.comparison_rows(table),
-        heads_card=card(HEADS_FIGURE, heads_figure),
         head_columns=columns,
         entry_noun="Run" if "context" in comparison.attrs else "Model",
         entries=comparison["entry"].values.tolist(),

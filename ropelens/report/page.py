@@ -40,6 +40,7 @@ from ropelens.report.tables import about
 from ropelens.runtime.folder import file_name, write_whole
 from ropelens.runtime.run_record import read_record
 
+COMMON_SCRIPTS = ("arrays.js", "plots.js", "save.js")
 SCRIPTS = (
     "state",
     "inside",
@@ -126,7 +127,7 @@ def render_page(
         "rows": tables.head_rows(heads, columns),
         "sizes": profile.sizes,
     }
-    scripts = ["arrays.js", "save.js", *(f"page/{name}.js" for name in SCRIPTS)]
+    scripts = [*COMMON_SCRIPTS, *(f"page/{name}.js" for name in SCRIPTS)]
     return render("page.html", scripts=scripts, payload=payload, **values | shown)
 
 
@@ -225,7 +226,7 @@ def render_figures(
         {"name": number, "title": figure.layout.title.text, "explain": caption}
         for number, (caption, figure) in enumerate(figures.items())
     ]
-    files = ["arrays.js", "save.js", "answer.js", *scripts]
+    files = [*COMMON_SCRIPTS, "answer.js", *scripts]
     return render(template, scripts=files, payload=sent, **values)
 
 

@@ -1,10 +1,4 @@
 // Draws the figures of the payload, and draws them again if the color scheme changes.
-const dark = matchMedia("(prefers-color-scheme: dark)");
-
-function theme() {
-  return page.templates[dark.matches ? "dark" : "light"];
-}
-
 /** Whether panels are side by side, which is too wide for a phone. */
 function isWide(layout) {
   return Object.entries(layout).some(

@@ -60,7 +60,7 @@ function showMenus() {
   });
 }
 
-// ---- the figure and the table
+// ---- the figures and the table
 
 /** The values of an axis of a trace for the head at an index; none if the head does not exist. */
 function axisOf(trace, axis, index) {
@@ -72,22 +72,28 @@ function axisOf(trace, axis, index) {
   return part(compared.arrays[trace.meta[axis]], { ...index, kv_head: keyHead });
 }
 
-/** Shows the chosen heads. The traces of the first head come first. */
-function showHeads() {
+/** Shows the chosen heads in the menus, the figures and the table. */
+async function showHeads() {
   const indices = [indexOf(0), indexOf(1)];
-  const element = $("plot-heads");
-  const traces = element.data;
-  const indexAt = (number) => indices[number < traces.length / 2 ? 0 : 1];
-  const valuesOf = (axis) => traces.map((trace, i) => axisOf(trace, axis, indexAt(i)));
-  const titles = indices.map(titleOf);
   showMenus();
   showNumbers(indices);
-  element.dataset.heads = titles.join(", ");
-  return Plotly.update(
-    element,
-    { x: valuesOf("x"), y: valuesOf("y"), customdata: valuesOf("customdata") },
-    { "annotations[0].text": titles[0], "annotations[1].text": titles[1] },
-  );
+  for (const [side, index] of indices.entries()) {
+    await showHead(plotOf(side), index);
+  }
+  for (const axis of ["yaxis", "yaxis2"]) {
+    await oneScale([plotOf(0), plotOf(1)], axis);
+  }
+}
+
+function plotOf(side) {
+  return $(`plot-${SIDES[side]}`);
+}
+
+async function showHead(element, index) {
+  const valuesOf = (axis) => element.data.map((trace) => axisOf(trace, axis, index));
+  const values = { x: valuesOf("x"), y: valuesOf("y"), customdata: valuesOf("customdata") };
+  await Plotly.update(element, values, { "title.text": titleOf(index) });
+  element.dataset.head = titleOf(index);
 }
 
 function titleOf(index) {

@@ -1,4 +1,4 @@
-// Saves figures as pictures or tables, and fits them to paper. Used by every page.
+// Saves figures as pictures or tables. Used by every page.
 function save(name, text, type) {
   const link = document.createElement("a");
   link.download = name;
@@ -6,44 +6,6 @@ function save(name, text, type) {
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 60000); // Firefox reads it later
 }
-
-// ---- print
-
-let printing = false;
-
-function drawnFigures() {
-  return document.querySelectorAll(".js-plotly-plot");
-}
-
-/** Scales the drawn figures to the width of the paper. */
-function fitPaper() {
-  for (const element of drawnFigures()) {
-    if (dark.matches) {
-      Plotly.relayout(element, { template: page.templates.light });
-    }
-    const { width, height } = element._fullLayout;
-    element.style.setProperty("--shape", `${width} / ${height}`);
-    for (const svg of element.querySelectorAll(".main-svg")) {
-      svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    }
-  }
-}
-
-addEventListener("beforeprint", () => {
-  printing = true;
-  fitPaper();
-});
-addEventListener("afterprint", () => {
-  printing = false;
-  for (const element of drawnFigures()) {
-    if (dark.matches) {
-      Plotly.relayout(element, { template: theme() });
-    }
-  }
-  for (const svg of document.querySelectorAll(".main-svg")) {
-    svg.removeAttribute("viewBox");
-  }
-});
 
 // ---- tables
 

@@ -67,7 +67,8 @@ async function refresh() {
       SHOW[name]?.(pane.element, pane.layer, pane.head);
     }
     if (SCALED.includes(name)) {
-      await oneScale(panes.map(({ element }) => element));
+      const elements = panes.map(({ element }) => element);
+      await oneScale(elements, "yaxis");
     }
   }
   showRest();

@@ -1,10 +1,4 @@
 // Draws each figure when its tab is first shown, and then fills in the data of the chosen head.
-const dark = matchMedia("(prefers-color-scheme: dark)");
-
-function theme() {
-  return page.templates[dark.matches ? "dark" : "light"];
-}
-
 function plot(name) {
   return $(`plot-${name}`);
 }
@@ -258,26 +252,7 @@ function colorsBy(column) {
   };
 }
 
-// ---- the same scale for the chosen and the pinned head
-
-const SCALED = ["selectivity", "kernel", "pair"];
-
-/** Gives the first panel the same scale in both panes. */
-async function oneScale(panes) {
-  for (const element of panes) {
-    if (!element.layout.yaxis.autorange) {
-      await Plotly.relayout(element, { "yaxis.autorange": true });
-    }
-  }
-  if (panes.length < 2) {
-    return;
-  }
-  const ends = panes.flatMap((element) => element.layout.yaxis.range);
-  const range = [Math.min(...ends), Math.max(...ends)];
-  for (const element of panes) {
-    await Plotly.relayout(element, { "yaxis.range": range });
-  }
-}
+const SCALED = ["selectivity", "kernel", "pair"]; // the same scale for the pinned head
 
 // ---- what each figure does
 
