@@ -94,7 +94,7 @@ def card(repo: str, record: Mapping[str, Any], findings: Sequence[str]) -> str:
 
 
 def _card_facts(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The rows of the card: what was measured, with which versions."""
+    """The rows of the card: the model, the text and the versions."""
     model = record.get("model", {})
     text = record.get("text", {})
     return {

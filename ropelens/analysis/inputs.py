@@ -1,4 +1,4 @@
-"""The model and the text of an analysis: their names, the documents, and the sequences."""
+"""The model and the text of an analysis: names, documents and sequences."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -86,7 +86,7 @@ def read_given_text(text: TextSource | None, model: str | Path | Model) -> Given
 
 
 def cut_into_sequences(given: GivenText, source: ModelSource, options: Options) -> Text:
-    """The sequences that the model reads. Tokens that are cut already stay as they are."""
+    """The sequences that the model reads. Given tokens are not cut again."""
     config = source.config.get_text_config()
     if isinstance(given.content, list):
         text = _tokenize_documents(given.content, source, options)

@@ -1,4 +1,4 @@
-"""Plan of an analysis: its inputs and its work, known before weights are read."""
+"""Plan of an analysis: inputs and work, which are known before weights are read."""
 
 import json
 import time
@@ -160,7 +160,7 @@ def plan_analysis(
 
 
 def _check_sweep_arguments(truncation: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `truncate` that are given; raises `BadArgument` for wrong ones."""
+    """The arguments of `truncate` that are given; raises `BadArgument` if one is wrong."""
     given = {name: value for name, value in truncation.items() if value is not None}
     sweep = public(PlaneSweep)(**given)
     wanted_measures(sweep.measures)

@@ -135,7 +135,7 @@ class Question:
         return cls(text=text, other=other, chances=chances, tokens=tokens)
 
     def words(self, tokenizer: TokenNames | None) -> dict[str, str]:
-        """The names of the likeliest token and of the two tokens."""
+        """The names of the likeliest token and the two tokens."""
         likeliest = int(self.chances.argmax())
         ids = torch.tensor([likeliest, *self.tokens])
         likeliest_name, first, second = token_names(ids, tokenizer)

@@ -220,7 +220,7 @@ def _measure_profile(
 
 
 def _attributes(plan: Plan) -> dict[str, str]:
-    """Attributes of the datasets of an analysis: what was measured, and how."""
+    """Attributes of the datasets of an analysis: text, library, command and warnings."""
     attributes = {
         "backend": plan.options.backend,
         "text": plan.text.source,

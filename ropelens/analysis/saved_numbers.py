@@ -47,7 +47,7 @@ class SavedNumbers:
 
 
 def saved_key(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The fingerprints and settings in the run.json of an analysis, for a `Key`."""
+    """The fingerprints and settings in the run.json of an analysis, which a `Key` checks."""
     return {
         "model": record.get("model", {}).get("fingerprint"),
         "text": record.get("text", {}).get("fingerprint"),

@@ -66,7 +66,7 @@ def options_of_sweep(
 
 @dataclass(frozen=True, kw_only=True)
 class SweepLimits:
-    """What limits the context of a sweep: time, free memory, and the length of the text.
+    """Limits of the context of a sweep: time, free memory, and the length of the text.
 
     A token takes `parameters` operations, and `width_of_scores` more for each key.
     """

@@ -67,7 +67,7 @@ class Workload:
 
     @cached_property
     def _largest_pass(self) -> int:
-        """Bytes of the passes that sum and of the passes that fit, without weights."""
+        """Bytes of a pass that sums or of a pass that fits, without weights."""
         summed = min(self.batch_size, len(self.text))
         fitted = fitted_sequences(len(self.text), self._width)
         return max(
@@ -98,7 +98,7 @@ class Workload:
 
     @property
     def memory_shortage(self) -> str:
-        """What may not fit into memory, and the remedy; "" if all fits."""
+        """The memory that may not suffice, and the remedy; "" if all fits."""
         if self._largest_pass <= self._free_for_passes:
             return ""
         remedy = "a smaller --context, --batch-size 1 or --dtype bfloat16 reduces it"

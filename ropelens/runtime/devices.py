@@ -105,7 +105,7 @@ def room_for_weights(devices: list[torch.device]) -> dict[int | str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerWidths:
-    """Numbers of a layer for each token: of queries, keys, and in the feed-forward part."""
+    """Numbers of a layer for each token, in queries, keys and the feed-forward part."""
 
     hidden: int
     query: int
@@ -114,7 +114,7 @@ class LayerWidths:
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> "LayerWidths":
-        """The widths that a configuration states, or else usual ones."""
+        """The widths that a configuration states, or else usual widths."""
         hidden = stated_number(config, "hidden_size", 1)
         heads = stated_number(config, "num_attention_heads", 1)
         head_dim = stated_number(config, "head_dim", hidden // heads)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ropelens.errors import BadArgument
 
-FIRST_FORMAT = 1  # of work that was saved with a key without a format number
+FIRST_FORMAT = 1  # work has it if its key has no format number
 
 
 def differences(
@@ -39,13 +39,13 @@ class Key:
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """The format and the values as they are saved with the work, in JSON."""
+        """The format and the values in JSON, which are saved with the work."""
         whole = {"format": self.format, **self.values}
         return json.loads(json.dumps(whole, default=str))
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the key, in hex, for the name of a file."""
+        """SHA-256 of the key in hex, which can name a file."""
         text = json.dumps(self.recorded, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -92,7 +92,7 @@ def _write_file(path: Path, results: Results) -> None:
 
 
 def _json_rows(table: pd.DataFrame) -> list[dict[Any, Any]]:
-    """The rows of a table, with None for numbers that JSON cannot store."""
+    """The rows of a table. Numbers that JSON cannot store become None."""
     finite = table.replace([np.inf, -np.inf], np.nan)
     cells = finite.astype(object)
     cells = cells.where(cells.notna(), None)
@@ -129,7 +129,7 @@ def _is_file_or_link(path: Path) -> bool:
 
 
 def _other_files(folder: Path) -> list[str]:
-    """Files of a training run, and of other programs, in a folder without results."""
+    """Files in a folder without results that a training or another program wrote."""
     others = [name for name in (*TRAINED, RECORD) if (folder / name).exists()]
     page = folder / PAGE
     if page.exists() and not _is_page(page):

@@ -22,7 +22,7 @@ from ropelens.runtime.folder import write_whole
 from ropelens.runtime.keys import Key
 from ropelens.runtime.processes import all_agree, process_count, process_index
 
-FORMAT = 2  # of the files; progress in another format is discarded
+FORMAT = 2  # progress in another format is discarded
 SECONDS = 60.0  # between two saves
 UNFINISHED = ".unfinished"  # the folder of saved progress, in a folder of results
 
@@ -44,8 +44,8 @@ class SaveTimer:
 class SavedProgress:
     """Progress of a measurement: the `state` in which it was stopped, or None.
 
-    A state contains JSON values, tensors, sums, fits and dataclasses. Without a `path`, nothing
-    is saved.
+    A state contains JSON values, tensors, sums, fits and dataclasses. Without a `path`, the
+    state is not saved.
     """
 
     def __init__(
