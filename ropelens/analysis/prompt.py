@@ -122,7 +122,7 @@ class Question:
         check_excerpts(live.config, [text.ids[0]])
         chances = _chances(live, text)
         likely = chances.topk(LIKELY + 1).indices.tolist()
-        rivals = [] if versus is None else encode(versus, tokenizer, prompt=True)[1]
+        rivals = [] if versus is None else encode(versus, tokenizer, prompt=True).ids
         other: Text | None = None
         if versus is None:
             tokens = (likely[0], likely[1])

@@ -90,7 +90,7 @@ class SweepLimits:
         layers = config_facts.stated_number(config, "num_hidden_layers", 1)
         text_tokens = 0
         for document in documents:
-            _, ids = encode(document[:PIECE], source.tokenizer)
+            ids = encode(document[:PIECE], source.tokenizer).ids
             text_tokens += len(ids)
         return cls(
             config=config,

@@ -24,16 +24,24 @@ def read_documents(paths: str | Path | Iterable[str | Path]) -> list[str]:
     Raises `BadText` if a file cannot be read, is empty or is not UTF-8, or if a line of a
     `.jsonl` file is malformed (the error states its number).
     """
+    if isinstance(paths, str | Path):
+        paths = [paths]
     documents: list[str] = []
-    for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
-        files = [path]
-        if path.is_dir():
-            files = sorted(p for p in path.rglob("*") if p.suffix in TEXT_SUFFIXES)
-        texts = [text for file in files for text in _read(file) if text.strip()]
+    for path in map(Path, paths):
+        texts: list[str] = []
+        for file in _files(path):
+            texts += [text for text in _read(file) if text.strip()]
         if not texts:
             raise BadText(f"{path} contains no text.")
         documents += texts
     return documents
+
+
+def _files(path: Path) -> list[Path]:
+    """The file, or the files of texts in the folder at any depth, in order."""
+    if not path.is_dir():
+        return [path]
+    return sorted(file for file in path.rglob("*") if file.suffix in TEXT_SUFFIXES)
 
 
 def _read(path: Path) -> list[str]:
@@ -54,8 +62,9 @@ def _read(path: Path) -> list[str]:
             error=BadText,
         ):
             if line.strip():
-                documents.append(json.loads(line)["text"])
-                documents[-1].encode()
+                document = json.loads(line)["text"]
+                document.encode()  # an error for half of a character, or for no text
+                documents.append(document)
     return documents
 
 

@@ -25,13 +25,17 @@ class TokenNames(Protocol):
 
 def token_id(token: Token, tokenizer: TokenNames | None, vocabulary: int) -> int:
     """Id of a token. Raise `BadArgument` if the model does not have the token."""
-    known = (
-        [int(token)] if not isinstance(token, str) and 0 <= token < vocabulary else []
-    )
-    ids = encode(token, tokenizer, prompt=True)[1] if isinstance(token, str) else known
+    if isinstance(token, str):
+        ids = encode(token, tokenizer, prompt=True).ids
+    elif 0 <= token < vocabulary:
+        ids = [int(token)]
+    else:
+        ids = []
     if len(ids) != 1:
-        seen = f"{len(ids)} tokens, of the {vocabulary} that it has"
-        raise BadArgument(f"{token!r:.80} is not one token of the model.", seen=seen)
+        raise BadArgument(
+            f"{token!r:.80} is not one token of the model.",
+            seen=f"{len(ids)} tokens, of the {vocabulary} that it has",
+        )
     return ids[0]
 
 
@@ -41,8 +45,10 @@ def token_names(
     """Text of each token inside a text, or its number without a tokenizer."""
     if tokenizer is None:
         return [f"#{int(token)}" for token in tokens]
-    # Many tokenizers drop the space at the beginning of a single token.
-    pairs = [
-        (tokenizer.decode([t]), tokenizer.decode([t, t])) for t in map(int, tokens)
-    ]
-    return [str(twice)[len(once) :] or str(once) for once, twice in pairs]
+    names = []
+    for token in map(int, tokens):
+        # Many tokenizers drop the space at the beginning of a single token.
+        once = str(tokenizer.decode([token]))
+        twice = str(tokenizer.decode([token, token]))
+        names.append(twice[len(once) :] or once)
+    return names

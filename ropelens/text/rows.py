@@ -23,8 +23,9 @@ HowMany = Positive | Literal["auto", "all"]  # rows of each sequence that are me
 
 def rows_for(rows: HowMany, context: int) -> int | Literal["all"]:
     """Rows per sequence of `context` tokens; "auto" means all, or 512 of a long context."""
-    auto: int | Literal["all"] = "all" if context <= ALL_ROWS else SAMPLED_ROWS
-    return auto if rows == "auto" else rows
+    if rows != "auto":
+        return rows
+    return "all" if context <= ALL_ROWS else SAMPLED_ROWS
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,8 @@ class Rows:
     length: Int[Tensor, " batch"]  # tokens without padding
     dense: bool  # rows are 1, 2, 3, ... in every sequence
     hidden: Bool[Tensor, "batch token"] | None = None  # by a mask
-    order: Float[Tensor, "batch draw token"] | None = (
-        None  # random, to exchange or draw keys
-    )
+    # Random numbers, to exchange or draw keys
+    order: Float[Tensor, "batch draw token"] | None = None
 
     @cached_property
     def shared_position(self) -> Int[Tensor, "shared row"]:
@@ -63,30 +63,48 @@ class Rows:
 
     def every(self, step: int, first: int) -> "Rows":
         """Every `step`-th row of each sequence; rows of weight 0 fill up the last step."""
-        fill = self.position[:, -1:].expand(-1, -self.position.shape[1] % step)
-        position = torch.cat([self.position, fill], dim=1)[:, first::step]
-        weight = torch.cat([self.weight, 0.0 * fill], dim=1)[:, first::step]
-        return replace(self, position=position, weight=weight, dense=False)
+        missing = -self.position.shape[1] % step
+        filling = self.position[:, -1:].expand(-1, missing)
+        no_weight = 0.0 * filling
+        position = torch.cat([self.position, filling], dim=1)
+        weight = torch.cat([self.weight, no_weight], dim=1)
+        return replace(
+            self,
+            position=position[:, first::step],
+            weight=weight[:, first::step],
+            dense=False,
+        )
 
     def in_turn(self, turns: Sequence[int], step: int) -> "Rows":
         """`every` row of each of the turns, for sequences that are repeated for each turn."""
-        parts = [vars(self.every(step, turn % step)) for turn in turns]
-        tables = [name for name, x in parts[0].items() if isinstance(x, Tensor)]
-        joined = {name: torch.cat([part[name] for part in parts]) for name in tables}
-        return replace(self, **joined, dense=False)
+        parts = [self.every(step, turn % step) for turn in turns]
+        count = len(parts)
+        return Rows(
+            position=torch.cat([part.position for part in parts]),
+            weight=torch.cat([part.weight for part in parts]),
+            length=torch.cat([self.length] * count),
+            dense=False,
+            hidden=None if self.hidden is None else torch.cat([self.hidden] * count),
+            order=None if self.order is None else torch.cat([self.order] * count),
+        )
 
     def padding(self, key: Int[Tensor, " key"]) -> Bool[Tensor, "batch key"]:
         """The keys at these positions that are padding or hidden."""
         padding = key >= self.length[:, None]
-        return padding if self.hidden is None else padding | self.hidden[:, key]
+        if self.hidden is None:
+            return padding
+        return padding | self.hidden[:, key]
 
     def from_share(self, share: float) -> "Rows":
         """The rows after this share of each sequence. Others have weight 0 or are left out."""
         late = self.position >= self.length[:, None] * share
-        part = slice(int(late.any(0).long().argmax()), None)
-        weight = (self.weight * late)[:, part]
+        first = int(late.any(0).long().argmax())
+        weight = self.weight * late
         return replace(
-            self, position=self.position[:, part], weight=weight, dense=False
+            self,
+            position=self.position[:, first:],
+            weight=weight[:, first:],
+            dense=False,
         )
 
     def by_position(self, context: int) -> Float[Tensor, "batch position"]:
@@ -97,7 +115,8 @@ class Rows:
 
 def all_rows(length: Int[Tensor, " batch"]) -> Rows:
     """All rows of each sequence except the first."""
-    position = torch.arange(1, max(int(length.max()), 2)).expand(len(length), -1)
+    longest = int(length.max())
+    position = torch.arange(1, max(longest, 2)).expand(len(length), -1)
     weight = (position < length[:, None]).float()
     return Rows(position, weight, length, dense=True)
 
@@ -111,7 +130,9 @@ def sample_rows(
     a sequence has at most `count` rows, all are used. A draw depends on `seed` and on the
     number of the sequence (by default its index), not on the batch.
     """
-    count = min(count, max(1, int(length.max()) - 1))
+    longest = int(length.max())
+    last_row = max(longest - 1, 1)
+    count = min(count, last_row)
     draws = torch.empty(len(length), count)
     for sequence, draw in zip(numbers or range(len(length)), draws, strict=True):
         draw.uniform_(generator=generator_of(seed, sequence))
@@ -119,9 +140,11 @@ def sample_rows(
     taken = rows.clamp(max=count)
     stretch = torch.arange(count + 1).minimum(taken)
     edges = 1 + stretch * rows // taken.clamp(min=1)
-    begin, size = edges[:, :-1], edges.diff()
-    position = begin + (draws * size).long().minimum((size - 1).clamp(min=0))
-    position = position.clamp(max=max(int(length.max()) - 1, 1))
+    begin = edges[:, :-1]
+    size = edges.diff()
+    last_of_stretch = (size - 1).clamp(min=0)
+    position = begin + (draws * size).long().minimum(last_of_stretch)
+    position = position.clamp(max=last_row)
     most = max(1, int(taken.max()))  # no columns that only fill the table
     return Rows(position[:, :most], size[:, :most].float(), length, dense=False)
 
@@ -130,7 +153,6 @@ def generator_of(seed: int, *key: int) -> torch.Generator:
     """Random generator for a seed, or for a seed and a `key` (the number of a sequence)."""
     if not key:
         return torch.Generator().manual_seed(int(seed) % 2**63)
-    mixed = np.random.SeedSequence(
-        int(seed) % 2**64, spawn_key=key
-    )  # torch uses 32 bits
-    return torch.Generator().manual_seed(int(mixed.generate_state(1)[0]))
+    mixed = np.random.SeedSequence(int(seed) % 2**64, spawn_key=key)
+    state = int(mixed.generate_state(1)[0])  # torch uses 32 bits
+    return torch.Generator().manual_seed(state)

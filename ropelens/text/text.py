@@ -21,14 +21,17 @@ from ropelens.intervals import ENOUGH_DOCUMENTS
 from ropelens.text.batches import PackedRow, split_batch
 from ropelens.text.rows import Ids, Lengths, TokenMask
 
-GROUPS = (
-    64  # largest number of groups; neighbouring documents share one if there are more
-)
-BLOCKS = (
-    16  # largest number of stretches of neighbours that a text of few documents forms
-)
-SINKS = ("first", "named", "found")  # kinds of sinks, numbered 1, 2, 3 in tables
-LONG = 0.75  # minimum length of a long sequence, as a share of the token-weighted median length
+GROUPS = 64
+"""Largest number of groups; neighbouring documents share one if there are more."""
+
+BLOCKS = 16
+"""Largest number of stretches of neighbours that a text of few documents forms."""
+
+SINKS = ("first", "named", "found")
+"""Kinds of sinks, numbered 1, 2, 3 in tables."""
+
+LONG = 0.75
+"""Least length of a long sequence, as a share of the token-weighted median length."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,26 +60,39 @@ class Text:
     sink_ids: tuple[int, ...] = field(default=(), kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
-        names = ("ids", "lengths", "documents", "hidden")
-        fields: dict[str, Any] = {
-            name: _own_copy(name, vars(self)[name]) for name in names
-        }
-        ids, lengths, documents, hidden = fields.values()
-        batch = isinstance(ids, Mapping)
-        if batch or (documents is not None and documents.ndim == 2):
-            if lengths is not None or (batch and hidden is not None):
-                what = "lengths and hidden are only for plain token ids."
-                hint = "an attention_mask, or negative documents for padding"
+        ids = own_copy("ids", self.ids)
+        lengths = own_copy("lengths", self.lengths)
+        documents = own_copy("documents", self.documents)
+        hidden = own_copy("hidden", self.hidden)
+        packed = self.packed
+        is_batch = isinstance(ids, Mapping)
+        if is_batch or (documents is not None and documents.ndim == 2):
+            if lengths is not None or (is_batch and hidden is not None):
                 raise BadArgument(
-                    what, seen="a BatchEncoding or packed rows", hint=hint
+                    "lengths and hidden are only for plain token ids.",
+                    seen="a BatchEncoding or packed rows",
+                    hint="an attention_mask, or negative documents for padding",
                 )
-            mask = {} if hidden is None else {"attention_mask": ~hidden}
-            fields = split_batch(
-                ids if batch else {"input_ids": ids, **mask}, documents
-            )
-            fields["ids"] = _own_copy("ids", fields["ids"])
-        for name, value in (fields | _checked(fields)).items():
-            object.__setattr__(self, name, value)
+            encoding = ids if is_batch else {"input_ids": ids}
+            if hidden is not None:
+                encoding["attention_mask"] = ~hidden
+            split = split_batch(encoding, documents)
+            ids = own_copy("ids", split.ids)
+            lengths = split.lengths
+            documents = split.documents
+            hidden = split.hidden
+            packed = split.packed
+        lengths = checked_lengths(ids, lengths)
+        check_shape("documents", documents, ids)
+        check_shape("hidden", hidden, ids)
+        check_range(lengths, ids)
+        if hidden is not None and not hidden.any():
+            hidden = None
+        object.__setattr__(self, "ids", ids)
+        object.__setattr__(self, "lengths", lengths)
+        object.__setattr__(self, "documents", documents)
+        object.__setattr__(self, "hidden", hidden)
+        object.__setattr__(self, "packed", packed)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -91,25 +107,29 @@ class Text:
     def part(self, sequences: slice | list[int], *, width: int | None = None) -> "Text":
         """Some of the sequences, with the groups, folds and sinks of the whole text."""
         part = self._select(sequences, width)
-        whole = {
-            name: getattr(self, name)[sequences] for name in ("group", "fold", "long")
-        }
-        whole["sinks"] = self.sinks[sequences, :, : part.ids.shape[1]]
-        whole["single_long_sequence"] = self.single_long_sequence
-        vars(part).update(whole)  # instead of the properties of the part by itself
+        vars(part).update(  # instead of the properties of the part by itself
+            group=self.group[sequences],
+            fold=self.fold[sequences],
+            long=self.long[sequences],
+            sinks=self.sinks[sequences, :, : part.ids.shape[1]],
+            single_long_sequence=self.single_long_sequence,
+        )
         return part
 
     def _select(
         self, sequences: slice | Sequence[int], width: int | None = None
     ) -> "Text":
         lengths = self.lengths[sequences]
-        width = width or int(lengths.max() if lengths.numel() else 0)
+        if not width:
+            width = int(lengths.max()) if lengths.numel() else 0
+        documents = None if self.documents is None else self.documents[sequences]
+        hidden = None if self.hidden is None else self.hidden[sequences, :width]
         return replace(
             self,
             ids=self.ids[sequences, :width],
             lengths=lengths,
-            documents=None if self.documents is None else self.documents[sequences],
-            hidden=None if self.hidden is None else self.hidden[sequences, :width],
+            documents=documents,
+            hidden=hidden,
         )
 
     @property
@@ -125,11 +145,11 @@ class Text:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256, in hex, of the tokens without padding."""
-        digest, ids = hashlib.sha256(), self.ids.cpu().where(self.real, -1).numpy()
-        for row, length in zip(ids, self.lengths.tolist(), strict=True):
-            digest.update(
-                np.int64(length).tobytes() + row[:length].astype("<i8").tobytes()
-            )
+        digest = hashlib.sha256()
+        ids = self.ids.cpu().where(self.real, -1).numpy()
+        for sequence, length in zip(ids, self.lengths.tolist(), strict=True):
+            digest.update(np.int64(length).tobytes())
+            digest.update(sequence[:length].astype("<i8").tobytes())
         return digest.hexdigest()
 
     @cached_property
@@ -159,8 +179,9 @@ class Text:
         count = int(self.group.max()) + 1
         zeros = self.lengths.new_zeros(count)
         longest = zeros.scatter_reduce(0, self.group, self.lengths, "amax")
+        order = longest.argsort(descending=True, stable=True)
         fold = torch.zeros(count, dtype=torch.long)
-        fold[longest.argsort(descending=True, stable=True)] = torch.arange(count) % 2
+        fold[order] = torch.arange(count) % 2
         return fold[self.group]
 
     @cached_property
@@ -182,50 +203,61 @@ class Text:
         return sinks.masked_fill(~self.real[:, None], 0)
 
 
-def _own_copy(name: str, values: Any) -> Any:
+def own_copy(name: str, values: Any) -> Any:
     """A copy of an argument of a `Text`, so that later changes of `values` do not reach it."""
-    if isinstance(values, Mapping) or (values is None and name != "ids"):
-        return values
-    what = f"{name} must be whole numbers, in rows of equal length."
+    if isinstance(values, Mapping):
+        return dict(values)
+    if values is None and name != "ids":
+        return None
+    fault = f"{name} must be whole numbers, in rows of equal length."
     hint = "lengths= for the number of tokens of each row; rl.tokenize for strings"
-    with explained(what, hint, error=BadArgument):
-        array = (
-            values if isinstance(values, Tensor) else torch.tensor(np.asarray(values))
-        )
-        copy = array.detach().to_dense().clone()
+    with explained(fault, hint, error=BadArgument):
+        if not isinstance(values, Tensor):
+            values = torch.tensor(np.asarray(values))
+        copy = values.detach().to_dense().clone()
     if name == "hidden":
         return copy.bool()
-    number = copy.is_floating_point() or copy.is_complex() or copy.dtype == torch.bool
-    if number or copy.is_quantized or copy.is_meta:
-        raise BadArgument(what, seen=f"{copy.dtype} on {copy.device}", hint=hint)
+    whole = not (
+        copy.is_floating_point() or copy.is_complex() or copy.dtype == torch.bool
+    )
+    if not whole or copy.is_quantized or copy.is_meta:
+        raise BadArgument(fault, seen=f"{copy.dtype} on {copy.device}", hint=hint)
     return copy.long()
 
 
-def _checked(fields: Mapping[str, Any]) -> dict[str, Tensor | None]:
-    """The lengths and hidden tokens; raises BadArgument if shapes do not fit the ids."""
-    ids, lengths, hidden = fields["ids"], fields["lengths"], fields["hidden"]
+def checked_lengths(ids: Tensor, lengths: Tensor | None) -> Tensor:
+    """The lengths on the CPU, by default whole rows; raises BadArgument for other shapes."""
     if ids.ndim != 2 or not len(ids) or ids.shape[1] < 2:
-        what = "Token ids must be [sequence, position], 2 or more per sequence."
-        raise BadArgument(what, seen=f"shape {tuple(ids.shape)}")
-    lengths = (
-        torch.full(ids.shape[:1], ids.shape[1]) if lengths is None else lengths.cpu()
-    )
-    values = {"lengths": lengths, "documents": fields["documents"], "hidden": hidden}
-    for name, value in values.items():
-        axes = 2 if name == "hidden" else 1
-        if value is not None and value.shape != ids.shape[:axes]:
-            what = f"{name} must have a value for every {'token' if axes == 2 else 'sequence'}."
-            seen = f"shape {tuple(value.shape)} for ids {tuple(ids.shape)}"
-            raise BadArgument(what, seen=seen)
-    if int(lengths.min()) < 2 or int(lengths.max()) > ids.shape[1]:
-        what = (
-            f"lengths must be from 2 to {ids.shape[1]}, the number of tokens in a row."
+        raise BadArgument(
+            "Token ids must be [sequence, position], 2 or more per sequence.",
+            seen=f"shape {tuple(ids.shape)}",
         )
-        raise BadArgument(what, seen=str(lengths.tolist())[:200])
-    return {
-        "lengths": lengths,
-        "hidden": hidden if hidden is not None and hidden.any() else None,
-    }
+    if lengths is None:
+        return torch.full(ids.shape[:1], ids.shape[1])
+    check_shape("lengths", lengths, ids)
+    return lengths.cpu()
+
+
+def check_shape(name: str, values: Tensor | None, ids: Ids) -> None:
+    """Raise `BadArgument` unless `hidden` has a value for every token, others a sequence."""
+    if values is None:
+        return
+    axes = 2 if name == "hidden" else 1
+    of_each = "token" if name == "hidden" else "sequence"
+    if values.shape != ids.shape[:axes]:
+        raise BadArgument(
+            f"{name} must have a value for every {of_each}.",
+            seen=f"shape {tuple(values.shape)} for ids {tuple(ids.shape)}",
+        )
+
+
+def check_range(lengths: Lengths, ids: Ids) -> None:
+    """Raise `BadArgument` for lengths below 2 or beyond the rows."""
+    if int(lengths.min()) < 2 or int(lengths.max()) > ids.shape[1]:
+        raise BadArgument(
+            f"lengths must be from 2 to {ids.shape[1]}, the number of tokens in a row.",
+            seen=str(lengths.tolist())[:200],
+        )
 
 
 def assign_groups(
@@ -257,10 +289,13 @@ def known_sinks(
     sequences begin, or a single sequence if this token is `bos`.
     """
     ids = ids.cpu()
-    kinds = torch.isin(ids, torch.tensor(list(named), dtype=ids.dtype)).long()
-    kinds *= 1 + SINKS.index("named")
-    first, begins = 1 + SINKS.index("first"), ids[:, 0]
-    if (begins == begins[0]).all() and (len(begins) > 1 or int(begins[0]) == bos):
-        kinds[ids == begins[0]] = first
+    first_tokens = ids[:, 0]
+    token = first_tokens[0]
+    is_named = torch.isin(ids, torch.tensor(list(named), dtype=ids.dtype))
+    kinds = (1 + SINKS.index("named")) * is_named.long()
+    first = 1 + SINKS.index("first")
+    begin_alike = bool((first_tokens == token).all())
+    if begin_alike and (len(first_tokens) > 1 or int(token) == bos):
+        kinds[ids == token] = first
     kinds[:, 0] = first
     return kinds[:, None]

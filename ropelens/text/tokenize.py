@@ -3,6 +3,8 @@
 import re
 import warnings
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -10,6 +12,7 @@ import pandas as pd
 import torch
 from jaxtyping import Int, Integer
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ropelens.arguments import IN_WORDS, Count, Positive, Several, public
 from ropelens.errors import BadArgument, BadText, explained
@@ -18,9 +21,6 @@ from ropelens.text.documents import check_document, documents_sha256
 from ropelens.text.rows import generator_of
 from ropelens.text.text import Text
 
-NumberedRow = tuple[
-    list[int], int
-]  # tokens of a sequence, and the number of its document
 Bos = Literal["always", "tokenizer"]
 """Whether sequences begin with BOS: if the tokenizer has one, or only if it adds one itself."""
 
@@ -50,11 +50,18 @@ def read_text(
     if isinstance(text, Text):
         return text
     if isinstance(text, str):
-        bos, ids = encode(text, tokenizer)
-        longest = max(2, min(context, len(bos) + len(ids)))
-        return tokenize(text, tokenizer, context=longest)
+        encoded = encode(text, tokenizer)
+        tokens = len(encoded.begin) + len(encoded.ids)
+        return tokenize(text, tokenizer, context=max(2, min(context, tokens)))
     if isinstance(text, Mapping):
-        return Text(**split_batch(text, None, config))
+        split = split_batch(text, None, config)
+        return Text(
+            split.ids,
+            lengths=split.lengths,
+            documents=split.documents,
+            hidden=split.hidden,
+            packed=split.packed,
+        )
     return Text(text)  # type: ignore[arg-type]  # arrays become tensors there
 
 
@@ -87,93 +94,137 @@ def tokenize(
         check_document(documents)
         documents = [documents]
     texts = list(documents)
-    cut = []
-    for text in texts:
-        first, ids = encode(text, tokenizer, bos)
-        step = context - len(first)
-        parts = [
-            [*first, *ids[start : start + step]] for start in range(0, len(ids), step)
-        ]
-        cut.append([row for row in parts if len(row) >= 2])
-    total = sum(len(row) for rows in cut for row in rows)
+    by_document = [
+        cut_document(text, number, tokenizer, context=context, bos=bos)
+        for number, text in enumerate(texts)
+    ]
+    cut = list(chain.from_iterable(by_document))
+    total = sum(len(sequence.tokens) for sequence in cut)
     if total < context:
-        what = f"The text is shorter than one context of {context:,} tokens."
-        seen = f"{total:,} tokens (documents: {len(texts):,})"
-        raise BadText(what, seen=seen, hint="pass more text, or a smaller context")
-    rows = [(row, number) for number, rows in enumerate(cut) for row in rows]
+        raise BadText(
+            f"The text is shorter than one context of {context:,} tokens.",
+            seen=f"{total:,} tokens (documents: {len(texts):,})",
+            hint="pass more text, or a smaller context",
+        )
+    chosen = cut
     if sequences is not None:
         # Few tokens of a short tail have anything to look back at.
-        long = [
-            (row, number) for row, number in rows if 8 * len(row) >= len(cut[number][0])
-        ]
-        rows = _sample(long if len(long) >= sequences else rows, sequences, seed)
-    drawn = [torch.tensor(row) for row, _ in rows]
+        long = [x for x in cut if 8 * len(x.tokens) >= x.first_length]
+        candidates = long if len(long) >= sequences else cut
+        chosen = sample_sequences(candidates, sequences, seed)
+    characters = sum(len(text) for text in texts)
     return Text(
-        torch.nn.utils.rnn.pad_sequence(drawn, batch_first=True),
-        lengths=torch.tensor(list(map(len, drawn))),
-        documents=torch.tensor([number for _, number in rows]),
+        pad_sequence([torch.tensor(x.tokens) for x in chosen], batch_first=True),
+        lengths=torch.tensor([len(x.tokens) for x in chosen]),
+        documents=torch.tensor([x.document for x in chosen]),
         documents_sha256=documents_sha256(texts),
-        source=f"{len(rows):,} of {sum(map(len, cut)):,} sequences of up to {context:,} tokens "
-        f"(documents: {len(texts):,}, characters: {sum(map(len, texts)):,})",
+        source=f"{len(chosen):,} of {len(cut):,} sequences of up to {context:,} tokens "
+        f"(documents: {len(texts):,}, characters: {characters:,})",
     )
 
 
-def _sample(rows: list[NumberedRow], sequences: int, seed: int) -> list[NumberedRow]:
-    """Random rows, evenly from all documents, in their order; all if there are too few."""
-    if sequences > len(rows):
-        words = f"all {len(rows):,} sequences of the text are used: "
-        words += f"{sequences:,} were asked for"
-        warnings.warn(words, stacklevel=4)
-    order = torch.randperm(len(rows), generator=generator_of(seed)).numpy()
-    document = pd.Series([rows[index][1] for index in order])
-    turn = document.groupby(
-        document
-    ).cumcount()  # the first rows of all documents come first
+@dataclass(frozen=True)
+class CutSequence:
+    """Tokens of a sequence, and the number and the first sequence's length of its document."""
+
+    tokens: list[int]
+    document: int
+    first_length: int
+
+
+def cut_document(
+    text: str, number: int, tokenizer: Any, *, context: int, bos: Bos
+) -> list[CutSequence]:
+    """The sequences of 2 tokens or more into which a document is cut, each with BOS first."""
+    encoded = encode(text, tokenizer, bos)
+    step = context - len(encoded.begin)
+    rows = []
+    for start in range(0, len(encoded.ids), step):
+        rows.append([*encoded.begin, *encoded.ids[start : start + step]])
+    rows = [row for row in rows if len(row) >= 2]
+    return [CutSequence(row, number, first_length=len(rows[0])) for row in rows]
+
+
+def sample_sequences(
+    cut: list[CutSequence], sequences: int, seed: int
+) -> list[CutSequence]:
+    """Random sequences, evenly from all documents, in their order; all if there are too few."""
+    if sequences > len(cut):
+        warnings.warn(
+            f"all {len(cut):,} sequences of the text are used: {sequences:,} were asked for",
+            stacklevel=4,
+        )
+    order = torch.randperm(len(cut), generator=generator_of(seed)).numpy()
+    documents = pd.Series([cut[index].document for index in order])
+    # The first sequences of all documents come first.
+    turn = documents.groupby(documents).cumcount()
     drawn = order[turn.argsort(kind="stable")[:sequences]]
-    return [rows[index] for index in sorted(drawn)]
+    return [cut[index] for index in sorted(drawn)]
 
 
 def warn_beyond(context: int, maximum: int | None) -> None:
     """Warn about a context that is longer than the trained context of the model."""
     if maximum is not None and context > maximum:
-        beyond = f"beyond the {maximum:,} tokens that the model was made for"
-        warnings.warn(f"context {context:,} is {beyond}", stacklevel=2)
+        warnings.warn(
+            f"context {context:,} is beyond the {maximum:,} tokens that the model was "
+            "made for",
+            stacklevel=2,
+        )
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The token that a sequence begins with, or no token, and the tokens of a text."""
+
+    begin: list[int]
+    ids: list[int]
 
 
 def encode(
     text: str, tokenizer: Any, begin: Bos = "always", *, prompt: bool = False
-) -> tuple[list[int], list[int]]:
-    """Return the token that a sequence begins with (or no token), and the tokens of `text`.
+) -> Encoded:
+    """Return the tokens of `text`, and the token that its sequences begin with.
 
     The name of a special token, such as "<s>", is text in a document. In a `prompt` it is the
     special token, and a prompt that begins with a special token gets no BOS, as a chat template
     wrote the whole prompt.
     """
-    if not callable(tokenizer) or not hasattr(tokenizer, "bos_token_id"):
-        what, kind = (
-            "A text needs the tokenizer of the model.",
-            type(tokenizer).__name__,
-        )
-        hint = "tokenizer files in the folder of the model, tokenizer=, or token ids"
-        raise BadArgument(what, seen=f"tokenizer: {kind}", hint=hint)
-    what = "The text contains half of a character (a surrogate)."
-    hint = 'text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")'
-    with explained(what, hint, error=BadText):
+    check_tokenizer(tokenizer)
+    with explained(
+        "The text contains half of a character (a surrogate).",
+        'text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")',
+        error=BadText,
+    ):
         text.encode()
-    # verbose=False: no warning about documents longer than the maximum of the model.
-    options = {"verbose": False, "split_special_tokens": not prompt}
     bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     if begin == "tokenizer" and tokenizer("a", verbose=False)["input_ids"][:1] != bos:
         bos = []
-    encoded = (
-        tokenizer(part, add_special_tokens=False, **options) for part in pieces(text)
-    )
-    ids = [id for part in encoded for id in part["input_ids"]]
+    ids: list[int] = []
+    for part in pieces(text):
+        encoding = tokenizer(
+            part,
+            add_special_tokens=False,
+            split_special_tokens=not prompt,
+            verbose=False,  # no warning about texts beyond the maximum of the model
+        )
+        ids += encoding["input_ids"]
     if prompt:
         added = tokenizer.added_tokens_decoder.values()
         special = tuple(token.content for token in added if token.special)
-        bos = [] if text.startswith(special) else bos
-    return bos, ids
+        if text.startswith(special):
+            bos = []
+    return Encoded(bos, ids)
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raise `BadArgument` for an object that is not a tokenizer."""
+    if callable(tokenizer) and hasattr(tokenizer, "bos_token_id"):
+        return
+    raise BadArgument(
+        "A text needs the tokenizer of the model.",
+        seen=f"tokenizer: {type(tokenizer).__name__}",
+        hint="tokenizer files in the folder of the model, tokenizer=, or token ids",
+    )
 
 
 def pieces(text: str, *, longest: int = PIECE) -> list[str]:
@@ -189,5 +240,5 @@ def prompt_tokens(
     text: str, tokenizer: Any, begin: Bos = "always"
 ) -> Int[Tensor, " position"]:
     """Token ids of a prompt, which may contain special tokens; see `encode`."""
-    bos, ids = encode(text, tokenizer, begin, prompt=True)
-    return torch.tensor([*bos, *ids], dtype=torch.long)
+    encoded = encode(text, tokenizer, begin, prompt=True)
+    return torch.tensor([*encoded.begin, *encoded.ids], dtype=torch.long)

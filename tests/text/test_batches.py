@@ -20,7 +20,8 @@ from ropelens.attention.call import attention_map
 from ropelens.config_facts import slides
 from ropelens.errors import BadArgument
 from ropelens.model.as_live_model import as_live_model
-from ropelens.text.batches import number_sequences, split_batch
+from ropelens.text.batch_tokens import number_tokens
+from ropelens.text.batches import split_batch
 
 LENGTHS = [40, 23, 31]
 FAMILIES = (
@@ -239,9 +240,9 @@ def test_what_was_packed_and_padded_is_cut_again(lengths, before, after, packed,
         encoding | ({"position_ids": place} if packed else {}),
         None if packed else numbers,
     )
-    split, (number, *_) = split_batch(*batch), number_sequences(*batch, None)
-    tokens, hidden, documents = split["ids"], split["hidden"], split["documents"]
-    assert split["lengths"].tolist() == lengths
+    split, number = split_batch(*batch), number_tokens(*batch, None).sequence
+    tokens, hidden, documents = split.ids, split.hidden, split.documents
+    assert split.lengths.tolist() == lengths
     assert torch.equal(number, (numbers + (place >= 0)) * mask)
     for n, part in enumerate(parts):
         expected = [token in masked for token in part.tolist()]
