@@ -16,7 +16,7 @@ def large(browser, tmp_path_factory):
     profile["excerpt_query_still"][:, 2:] = np.nan
     path = tmp_path_factory.mktemp("large") / "page.html"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ropelens.report.payload.FINE_CELLS", 0)
+        patch.setattr("ropelens.report.excerpt_payload.FINE_CELLS", 0)
         assert write_report(profile, path, heads=heads).stat().st_size < 5e6
     with Opened(browser, path) as opened:
         opened.weights = profile["excerpt_attention"].values

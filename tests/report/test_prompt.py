@@ -9,7 +9,7 @@ from oracles.tiny import random_tokens, tiny
 import ropelens as rl
 from ropelens.errors import BadArgument
 from ropelens.report import describe
-from ropelens.report.payload import excerpt_payload
+from ropelens.report.excerpt_payload import excerpt_payload
 
 HOSTILE = "The <script>alert(1)</script> man & the old <b> man"
 
@@ -24,7 +24,7 @@ def results():
 def test_all_heads_of_the_page_can_stop_their_planes(
     browser, results, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("ropelens.report.payload.FINE_NUMBERS", 0)
+    monkeypatch.setattr("ropelens.report.excerpt_payload.FINE_NUMBERS", 0)
     path = results.save(tmp_path / "out")
     names = {"attribution.nc", "planes.csv", "patched_head.nc", "patched_position.nc"}
     assert names < {file.name for file in path.parent.iterdir()}

@@ -15,7 +15,8 @@ from ropelens.errors import BadArgument
 from ropelens.figures.formats import change_and_interval, signed
 from ropelens.report import describe, render, write_index, write_report
 from ropelens.report.catalog import draw_profile
-from ropelens.report.payload import build_payload, excerpt_payload
+from ropelens.report.excerpt_payload import excerpt_payload
+from ropelens.report.payload import build_payload
 from ropelens.report.render import packed
 from ropelens.report.sentences.heads import (
     caution_sentences,
