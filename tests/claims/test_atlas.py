@@ -20,9 +20,9 @@ from ropelens.claims.arrays import claim_arrays, parts_by_kind, rotating_in
 from ropelens.claims.attention_pass import read_attention
 from ropelens.claims.claim import Floor
 from ropelens.claims.claims import CLAIMS, OTHERS
-from ropelens.claims.layers_of_kind import why_no_effect
+from ropelens.claims.layers_of_kind import LayersOfKind, why_no_effect
 from ropelens.claims.ledger import compare_settings, ledger
-from ropelens.claims.stopped_heads import RUNS, _copies_found
+from ropelens.claims.stopped_heads import RUNS, _copies_found, distance_of_copies
 from ropelens.claims.verdict import judge
 from ropelens.profiles.measurement import Measurement
 from ropelens.runtime.progress import silent
@@ -254,8 +254,15 @@ def test_layers_rotate_if_any_plane_does_and_planes_if_they_do_in_all_these_laye
     profile = synthetic_profile(layers=3)[0]
     wavelength = profile["wavelength"].copy()
     wavelength[0, 2:] = wavelength[1] = np.inf
-    rotating = rotating_in(profile.assign_coords(wavelength=wavelength))
+    profile = profile.assign_coords(wavelength=wavelength)
+    rotating = rotating_in(profile)
     assert (rotating.layers.tolist(), rotating.planes.tolist()) == ([0, 2], [0, 1])
+    in_any_layer = LayersOfKind(profile, every=True, seed=0).rotating
+    assert in_any_layer.tolist() == profile["frequency"].values.tolist()
+
+
+def test_copies_are_two_thirds_of_the_context_back_and_2048_tokens_at_most():
+    assert [distance_of_copies(context) for context in (300, 8192)] == [200, 2048]
 
 
 def test_copies_are_not_longer_than_their_distance():
