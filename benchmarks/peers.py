@@ -37,7 +37,7 @@ import torch
 import typer
 from torch import Tensor
 
-from ropelens.figures.style import log_axis, new_figure
+from ropelens.figures.style import new_figure, set_log_ticks
 from ropelens.report.page import render_figures
 
 PACKAGES = ("ropelens", "torch", "transformers", "transformer-lens")
@@ -187,8 +187,15 @@ def draw(
                 x=rows["length"], y=rows[name], name=way, line=line, marker=marker
             )
     lengths = {length: f"{length:,}" for length in sorted(set(table["length"]))}
-    figure.update_yaxes(**log_axis(ticks), title_text=title)
-    return figure.update_xaxes(**log_axis(lengths), title_text="length (tokens)")
+    figure.update_yaxes(
+        type="log",
+        tickmode="array",
+        tickvals=list(ticks),
+        ticktext=list(ticks.values()),
+        title_text=title,
+    )
+    set_log_ticks(figure, lengths)
+    return figure.update_xaxes(title_text="length (tokens)")
 
 
 def findings(table: pd.DataFrame) -> list[str]:

@@ -25,7 +25,7 @@ WANTED = [3, 5, 8, 13]
 
 
 def recipe() -> str:
-    text = (ROOT / "CONTRIBUTING.md").read_text()
+    text = (ROOT / "docs/recipes.md").read_text()
     return re.search(r"## A new statistic.*?```python\n(.*?)```", text, re.DOTALL)[1]
 
 

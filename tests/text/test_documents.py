@@ -245,12 +245,12 @@ def test_a_bad_cut_is_refused(documents, context, kind, words):
 def test_a_long_line_is_tokenized_in_pieces_with_the_tokens_of_the_whole():
     tokenizer = load("bundled")[1]
     text = "Once upon  a time, there   was a well-known fox;\n\n it ran.  " * 40
-    _, whole = encode(text, tokenizer)
+    whole = encode(text, tokenizer).ids
     for longest in range(30, 60):
         parts = list(pieces(text, longest=longest))
         assert "".join(parts) == text
         assert max(map(len, parts)) <= longest
-        assert [i for part in parts for i in encode(part, tokenizer)[1]] == whole
+        assert [i for part in parts for i in encode(part, tokenizer).ids] == whole
     assert list(pieces("a" * 25, longest=10)) == ["a" * 10, "a" * 10, "a" * 5]
 
 
@@ -333,4 +333,4 @@ def test_functions_read_special_tokens_in_a_prompt(text: str):
             logits.append(model(torch.arange(20)[None]).logits)
     assert answers[0] == answers[1]
     assert torch.equal(*logits)
-    assert tokenizer.eos_token_id not in encode(text, tokenizer)[1]  # a document
+    assert tokenizer.eos_token_id not in encode(text, tokenizer).ids  # a document
