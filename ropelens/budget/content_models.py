@@ -243,11 +243,11 @@ def _features(
     block: Block, key: Int[Tensor, "batch kv_head group row drawn"]
 ) -> Float[Tensor, "batch kv_head group row drawn first"]:
     """What beta and sigma multiply at the `key` of each row: c~ by plane, sinks by kind."""
+    by_plane = _scores_by_plane(block, key)
     kind = key.new_zeros(*key.shape[:3], len(block.keys))
     kind[..., block.sinks] = block.sink_kind[..., 0, :].expand(*key.shape[:3], -1)
     of_keys = kind.gather(-1, key.flatten(-2)).view(*key.shape, 1)
     kinds = torch.arange(1, 1 + len(SINKS), device=key.device)
-    by_plane = _scores_by_plane(block, key)
     return torch.cat([by_plane, (of_keys == kinds).to(by_plane.dtype)], dim=-1)
 
 
@@ -255,13 +255,19 @@ def _scores_by_plane(
     block: Block, key: Int[Tensor, "batch kv_head group row drawn"]
 ) -> Float[Tensor, "batch kv_head group row drawn plane"]:
     """c~ of each plane at the `key` of each row."""
+    q = (block.call.scale * block.q_still)[..., None, :]
+    return block.planes.sum_coordinates(q * _take_keys(block, key))
+
+
+def _take_keys(
+    block: Block, key: Int[Tensor, "batch kv_head group row drawn"]
+) -> Float[Tensor, "batch kv_head group row drawn coordinate"]:
+    """k~ at the `key` of each row."""
     batch, kv_heads, keys, coordinates = block.k_still.shape
     head = torch.arange(batch * kv_heads, device=key.device)
     index = key + head.view(batch, kv_heads, 1, 1, 1) * keys
     all_keys = block.k_still.reshape(-1, coordinates)
-    k = all_keys.index_select(0, index.flatten()).view(*key.shape, coordinates)
-    q = (block.call.scale * block.q_still)[..., None, :]
-    return block.planes.sum_coordinates(q * k)
+    return all_keys.index_select(0, index.flatten()).view(*key.shape, coordinates)
 
 
 @kept()

@@ -154,8 +154,9 @@ def _scores_by_row(
     likelihoods = [torch.ones_like(log_keys), expected - block.log_norm, -log_keys]
     for model in models:
         log_weight = log_weights(block, model)
-        expected_weight = block.expect(log_weight)
-        likelihoods.append(expected_weight - softmax(log_weight).log_norm)
+        # The expectation is read first, because the softmax overwrites the weights.
+        log_p = block.expect(log_weight) - softmax(log_weight).log_norm
+        likelihoods.append(log_p)
     return torch.stack(likelihoods, dim=-1)
 
 

@@ -271,6 +271,9 @@ def _concatenate(parts: Sequence[_HeadDraws], dim: int) -> _HeadDraws:
     )
 
 
+RowQueries = Complex[Tensor, "kv_head group row pair"]
+
+
 class _AttendingHeads:
     """Some heads in all draws, and the running sums over the rows that were added."""
 
@@ -303,8 +306,9 @@ class _AttendingHeads:
         """Add the attention of some rows."""
         count = len(keys.key)
         weight = self.draws.weight[keys.rows]
-        features = self._features(keys)
-        scores = self._scores(keys, features)
+        q = self.q[:, :, keys.rows]
+        features = self._features(keys, q)
+        scores = self._scores(keys, q, features)
         attention = scores.softmax(0)
         self.information += self._gain(keys, scores, attention) @ weight
         attention *= weight
@@ -317,15 +321,19 @@ class _AttendingHeads:
         at_keys.addcmul_(evenly, at_keys.sum(0), value=-1)
         self.push[:count].flatten(0, 2).baddbmm_(at_keys.flatten(0, 2), features)
 
-    def _features(self, keys: _KeysOfRows) -> Float[Tensor, "sample_and_head row side"]:
+    def _features(
+        self, keys: _KeysOfRows, q: RowQueries
+    ) -> Float[Tensor, "sample_and_head row side"]:
         """The sides of c_f of each row and key."""
         read = self.k.index_select(1, keys.key.flatten())
         by_sample = read.unflatten(1, (len(keys.key), -1)).transpose(0, 1)
-        q = self.q[:, :, keys.rows]
         return self.draws.terms.sides(q, by_sample[:, :, None]).flatten(0, 2)
 
     def _scores(
-        self, keys: _KeysOfRows, features: Float[Tensor, "sample_and_head row side"]
+        self,
+        keys: _KeysOfRows,
+        q: RowQueries,
+        features: Float[Tensor, "sample_and_head row side"],
     ) -> Float[Tensor, "key kv_head group draw row"]:
         """Scores of the sampled keys and of all sinks, plus log of the keys they represent."""
         count = len(keys.key)
@@ -334,7 +342,7 @@ class _AttendingHeads:
         scores = self.waves.new_empty(count + sinks, *shape)
         of_keys = scores[:count].flatten(0, 2)
         torch.bmm(self.waves[:count].flatten(0, 2), features.mT, out=of_keys)
-        scores[count:] = self._sink_scores(keys.rows)
+        scores[count:] = self._sink_scores(keys.rows, q)
         scores = self.draws.call.squash(scores)
         bias = self._of_heads(keys.bias).permute(2, 0, 1, 3)
         scores[:count] += bias[:, :, :, None]
@@ -344,14 +352,14 @@ class _AttendingHeads:
         return scores
 
     def _sink_scores(
-        self, rows: Int[Tensor, " row"]
+        self, rows: Int[Tensor, " row"], q: RowQueries
     ) -> Float[Tensor, "sink kv_head group draw row"]:
         sink = self._of_heads(self.draws.keys.sink[:, rows])
         index = sink.flatten(2).expand(len(self.k), -1, -1)[..., None]
         k = self.k[:, None].expand(-1, index.shape[1], -1, -1)
         k = k.gather(2, index.expand(-1, -1, -1, self.k.shape[-1]))
-        q = self.q[:, :, rows][:, :, :, None]
-        features = self.draws.terms.sides(q, k.unflatten(2, sink.shape[2:]))
+        k = k.unflatten(2, sink.shape[2:])
+        features = self.draws.terms.sides(q[:, :, :, None], k)
         behind = self._of_heads(self.draws.keys.behind[:, rows])
         scores = self.draws.waves.at(self.heads, behind) @ features[..., None]
         return scores[..., 0].permute(3, 0, 1, 4, 2)
