@@ -53,7 +53,7 @@ class AttentionRead:
 class TokenSets:
     """Sets of tokens, the tokens with an apostrophe first; or none, and the reason `why`."""
 
-    sets: list[Int[Tensor, " token"]]
+    sets: list[Int[Tensor, " _"]]
     why: str = ""
 
 
@@ -148,7 +148,7 @@ def _token_sets(text: Text, seed: int, tokenizer: TokenNames | None) -> TokenSet
 
 def _draw_words(
     ids: Int[Tensor, " id"], similar: Bool[Tensor, "apostrophe id"], seed: int
-) -> list[Int[Tensor, " token"]]:
+) -> list[Int[Tensor, " _"]]:
     """Up to 40 different sets with a similar word for each apostrophe."""
     if not similar.any(1).all():
         return []

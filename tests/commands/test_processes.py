@@ -75,7 +75,7 @@ from trained import OPTIONS, train
 save = loop.save_checkpoint
 def save_and_die(path, *state):
     save(path, *state)
-    if state[-1][0] == 3:
+    if state[-1].step == 3:
         os.kill(os.getpid(), signal.SIGKILL)
 loop.save_checkpoint, savepoint.SECONDS = save_and_die, 0
 text, out, threads = sys.argv[1:]
