@@ -38,7 +38,8 @@ import typer
 from torch import Tensor
 
 from ropelens.figures.style import new_figure, set_log_ticks
-from ropelens.report.page import render_figures
+from ropelens.report.figure_page import render_figures
+from ropelens.report.run_facts import PageFacts
 
 PACKAGES = ("ropelens", "torch", "transformers", "transformer-lens")
 RUNS = 3
@@ -252,14 +253,15 @@ def page(table: pd.DataFrame) -> str:
     return render_figures(
         "answer.html",
         figures,
+        about=PageFacts(
+            facts=["8 layers × 8 heads", "width 512", "float32", "one sequence"],
+            model=MODEL,
+            run=[("machine", f"{threads} threads, {processor}")],
+            versions=", ".join(f"{name} {version(name)}" for name in PACKAGES),
+            command=shlex.join(["python", *sys.argv]),
+        ),
         question="How much time and memory does measuring take?",
-        model=MODEL,
-        facts=["8 layers × 8 heads", "width 512", "float32", "one sequence"],
-        scope="",
         findings=findings(table),
-        run=[("machine", f"{threads} threads, {processor}")],
-        versions=", ".join(f"{name} {version(name)}" for name in PACKAGES),
-        command=shlex.join(["python", *sys.argv]),
     )
 
 

@@ -15,10 +15,10 @@ from ropelens.analysis.analysis_result import Analysis, open_analysis
 from ropelens.comparison.compare import compare
 from ropelens.comparison.summary import summarize_comparison
 from ropelens.report.comparison_page import QUESTION, render_comparison
-from ropelens.report.page import render_figures
+from ropelens.report.figure_page import render_figures
+from ropelens.report.run_facts import profile_facts
 from ropelens.report.sentences.comparison import comparison_sentences
 from ropelens.report.sentences.profile import scope_sentence
-from ropelens.report.tables import about
 from ropelens.runtime.folder import file_name
 from ropelens.runtime.result_folder import ResultFolder, Results
 from ropelens.runtime.run_record import this_command
@@ -111,7 +111,7 @@ def _render_answer(answer: Answer, analysis: Analysis) -> str:
         answer.figures,
         question=answer.question,
         findings=answer.findings,
-        **about(analysis.profile, analysis.heads),
+        about=profile_facts(analysis.profile, analysis.heads),
     )
 
 

@@ -12,7 +12,7 @@ from ropelens.comparison.summary import summarize_comparison
 from ropelens.errors import BadArgument
 from ropelens.profiles.measures import complete_profile
 from ropelens.report.comparison_page import render_comparison
-from ropelens.report.page import render_steps
+from ropelens.report.figure_page import render_steps
 from ropelens.runtime.folder import locked
 from ropelens.runtime.netcdf import open_results
 from ropelens.runtime.result_folder import write_page

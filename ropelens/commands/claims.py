@@ -97,7 +97,7 @@ def _read_ledgers(
     out: Path, places: dict[str, str], text: TextOption, options: Testing
 ) -> dict[str, Ledger]:
     """The ledgers among the places, by name. Refuses options that do not fit the places."""
-    from ropelens.report.claims import read_ledger
+    from ropelens.report.claims_page import read_ledger
     from ropelens.runtime.run_record import read_record
 
     kinds = {name: read_record(place).get("kind") for name, place in places.items()}
@@ -147,7 +147,7 @@ def _write(out: Path, places: dict[str, str], ledgers: list[Ledger]) -> None:
     import pandas as pd
 
     from ropelens.profiles.measurement import versions
-    from ropelens.report.claims import render_claims
+    from ropelens.report.claims_page import render_claims
     from ropelens.report.sentences.claims import claims_sentences
     from ropelens.runtime.result_folder import ResultFolder
     from ropelens.runtime.run_record import this_command

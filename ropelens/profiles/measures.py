@@ -521,8 +521,13 @@ def complete_profile(
     if "shared_bits" in names:
         message += "; without exchanged keys, labels count all shared bits as content"
     warnings.warn(message, stacklevel=3)
+    return with_nan(results, missing)
+
+
+def with_nan(profile: xr.Dataset, rows: Sequence[Variable]) -> xr.Dataset:
+    """The profile with NaN for the measures of `rows`."""
     values = {}
-    for row in missing:
-        shape = [results.sizes.get(dim, 1) for dim in row.saved_dims]
+    for row in rows:
+        shape = [profile.sizes.get(dim, 1) for dim in row.saved_dims]
         values[row.name] = np.full(shape, np.nan)
-    return results.assign(labelled(values, missing))
+    return profile.assign(labelled(values, rows))

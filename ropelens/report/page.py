@@ -1,30 +1,36 @@
-"""Offline pages of profiles and comparisons, and the gallery of all pages."""
+"""The offline page of a profile."""
 
-import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pandas as pd
-import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.arguments import public
 from ropelens.claims.ledger import ledger
 from ropelens.errors import BadArgument
 from ropelens.figures.claim import claim_title
-from ropelens.figures.formats import plural
 from ropelens.figures.inputs import head_table, idle_layers
-from ropelens.figures.steps import plot_maps, plot_numbers
 from ropelens.figures.style import COLORS, SIGNS
 from ropelens.interventions.truncation_table import summarize_truncation, sweeps_by_kind
 from ropelens.profiles.measures import complete_profile
-from ropelens.report import catalog, tables
-from ropelens.report.catalog import bare, card, draw, draw_profile
-from ropelens.report.claims import GLYPHS, ledger_rows
-from ropelens.report.payload import build_payload, page_templates
-from ropelens.report.render import page_words, render
+from ropelens.report.catalog import WITH_PINNED
+from ropelens.report.claims_page import GLYPHS, LedgerRow, ledger_rows
+from ropelens.report.columns import head_columns, head_rows, searched_columns
+from ropelens.report.drawing import (
+    DrawnFigure,
+    ProfileFigures,
+    bare,
+    draw_head_sweep,
+    draw_profile,
+    draw_reach,
+    draw_sweep,
+)
+from ropelens.report.payload import build_payload
+from ropelens.report.render import COMMON_SCRIPTS, render
+from ropelens.report.run_facts import profile_facts
 from ropelens.report.sentences.claims import claims_sentences
 from ropelens.report.sentences.heads import (
     caution_sentences,
@@ -36,25 +42,62 @@ from ropelens.report.sentences.heads import (
 )
 from ropelens.report.sentences.profile import idle_sentence
 from ropelens.report.sentences.truncation import sweep_sentences
-from ropelens.report.tables import about
-from ropelens.runtime.folder import file_name, write_whole
-from ropelens.runtime.run_record import read_record
+from ropelens.runtime.folder import write_whole
 
-COMMON_SCRIPTS = ("arrays.js", "plots.js", "save.js")
-SCRIPTS = (
-    "state",
-    "inside",
-    "figures",
-    "live",
-    "pair",
-    "pair_figure",
-    "excerpt",
-    "tabs",
-    "lists",
-    "words",
-    "choice",
+PAGE_SCRIPTS = (
+    "page/state.js",
+    "page/inside.js",
+    "page/figures.js",
+    "page/live.js",
+    "page/pair.js",
+    "page/pair_figure.js",
+    "page/excerpt.js",
+    "page/tabs.js",
+    "page/lists.js",
+    "page/words.js",
+    "page/choice.js",
 )
-"""Files in templates/page, in the order in which they run."""
+"""In the order in which they run."""
+MAP_COLORS = {
+    "total_bits": "bits",
+    "top_wavelength": "strongest plane (tokens)",
+    "follow_score": "follows position or content",
+    "induction": "induction",
+    "sink_mass": "attention on sinks",
+}
+"""Columns of the table that can colour the map of heads, and their names in the menu."""
+
+
+@dataclass(frozen=True)
+class PageContents:
+    """What the page of a profile says about its heads, and the figures that it shows.
+
+    `selected` is the layer and the index of the head that is shown first. The page of a prompt
+    has the `top_planes` of the prompt instead of claims and labels.
+    """
+
+    headline: str
+    notes: Sequence[str]
+    selected: tuple[int, int]
+    figures: ProfileFigures
+    cautions: Sequence[str] = ()
+    claims: Sequence[LedgerRow] = ()
+    claims_sentence: str = ""
+    is_prompt: bool = False
+    top_planes: Sequence[Mapping[Any, Any]] = ()
+
+
+@dataclass(frozen=True)
+class SweepSection:
+    """The section of a sweep: the text that it read, its figures and its sentences.
+
+    `has_labels` is True if the label of each head was measured at each step.
+    """
+
+    text: str
+    figures: Sequence[DrawnFigure]
+    sentences: Sequence[str]
+    has_labels: bool
 
 
 @public
@@ -83,174 +126,133 @@ def render_page(
     truncation: xr.Dataset | None = None,
     reach: xr.Dataset | None = None,
     table: pd.DataFrame | None = None,
-    prompt: Mapping[str, Any] | None = None,
 ) -> str:
-    """Text of the page; `table` is the summary of `truncation`.
-
-    `prompt` has the figures and sentences of a prompt, which replace the claims and labels.
-    """
-    _check_results(truncation, "truncation", profile)
-    _check_results(reach, "reach", profile)
-    shown = _labels_and_claims(profile, heads) if prompt is None else dict(prompt)
-    figures, selected = shown.pop("figures"), shown.pop("selected")
-    place = {"layer": selected[0], "head": selected[1]}
-    figures |= draw([catalog.HEAD_SWEEP_FIGURE], truncation, **place)
-    figures |= draw([catalog.REACH_FIGURE], reach)
-    measured: dict[str, Any] = {"truncation": truncation, "reach": reach}
-    payload = build_payload(profile, heads, figures, selected=selected, **measured)
-    payload |= {"prompt": prompt is not None}
-    claim, thresholds = (heads.attrs.get(name) for name in ("claim", "thresholds"))
-    columns = tables.head_columns(profile, heads)
-    colours = {
-        n: words for n, words in page_words()["map_by"].items() if not n or n in heads
-    }
-    colours |= {} if prompt is None else {"": "attribution"}
-    colours |= {x.name: x.meaning for x in tables.searched_columns(profile, heads)}
-    values = about(profile, heads) | {
-        "truncation": truncation is not None
-        and _sweep_section(truncation, table, payload),
-        "labelled": "label" in (truncation or ()),
-        "cards": [card(row, figure) for row, figure in figures.items()],
-        "with_pinned": catalog.WITH_PINNED,
-        "colors": COLORS,
-        "glyphs": SIGNS,
-        "prompt": prompt,
-        "claim_glyphs": GLYPHS,
-        "idle_layers": idle_layers(profile),
-        "idle": idle_sentence(profile),
-        "counts": label_counts(heads),
-        "claim_numbers": claim_title(claim),
-        "verdict": claim["verdict"] if claim else "",
-        "label_rules": label_rules(thresholds),
-        "map_by": colours,
-        "columns": columns,
-        "rows": tables.head_rows(heads, columns),
-        "sizes": profile.sizes,
-    }
-    scripts = [*COMMON_SCRIPTS, *(f"page/{name}.js" for name in SCRIPTS)]
-    return render("page.html", scripts=scripts, payload=payload, **values | shown)
+    """Text of the page of a profile; `table` is the summary of `truncation`."""
+    if truncation is not None:
+        _check_results(truncation, "truncation", profile)
+    if reach is not None:
+        _check_results(reach, "reach", profile)
+    contents = _contents(profile, heads)
+    contents.figures.chosen_head.extend(draw_head_sweep(truncation, contents.selected))
+    contents.figures.chosen_head.extend(draw_reach(reach))
+    section = None
+    if truncation is not None:
+        section = _sweep_section(truncation, table)
+    payload = build_payload(
+        profile,
+        heads,
+        contents.figures,
+        selected=contents.selected,
+        truncation=truncation,
+        reach=reach,
+    )
+    return render_contents(profile, heads, contents, payload, section)
 
 
-def _labels_and_claims(profile: xr.Dataset, heads: pd.DataFrame) -> dict[str, Any]:
-    """The figures, sentences and claims of a profile, for its page."""
-    selected, claims = first_head(heads), ledger(profile).assign(model="")
-    shown: dict[str, Any] = {"selected": selected}
-    shown |= {
-        "headline": labels_sentence(heads),
-        "notes": [claim_sentence(heads), *detail_sentences(heads)],
-    }
-    shown |= {
-        "claims": ledger_rows(claims),
-        "claims_sentence": claims_sentences(claims)[0],
-    }
-    shown["figures"] = draw_profile(profile, heads, selected)
-    return shown | {"cautions": caution_sentences(profile, heads)}
+def render_contents(
+    profile: xr.Dataset,
+    heads: pd.DataFrame,
+    contents: PageContents,
+    payload: dict[str, Any],
+    section: SweepSection | None = None,
+) -> str:
+    """Text of the page with these contents, and with the section of a sweep."""
+    claim = heads.attrs.get("claim")
+    columns = head_columns(profile, heads)
+    about = profile_facts(profile, heads)
+    if contents.is_prompt:
+        about = replace(about, scope="")
+    sweep_figures = section.figures if section is not None else ()
+    for drawn in sweep_figures:
+        payload["figures"][drawn.name] = bare(drawn.figure)
+    payload["prompt"] = contents.is_prompt
+    return render(
+        "page.html",
+        scripts=[*COMMON_SCRIPTS, *PAGE_SCRIPTS],
+        payload=payload,
+        about=about,
+        contents=contents,
+        figures=contents.figures,
+        section=section,
+        marks_labels=section is not None and section.has_labels,
+        with_pinned=WITH_PINNED,
+        colors=COLORS,
+        glyphs=SIGNS,
+        claim_glyphs=GLYPHS,
+        idle_layers=idle_layers(profile),
+        idle=idle_sentence(profile),
+        counts=label_counts(heads),
+        claim_numbers=claim_title(claim),
+        verdict=claim["verdict"] if claim else "",
+        label_rules=label_rules(heads.attrs.get("thresholds")),
+        map_colors=_map_colors(profile, heads, contents),
+        columns=columns,
+        rows=head_rows(heads, columns),
+        sizes=profile.sizes,
+    )
 
 
-def _sweep_section(
-    truncation: xr.Dataset, table: pd.DataFrame | None, payload: dict[str, Any]
-) -> dict[str, Any]:
-    """Section of a sweep for the template. Adds its figures to the `payload`."""
-    table, cards = summarize_truncation(truncation) if table is None else table, []
-    for kind, sweep in sweeps_by_kind(truncation).items():
-        rows = table[table["edit"].isin(sweep["edit"].values)]
-        for row, figure in draw(catalog.SWEEP_FIGURES, sweep, table=rows).items():
-            name = row.name if kind == "all" else f"{row.name}-{kind}"
-            payload["figures"][name] = bare(figure)
-            cards.append(card(row, figure) | {"name": name})
-    sentences = sweep_sentences(truncation, table)
-    text = str(truncation.attrs.get("text", ""))
-    return {"text": text, "cards": cards, "sentences": sentences}
+def _contents(profile: xr.Dataset, heads: pd.DataFrame) -> PageContents:
+    """The figures, sentences and claims of a profile."""
+    selected = first_head(heads)
+    claims = ledger(profile).assign(model="")
+    return PageContents(
+        headline=labels_sentence(heads),
+        notes=[claim_sentence(heads), *detail_sentences(heads)],
+        selected=selected,
+        figures=draw_profile(profile, heads, selected),
+        cautions=caution_sentences(profile, heads),
+        claims=ledger_rows(claims),
+        claims_sentence=claims_sentences(claims)[0],
+    )
 
 
 def first_head(heads: pd.DataFrame) -> tuple[int, int]:
     """The head that a page shows first: the head with most position bits."""
-    row = heads.iloc[int(heads["position_bits"].fillna(-1).to_numpy().argmax())]
-    return int(row["layer"]), int(row["head"])
+    bits = heads["position_bits"].fillna(-1).to_numpy()
+    head = heads.iloc[int(bits.argmax())]
+    return int(head["layer"]), int(head["head"])
 
 
-def _check_results(results: xr.Dataset | None, kind: str, profile: xr.Dataset) -> None:
-    """Raise `BadArgument` if the results have another kind or another number of heads."""
-    if results is None:
-        return
-    expected, sizes = (
-        (d.sizes.get("layer"), d.sizes.get("head")) for d in (profile, results)
+def _sweep_section(truncation: xr.Dataset, table: pd.DataFrame | None) -> SweepSection:
+    """The section of a sweep; `table` is its summary. Each kind of layers has its figures."""
+    if table is None:
+        table = summarize_truncation(truncation)
+    figures = []
+    for layer_type, sweep in sweeps_by_kind(truncation).items():
+        edits = table["edit"].isin(sweep["edit"].values)
+        suffix = "" if layer_type == "all" else f"-{layer_type}"
+        figures += draw_sweep(sweep, table[edits], suffix)
+    return SweepSection(
+        text=str(truncation.attrs.get("text", "")),
+        figures=figures,
+        sentences=sweep_sentences(truncation, table),
+        has_labels="label" in truncation,
     )
+
+
+def _map_colors(
+    profile: xr.Dataset, heads: pd.DataFrame, contents: PageContents
+) -> dict[str, str]:
+    """The menu of what colours the map of heads, by column; "" is the first colouring."""
+    colors = {"": "attribution" if contents.is_prompt else "label"}
+    for name, words in MAP_COLORS.items():
+        if name in heads:
+            colors[name] = words
+    for column in searched_columns(profile, heads):
+        colors[column.name] = column.meaning
+    return colors
+
+
+def _check_results(results: xr.Dataset, kind: str, profile: xr.Dataset) -> None:
+    """Raise `BadArgument` if the results have another kind or another number of heads."""
+    expected = (profile.sizes.get("layer"), profile.sizes.get("head"))
+    sizes = (results.sizes.get("layer"), results.sizes.get("head"))
+    other_sizes = None not in sizes and sizes != expected
     actual = results.attrs.get("kind")
-    if actual != kind or (None not in sizes and sizes != expected):
-        seen = f"{actual}, layers and heads {sizes}; the profile has {expected}"
-        hint = f"pass the result of {kind} for the same model"
+    if actual != kind or other_sizes:
         raise BadArgument(
-            f"This is not a {kind} of the profile's model.", seen=seen, hint=hint
+            f"This is not a {kind} of the profile's model.",
+            seen=f"{actual}, layers and heads {sizes}; the profile has {expected}",
+            hint=f"pass the result of {kind} for the same model",
         )
-
-
-def render_steps(steps: xr.Dataset) -> str:
-    """Text of the page of a training, from the folder of `ropelens.watch`."""
-    ends, explained = steps.isel(step=[0, -1]), page_words()["steps"]
-    numbers, (first, last) = ends["numbers"].values.T, ends["step"].values.tolist()
-    findings = [
-        f"{str(name).replace('_', ' ')}: {a:.3g} at step {first:,}, {b:.3g} at step {last:,}"
-        for name, (a, b) in zip(ends["number"].values, numbers, strict=True)
-    ]
-    figures = {
-        explained["numbers"]: plot_numbers(steps),
-        explained["maps"]: plot_maps(steps),
-    }
-    question = "How do heads and planes change during training?"
-    shown = {"question": question, "findings": findings} | about(steps, pd.DataFrame())
-    return render_figures("answer.html", figures, **shown)
-
-
-def render_figures(
-    template: str,
-    figures: Mapping[str, go.Figure],
-    *,
-    placed: Mapping[str, go.Figure] | None = None,
-    scripts: Sequence[str] = (),
-    payload: Mapping[str, object] | None = None,
-    **values: object,
-) -> str:
-    """Text of a page with figures by their captions; `values` are used by the template.
-
-    The template names the places of the figures `placed`. `scripts` read the `payload`.
-    """
-    numbered = {str(number): figure for number, figure in enumerate(figures.values())}
-    drawn = numbered | dict(placed or {})
-    sent = {
-        "figures": {name: bare(figure) for name, figure in drawn.items()},
-        "templates": page_templates(),
-        **(payload or {}),
-    }
-    values["cards"] = [
-        {"name": number, "title": figure.layout.title.text, "explain": caption}
-        for number, (caption, figure) in enumerate(figures.items())
-    ]
-    files = [*COMMON_SCRIPTS, "answer.js", *scripts]
-    return render(template, scripts=files, payload=sent, **values)
-
-
-@public
-def write_index(folder: str | Path) -> Path:
-    """Write `folder`/index.html, a gallery of every `folder`/<analysis>/<model>/index.html.
-
-    The model and the sentence come from the run.json of a page, if it has one. Large models
-    come first.
-    """
-    folder = Path(folder)
-    analyses: dict[str, list[dict[str, Any]]] = {}
-    pages = sorted(page for page in folder.glob("*/*/index.html") if page.is_file())
-    for page in pages:
-        record = read_record(page.parent)
-        first = (record.get("findings") or [""])[0]
-        model, name = record.get("model", {}).get("name"), page.parent.name
-        entry = {
-            "model": name if file_name(str(model)) == name else model or name,
-            "link": quote(page.relative_to(folder).as_posix()),
-            "finding": re.split(r"(?<=\.) (?=[A-Z])", first)[0],
-            "heads": sum(record.get("labels", {}).values()),
-        }
-        analyses.setdefault(page.parent.parent.name, []).append(entry)
-        analyses[page.parent.parent.name].sort(key=lambda entry: -entry["heads"])
-    text = render("index.html", analyses=analyses, facts=[plural(len(pages), "page")])
-    return write_whole(folder / "index.html", text)

@@ -6,23 +6,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pandas as pd
 import xarray as xr
 
-from ropelens.figures.effects import plot_effects, plot_top_planes
 from ropelens.interventions.top_planes import top_planes
-from ropelens.profiles.measures import MEASURES
-from ropelens.report.catalog import PROFILE_FIGURES, PageFigure, draw
-from ropelens.report.page import render_page
+from ropelens.profiles.measures import MEASURES, with_nan
+from ropelens.report.catalog import (
+    EFFECTS_FIGURE,
+    PATCH_FIGURES,
+    PROMPT_HEAD_FIGURES,
+    TOP_PLANES_FIGURE,
+)
+from ropelens.report.drawing import DrawnFigure, ProfileFigures, draw_chosen_head
+from ropelens.report.page import PageContents, render_contents
+from ropelens.report.payload import build_payload
 from ropelens.report.sentences import describe
 from ropelens.report.sentences.results import prompt_sentence
 from ropelens.runtime.result_folder import ResultFolder, Results
-from ropelens.schema.rows import labelled
 
-HEAD_FIGURES = ("selectivity", "attention", "pair")
 HEAD_SCORES = ("previous_token", "self_mass", "sink_mass", "entropy_bits", "induction")
-NO_LABELS: dict[str, Any] = {"cautions": [], "scope": ""}  # of a page without labels
-EFFECTS_MAP = PageFigure("map", plot_effects, section="all", words="effects")
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,29 +75,46 @@ class PromptResults:
         missing = [
             row for row in MEASURES if row.saved and row.name not in self.profile
         ]
-        shapes = {
-            x.name: [self.profile.sizes.get(d, 1) for d in x.saved_dims]
-            for x in missing
-        }
-        values = {name: np.full(shape, np.nan) for name, shape in shapes.items()}
-        profile = self.profile.assign(labelled(values, missing))
-        total = self.attribution["attribution"].sum("frequency", min_count=1)
-        effects = (
-            profile[[*HEAD_SCORES]].assign(attribution=total).reset_coords(drop=True)
-        )
-        heads = effects.to_dataframe(["layer", "head"]).dropna(subset="attribution")
-        layer, head = map(int, heads["attribution"].abs().idxmax())  # type: ignore[call-overload]
-        heads = heads.reset_index().assign(label="untested")
-        drawn = {"top": plot_top_planes(self.attribution)}
-        drawn |= {f"patched_{x.attrs['over']}": plot_effects(x) for x in self.patches}
-        figures = {EFFECTS_MAP: plot_effects(self.attribution, selected=(layer, head))}
-        figures |= {
-            PageFigure(n, plot_effects, section="all"): x for n, x in drawn.items()
-        }
-        rows = [row for row in PROFILE_FIGURES if row.name in HEAD_FIGURES]
-        figures |= draw(rows, profile, layer=layer, head=head)
+        profile = with_nan(self.profile, missing)
+        heads = self._effects_of_heads(profile)
+        strongest = heads.iloc[int(heads["attribution"].abs().argmax())]
+        selected = (int(strongest["layer"]), int(strongest["head"]))
         headline, *notes = self.findings
-        prompt: dict[str, Any] = {"headline": headline, "notes": notes} | NO_LABELS
-        prompt |= {"figures": figures, "selected": (layer, head)}
-        prompt["planes"] = top_planes(self.attribution).to_dict("records")
-        return render_page(profile, heads, prompt=prompt)
+        contents = PageContents(
+            headline=headline,
+            notes=notes,
+            selected=selected,
+            figures=self._figures(profile, selected),
+            is_prompt=True,
+            top_planes=top_planes(self.attribution).to_dict("records"),
+        )
+        payload = build_payload(profile, heads, contents.figures, selected=selected)
+        return render_contents(profile, heads, contents, payload)
+
+    def _effects_of_heads(self, profile: xr.Dataset) -> pd.DataFrame:
+        """A table of heads with the sum of the attributions of their planes."""
+        total = self.attribution["attribution"].sum("frequency", min_count=1)
+        effects = profile[[*HEAD_SCORES]].assign(attribution=total)
+        heads = effects.reset_coords(drop=True).to_dataframe(["layer", "head"])
+        heads = heads.dropna(subset="attribution").reset_index()
+        return heads.assign(label="untested")
+
+    def _figures(
+        self, profile: xr.Dataset, selected: tuple[int, int]
+    ) -> ProfileFigures:
+        """The effects of heads, planes and patches, and the figures of the selected head."""
+        effects = EFFECTS_FIGURE.draw(self.attribution, selected=selected)
+        planes = TOP_PLANES_FIGURE.draw(self.attribution)
+        figures = [
+            DrawnFigure(EFFECTS_FIGURE.name, EFFECTS_FIGURE, effects),
+            DrawnFigure(TOP_PLANES_FIGURE.name, TOP_PLANES_FIGURE, planes),
+        ]
+        for patched in self.patches:
+            row = PATCH_FIGURES[patched.attrs["over"]]
+            figure = row.draw(patched)
+            figures.append(DrawnFigure(row.name, row, figure))
+        return ProfileFigures(
+            all_heads=figures,
+            chosen_head=draw_chosen_head(PROMPT_HEAD_FIGURES, profile, selected),
+            model=[],
+        )

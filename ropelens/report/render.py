@@ -4,11 +4,9 @@ import base64
 import functools
 import hashlib
 import json
-import tomllib
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jinja2
 import numpy as np
@@ -18,6 +16,7 @@ from ropelens.figures import formats
 
 TEMPLATES = Path(__file__).parent / "templates"
 PLOTLY = "plotly/plotly-cartesian.min.js"  # in pages, which work without a network
+COMMON_SCRIPTS = ("arrays.js", "plots.js", "save.js")  # of all pages with figures
 
 
 @functools.cache
@@ -41,12 +40,6 @@ def environment() -> jinja2.Environment:
 def asset(name: str) -> Markup:
     """Unescaped text of a style sheet, script or other file in the folder of templates."""
     return Markup((TEMPLATES / name).read_text(encoding="utf-8"))
-
-
-@functools.cache
-def page_words() -> dict[str, Any]:
-    """Words around figures and columns of tables, from templates/words.toml."""
-    return tomllib.loads(str(asset("words.toml")))
 
 
 @functools.cache
@@ -82,23 +75,26 @@ def packed(values: np.ndarray, *, dims: tuple[str, ...] = ()) -> dict[str, objec
     The lowest bytes of all numbers come first, because similar bytes compress well. The script
     indexes the leading dimensions `dims` to find one head.
     """
-    dtype = np.dtype({"u1": "u1", "i2": "<i2"}.get(values.dtype.str[1:], "<f4"))
+    dtype = np.dtype("<f4")
+    if values.dtype in (np.uint8, np.int16):
+        dtype = values.dtype.newbyteorder("<")
     data = np.ascontiguousarray(values, dtype=dtype)
-    bytewise = data.view(np.uint8).reshape(-1, dtype.itemsize).T.tobytes()
+    by_number = data.view(np.uint8).reshape(-1, dtype.itemsize)
     return {
         "dtype": dtype.name,
         "shape": list(data.shape),
         "dims": dims,
-        "data": bytewise,
+        "data": by_number.T.tobytes(),
     }
 
 
 def content_policy(*scripts: str) -> str:
     """Content security policy of a page that runs only these scripts and loads nothing."""
-    digests = [hashlib.sha256(script.encode()).digest() for script in scripts]
-    run = " ".join(
-        f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests
-    )
+    sources = []
+    for script in scripts:
+        digest = hashlib.sha256(script.encode()).digest()
+        sources.append(f"'sha256-{base64.b64encode(digest).decode()}'")
+    run = " ".join(sources)
     images = "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'"
     return f"default-src 'none'; {images}; form-action 'none'; script-src {run}"
 
@@ -111,16 +107,19 @@ def render(
     **values: object,
 ) -> str:
     """Render a page from `template` with `values`, `scripts` (files) and their payload."""
-    parts = "\n".join(map(asset, scripts))
-    script = Markup(f'"use strict";\n(async () => {{\n{parts}\n}})();')
-    run = (asset(PLOTLY), asset("unpack.js"), script) if scripts else ()
     page = environment().get_template(template)
+    style = asset("page.css")
+    if not scripts:
+        return page.render(policy=content_policy(), style=style, **values)
+    body = "\n".join(asset(name) for name in scripts)
+    script = Markup(f'"use strict";\n(async () => {{\n{body}\n}})();')
+    unpack = asset("unpack.js")
     return page.render(
-        policy=content_policy(*run),
+        policy=content_policy(asset(PLOTLY), unpack, script),
+        style=style,
         plotly=packed_plotly(),
-        unpack=asset("unpack.js"),
+        unpack=unpack,
         script=script,
-        style=asset("page.css"),
-        payload=packed_payload(payload) if scripts else "",
+        payload=packed_payload(payload),
         **values,
     )

@@ -19,9 +19,9 @@ from ropelens.figures import comparison_planes
 from ropelens.figures.head_wavelengths import plot_head_wavelengths
 from ropelens.figures.style import new_figure
 from ropelens.interventions.changes import best_head
+from ropelens.report.columns import comparison_columns as shown_columns
+from ropelens.report.columns import comparison_rows as table_rows
 from ropelens.report.sentences.comparison import comparison_sentences
-from ropelens.report.tables import comparison_columns as shown_columns
-from ropelens.report.tables import comparison_rows as table_rows
 
 HOSTILE = '<img src=x onerror=alert(1)><a href="https://evil.example/">%{y}</a>'
 
@@ -217,7 +217,7 @@ def test_numbers_of_heads_are_means(comparison: xr.Dataset):
     index = [column.name for column in shown_columns(table)].index(
         "previous_token_heads"
     )
-    assert [row["cells"][index] for row in table_rows(table)] == ["1", "0", "0.5"]
+    assert [row.cells[index] for row in table_rows(table)] == ["1", "0", "0.5"]
 
 
 def test_the_table_marks_unknown_numbers(comparison: xr.Dataset):
@@ -225,7 +225,7 @@ def test_the_table_marks_unknown_numbers(comparison: xr.Dataset):
     table = summarize_comparison(comparison)
     names = [column.name for column in shown_columns(table)]
     assert "positional_wavelength" not in names
-    rows = [dict(zip(names, row["cells"], strict=True)) for row in table_rows(table)]
+    rows = [dict(zip(names, row.cells, strict=True)) for row in table_rows(table)]
     assert [row["worse"] for row in rows] == ["–", "2 of 2", "2 of 2"]
     spread = stats.t.ppf(0.975, 1) * 0.005
     change = f"+0.105\n+{0.105 - spread:.3f} to +{0.105 + spread:.3f}"

@@ -17,7 +17,7 @@ from ropelens.comparison.summary import summarize_comparison
 from ropelens.figures.formats import in_words, plural, ranges
 from ropelens.interventions.truncation_table import summarize_truncation
 from ropelens.report import describe
-from ropelens.report.claims import ledger_rows, render_claims
+from ropelens.report.claims_page import ledger_rows, render_claims
 from ropelens.report.page import render_page
 from ropelens.report.sentences.claims import claims_sentences
 from ropelens.report.sentences.comparison import comparison_sentences
@@ -280,14 +280,15 @@ def test_a_mark_beyond_its_null_on_the_claimed_side_is_a_claim_that_holds(
     table: pd.DataFrame,
 ):
     rows = ledger_rows(table)
-    verdicts = [row["verdict"] for row in rows]
+    verdicts = [row.claim["verdict"] for row in rows]
     assert verdicts == sorted(verdicts, key=VERDICTS.index)
     for row in rows:
-        assert all(0 <= x <= 100 + 1e-9 for x in row["places"].values())
-        assert ("number" in row["places"]) == np.isfinite(row["number"])
-        if row["verdict"] == "holds":
-            assert row["places"]["number"] > row["bars"]["null"][1]
-            assert row["side"] * row["number"] > row["side"] * row["threshold"]
+        assert all(0 <= x <= 100 + 1e-9 for x in row.places.values())
+        assert ("number" in row.places) == np.isfinite(row.claim["number"])
+        if row.claim["verdict"] == "holds":
+            assert row.places["number"] > row.null.stop
+            side = row.claim["side"]
+            assert side * row.claim["number"] > side * row.claim["threshold"]
 
 
 def test_the_first_sentence_counts_verdicts():

@@ -14,10 +14,11 @@ from synthetic_profile import synthetic_profile
 from ropelens.errors import BadArgument
 from ropelens.figures.formats import change_and_interval, signed
 from ropelens.report import describe, render, write_index, write_report
-from ropelens.report.catalog import draw_profile
+from ropelens.report.drawing import draw_profile
 from ropelens.report.excerpt_payload import excerpt_payload
 from ropelens.report.payload import build_payload
 from ropelens.report.render import packed
+from ropelens.report.run_facts import model_name, run_facts
 from ropelens.report.sentences.heads import (
     caution_sentences,
     claim_sentence,
@@ -26,7 +27,6 @@ from ropelens.report.sentences.heads import (
     labels_sentence,
 )
 from ropelens.report.sentences.profile import scope_sentence
-from ropelens.report.tables import model_name, run_facts
 
 BACK = str.maketrans(
     "/,.", "<>&"

@@ -140,7 +140,8 @@ def _left_out_sentence(table: pd.DataFrame, folders: Mapping[str, str]) -> str:
         missing = [c.name for c in CLAIMS if c.name not in set(tested)]
         if missing:
             names += missing
-            commands.append(_command(folders.get(str(model))))
+            folder = folders.get(str(model))
+            commands.append(_command(folder))
     if not names:
         return ""
     return (

@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from ropelens.budget.labels import DOUBTS
 from ropelens.figures.follow import FOLLOWS
 from ropelens.figures.formats import in_words, number, plural, ranges
 from ropelens.figures.style import EXCLUDED_LABELS, LABEL_ORDER
@@ -47,7 +46,8 @@ def detail_sentences(heads: pd.DataFrame) -> list[str]:
 
 def label_counts(heads: pd.DataFrame) -> dict[str, int]:
     """Number of heads with each label, in the order of `LABEL_ORDER`, including 0."""
-    return {label: int((heads["label"] == label).sum()) for label in LABEL_ORDER}
+    counts = heads["label"].value_counts()
+    return {label: int(counts.get(label, 0)) for label in LABEL_ORDER}
 
 
 def _counts_from_largest(heads: pd.DataFrame) -> dict[str, int]:
@@ -132,7 +132,8 @@ def _label_sentence(label: str, heads: pd.DataFrame) -> str:
 
 
 def _doubts_sentence(heads: pd.DataFrame) -> str:
-    uncertain, opposed = (int(np.sum(heads.get(name, 0))) for name in DOUBTS)
+    uncertain = _marked(heads, "uncertain")
+    opposed = _marked(heads, "opposed")
     sentences = []
     if uncertain:
         sentences.append(
@@ -148,12 +149,17 @@ def _doubts_sentence(heads: pd.DataFrame) -> str:
     return " ".join(sentences)
 
 
+def _marked(heads: pd.DataFrame, name: str) -> int:
+    """Number of heads that a column marks; 0 if the table lacks it."""
+    return int(np.sum(heads[name])) if name in heads else 0
+
+
 def _offsets_sentence(heads: pd.DataFrame) -> str:
     """The layers and the offsets of positional heads."""
     positional = heads[heads["label"] == "positional"]
     if positional.empty:
         return ""
-    layers = sorted({int(layer) for layer in positional["layer"]})
+    layers = sorted(positional["layer"].astype(int).unique())
     layer_noun = "layer" if len(layers) == 1 else "layers"
     sentences = [f"Positional heads are in {layer_noun} {ranges(layers)}."]
     counts = positional["offset"].dropna().astype(int).value_counts().sort_index()
@@ -192,11 +198,13 @@ def _top_planes(label: str, heads: pd.DataFrame) -> str:
     """The wavelength of the strongest plane of these heads, and its share of the push."""
     wavelengths = heads["top_wavelength"].to_numpy(float)
     planes = int(heads["planes_to_half"].median())
+    top_share = float(heads["top_share"].median())
     share = (
-        f"{number(float(heads['top_share'].median()), '.0%')} of the push; "
-        f"half of the push comes from {plural(planes, 'plane')}"
+        f"{number(top_share, '.0%')} of the push; half of the push comes from "
+        f"{plural(planes, 'plane')}"
     )
-    median = f"{_tokens(float(np.median(wavelengths)))} tokens"
+    middle = float(np.median(wavelengths))
+    median = f"{_tokens(middle)} tokens"
     if len(heads) == 1:
         return f"{median} in the only {label} head ({share})"
     low = _tokens(float(wavelengths.min()))
@@ -232,12 +240,12 @@ def _weak_labels(profile: xr.Dataset, heads: pd.DataFrame) -> list[str]:
         sentences.append(
             "Labels have no confidence, because the sequences were not resampled."
         )
-    named = ~heads["label"].isin(EXCLUDED_LABELS)
+    named = heads[~heads["label"].isin(EXCLUDED_LABELS)]
     limit = heads.attrs.get("thresholds", {}).get("faint", np.nan)
-    faint = int((named & (heads["total_bits"] < limit)).sum())
+    faint = int((named["total_bits"] < limit).sum())
     if faint:
         sentences.append(
-            f"{faint} of {plural(int(named.sum()), 'head')} labelled positional, semantic "
+            f"{faint} of {plural(len(named), 'head')} labelled positional, semantic "
             f"or mixed {is_or_are(faint)} faint: heads with fewer than "
             f"{number(limit, 'g')} bits say little about the model."
         )

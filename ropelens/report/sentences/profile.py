@@ -66,7 +66,8 @@ def _rotation(layer_type: str, layer: xr.Dataset) -> str:
         length = "window"
     elif layer_type.startswith("chunked"):
         length = "chunks"
-    parts.append(f"{length} of {plural(layer['reach'].item(), 'token')}")
+    tokens = layer["reach"].item()
+    parts.append(f"{length} of {plural(tokens, 'token')}")
     return ", ".join(parts)
 
 

@@ -70,10 +70,13 @@ def _by_distance(head: xr.Dataset) -> str:
     """The share of copies that a head finds at each distance, with its interval."""
     parts = []
     for distance in head["run_distance"].values.tolist():
-        at = head.sel(run_distance=distance)
-        share, low, high = (
-            number(at[f"found_{name}"].item(), ".0%")
-            for name in ("share", "low", "high")
-        )
+        found = head.sel(run_distance=distance)
+        share = _percent(found["found_share"])
+        low = _percent(found["found_low"])
+        high = _percent(found["found_high"])
         parts.append(f"{share} ({low} to {high}) {number(distance, ',d')}")
     return ", ".join(parts)
+
+
+def _percent(share: xr.DataArray) -> str:
+    return number(share.item(), ".0%")

@@ -120,38 +120,18 @@ def _one_sweep(sweep: xr.Dataset, table: pd.DataFrame) -> list[str]:
     """Sentences about a sweep in which the same layers change in all steps."""
     setting = _setting(sweep)
     steps = [_step(row, table) for row in table.to_dict("records")]
-    ends = _at_quarter([step for step in steps if step.loss.measured])
-    far = _at_quarter([step for step in steps if step.far_loss.measured])
-    copies = _at_quarter([step for step in steps if step.copy_loss.measured])
-    labels = _at_quarter([step for step in steps if step.labels.measured])
-    slow = _from_most_kept(steps)
-    free = _last_free(slow)
-    sentences = []
-    fast = [step for step in ends if step.kind == "fast"]
-    if slow and fast:
-        sentences.append(_short_sentence(setting, slow[0], free, fast[0]))
-    if ends:
-        sentences.append(_ends_sentence(setting, ends))
-    if far:
-        sentences.append(_far_sentence(setting, far))
-    if copies:
-        distance = int(sweep["copy_distance"][-1])
-        copy_loss = float(table["copy_loss"].iloc[0])
-        sentences.append(_copies_sentence(setting, distance, copy_loss, copies))
-    if slow:
-        sentences.append(_free_sentence(setting, slow[0], free))
-    bands = [step for step in steps if step.kind == "band" and step.loss.measured]
-    if bands:
-        sentences.append(_bands_sentence(setting, bands))
-    if labels:
-        sentences.append(_labels_sentence(setting, labels))
-    retrieval = float(table["retrieval"].iloc[0])
-    if not np.isnan(retrieval):
-        sentences.append(_retrieval_sentence(retrieval))
-    classes = class_changes(sweep)
-    if ends and len(classes):
-        sentences.append(_classes_sentence(setting, ends, classes))
-    return [one_line(sentence) for sentence in sentences]
+    sentences = [
+        _short_sentence(setting, steps),
+        _ends_sentence(setting, steps),
+        _far_sentence(setting, steps),
+        _copies_sentence(setting, steps, sweep, table),
+        _free_sentence(setting, steps),
+        _bands_sentence(setting, steps),
+        _labels_sentence(setting, steps),
+        _retrieval_sentence(table),
+        _classes_sentence(setting, steps, sweep),
+    ]
+    return [one_line(sentence) for sentence in sentences if sentence]
 
 
 def _setting(sweep: xr.Dataset) -> Setting:
@@ -202,9 +182,14 @@ def _at_quarter(steps: Sequence[Step]) -> list[Step]:
     nearest = []
     for kind in END_NAMES:
         of_end = [step for step in steps if step.kind == kind]
-        if of_end:
-            nearest.append(min(of_end, key=lambda step: abs(step.kept - QUARTER)))
+        of_end.sort(key=lambda step: abs(step.kept - QUARTER))
+        nearest += of_end[:1]
     return nearest
+
+
+def _ends(steps: Sequence[Step]) -> list[Step]:
+    """The steps about a quarter from each end whose loss was measured."""
+    return _at_quarter([step for step in steps if step.loss.measured])
 
 
 def _from_most_kept(steps: Sequence[Step]) -> list[Step]:
@@ -242,10 +227,15 @@ def _costs_for_certain(change: Change) -> bool:
     return change.high >= FREE and change.low > 0
 
 
-def _short_sentence(
-    setting: Setting, first: Step, free: Step | None, fast: Step
-) -> str:
+def _short_sentence(setting: Setting, steps: Sequence[Step]) -> str:
     """Slow planes that can stop for free, and the cost of fast planes."""
+    steps_from_slow = _from_most_kept(steps)
+    steps_from_fast = [step for step in _ends(steps) if step.kind == "fast"]
+    if not steps_from_slow or not steps_from_fast:
+        return ""
+    first = steps_from_slow[0]
+    fast = steps_from_fast[0]
+    free = _last_free(steps_from_slow)
     slowest = f"the slowest {percent((free or first).stopped)} of the planes"
     if free is not None:
         slow = f"{slowest} can {setting.stop} at almost no cost"
@@ -262,8 +252,11 @@ def _short_sentence(
     )
 
 
-def _ends_sentence(setting: Setting, ends: Sequence[Step]) -> str:
+def _ends_sentence(setting: Setting, steps: Sequence[Step]) -> str:
     """The change of the loss if a quarter of the planes stops at each end."""
+    ends = _ends(steps)
+    if not ends:
+        return ""
     parts = [
         f"{setting.stopping} {step.planes} of the planes (wavelengths {step.wavelengths} "
         f"tokens) changes the loss by {_changed_loss(step.loss)}"
@@ -278,8 +271,11 @@ def _ends_sentence(setting: Setting, ends: Sequence[Step]) -> str:
     return f"{setting.within()} {'; '.join(parts)}."
 
 
-def _far_sentence(setting: Setting, ends: Sequence[Step]) -> str:
+def _far_sentence(setting: Setting, steps: Sequence[Step]) -> str:
     """The change of the loss in the second half of the context."""
+    ends = _at_quarter([step for step in steps if step.far_loss.measured])
+    if not ends:
+        return ""
     parts = [
         f"{setting.stopping} {step.planes} changes the loss by "
         f"{_changed_loss(step.far_loss)}"
@@ -289,9 +285,14 @@ def _far_sentence(setting: Setting, ends: Sequence[Step]) -> str:
 
 
 def _copies_sentence(
-    setting: Setting, distance: int, copy_loss: float, ends: Sequence[Step]
+    setting: Setting, steps: Sequence[Step], sweep: xr.Dataset, table: pd.DataFrame
 ) -> str:
-    """The loss of random tokens that are repeated after `distance` tokens."""
+    """The loss of random tokens that are repeated after the longest distance."""
+    ends = _at_quarter([step for step in steps if step.copy_loss.measured])
+    if not ends:
+        return ""
+    distance = int(sweep["copy_distance"][-1])
+    copy_loss = float(table["copy_loss"].iloc[0])
     parts = [
         f"{setting.stopping} {step.planes} changes it by {_changed_loss(step.copy_loss)}"
         for step in ends
@@ -302,8 +303,12 @@ def _copies_sentence(
     )
 
 
-def _free_sentence(setting: Setting, first: Step, free: Step | None) -> str:
+def _free_sentence(setting: Setting, steps: Sequence[Step]) -> str:
     """The slow planes that can stop for free, or the cost of the first step."""
+    steps_from_slow = _from_most_kept(steps)
+    if not steps_from_slow:
+        return ""
+    free = _last_free(steps_from_slow)
     if free is not None:
         shortest = short_count(free.shortest_wavelength)
         return (
@@ -312,6 +317,7 @@ def _free_sentence(setting: Setting, first: Step, free: Step | None) -> str:
             f"{percent(free.kept)} still rotate. Planes that are {setting.stopped} have "
             f"wavelengths of {shortest} tokens or more."
         )
+    first = steps_from_slow[0]
     costs = _cost(first.loss)
     if not np.isnan(first.far_loss.high):
         costs += f"; near the end of the text it {_cost(first.far_loss)}"
@@ -320,8 +326,11 @@ def _free_sentence(setting: Setting, first: Step, free: Step | None) -> str:
     )
 
 
-def _bands_sentence(setting: Setting, bands: Sequence[Step]) -> str:
+def _bands_sentence(setting: Setting, steps: Sequence[Step]) -> str:
     """The band of wavelengths that costs most."""
+    bands = [step for step in steps if step.kind == "band" and step.loss.measured]
+    if not bands:
+        return ""
     most = max(bands, key=lambda step: step.loss.value)
     compared = ""
     if not np.isnan(most.random_loss):
@@ -336,10 +345,10 @@ def _bands_sentence(setting: Setting, bands: Sequence[Step]) -> str:
     )
 
 
-def _labels_sentence(setting: Setting, ends: Sequence[Step]) -> str:
+def _labels_sentence(setting: Setting, steps: Sequence[Step]) -> str:
     """The number of heads that get a new label."""
     parts = []
-    for step in ends:
+    for step in _at_quarter([step for step in steps if step.labels.measured]):
         heads = "head has" if step.labels.value == 1 else "heads have"
         interval = ""
         if not np.isnan(step.labels.low):
@@ -351,10 +360,15 @@ def _labels_sentence(setting: Setting, ends: Sequence[Step]) -> str:
             f"{number(step.labels.value, '.0f')} {heads} a new label "
             f"({number(step.label_share, '.0%')}{interval})"
         )
+    if not parts:
+        return ""
     return f"{setting.within()} {'; '.join(parts)}."
 
 
-def _retrieval_sentence(share: float) -> str:
+def _retrieval_sentence(table: pd.DataFrame) -> str:
+    share = float(table["retrieval"].iloc[0])
+    if np.isnan(share):
+        return ""
     return (
         f"With all planes, the model retrieves {number(share, '.1%')} of the needles "
         f"(chance: {number(CHANCE, '.1%')})."
@@ -362,9 +376,13 @@ def _retrieval_sentence(share: float) -> str:
 
 
 def _classes_sentence(
-    setting: Setting, ends: Sequence[Step], classes: pd.DataFrame
+    setting: Setting, steps: Sequence[Step], sweep: xr.Dataset
 ) -> str:
     """The changes for each class of tokens if a quarter of the planes stops at each end."""
+    classes = class_changes(sweep)
+    ends = _ends(steps)
+    if classes.empty or not ends:
+        return ""
     sentences = []
     begin = f"{setting.within()} {setting.stopping}"
     for step in ends:

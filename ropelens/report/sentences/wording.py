@@ -52,4 +52,5 @@ def one_line(sentence: str) -> str:
 
     Names and prompts of users may contain both.
     """
-    return re.sub(r" (?=[,;.:)])", "", " ".join(sentence.split()))
+    words = " ".join(sentence.split())
+    return re.sub(r" (?=[,;.:)])", "", words)

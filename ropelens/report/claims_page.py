@@ -1,0 +1,171 @@
+"""Pages of claims: one row with a strip per claim, and models side by side."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os.path import relpath
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pandas as pd
+
+from ropelens.claims.claims import CLAIMS
+from ropelens.claims.verdict import VERDICTS
+from ropelens.errors import BadArgument, explained
+from ropelens.figures.formats import plural
+from ropelens.report.render import render
+from ropelens.report.run_facts import PageFacts, version_words
+from ropelens.report.sentences.claims import shown_statement
+from ropelens.runtime.run_record import read_record
+
+CLAIMS_QUESTION = "Which published claims about RoPE hold here?"
+GLYPHS = dict(zip(VERDICTS, ("✓", "✕", "○", "–"), strict=True))
+STRIP_COLUMNS = ("null_low", "null_median", "null_high", "low", "number", "high")
+CLAIM_FIGURES = {
+    "plot_norms": "norms-title",
+    "plot_claim": "view=claim",
+    "plot_head_map": "view=map",
+    "plot_selectivity": "tab=selectivity",
+    "plot_kernel": "tab=kernel",
+}
+"""Address on the page of an analysis of the figure that the `call` of a claim draws."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar on a strip, from `start` to `stop` (percent)."""
+
+    start: float
+    stop: float
+
+
+@dataclass(frozen=True)
+class LedgerRow:
+    """A claim of a ledger on a page.
+
+    `claim` has the columns of the table, and `place` names the row in addresses. `figure` is
+    the address of a figure, or "". On the strip of the row, `places` has the columns that are
+    known, in percent, with the claimed side last.
+    """
+
+    claim: Mapping[Any, Any]
+    place: str
+    shown: str
+    figure: str
+    places: Mapping[str, float]
+
+    @property
+    def null(self) -> Bar | None:
+        return self._bar("null_low", "null_high")
+
+    @property
+    def interval(self) -> Bar | None:
+        return self._bar("low", "high")
+
+    def _bar(self, low: str, high: str) -> Bar | None:
+        if low not in self.places:
+            return None
+        start, stop = sorted([self.places[low], self.places[high]])
+        return Bar(start, stop)
+
+
+def read_ledger(folder: str, out: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Table and `runs` of a folder of claims, with the addresses of pages from `out`."""
+    record = read_record(folder)
+    with explained(f"The claims in {folder} cannot be read.", error=BadArgument):
+        table = pd.read_csv(Path(folder) / "claims.csv")
+        table["why"] = table["why"].str.removeprefix("'")  # which protects a minus sign
+        table = _with_descriptions(table)
+        texts = ("over", "other", "floor_day", "differ")
+        table = table.fillna(dict.fromkeys(texts, ""))
+        render_claims(table, record)
+    runs = record["runs"]
+    for run in runs.values():
+        page = Path(folder) / run.pop("page", "")
+        if page.is_file():  # the page of the analysis was kept
+            run["page"] = relpath(page, out)
+    return table, runs
+
+
+def _with_descriptions(table: pd.DataFrame) -> pd.DataFrame:
+    """A ledger of an earlier version with the descriptions of claims that it lacks."""
+    described = pd.DataFrame({claim.name: claim.description() for claim in CLAIMS})
+    described.loc["layers"] = "all"
+    for column, words in described.iterrows():
+        if column not in table:
+            table[column] = table["claim"].map(words).fillna("")
+    return table
+
+
+def render_claims(table: pd.DataFrame, record: Mapping[str, Any]) -> str:
+    """Text of the page. `table` has a column `model`; `record` is the content of run.json."""
+    models = table["model"].unique().tolist()
+    runs = record["runs"]
+    return render(
+        "claims.html",
+        about=PageFacts(
+            facts=[plural(len(models), "model")],
+            model=record["model"]["name"],
+            run=[(name, run["facts"]) for name, run in runs.items()],
+            versions=version_words(record["versions"]),
+            command=record["command"],
+        ),
+        question=CLAIMS_QUESTION,
+        findings=record["findings"],
+        glyphs=GLYPHS,
+        grid=_grid(table, models),
+        ledgers={
+            model: ledger_rows(table[table["model"] == model]) for model in models
+        },
+        pages={name: quote(run["page"]) for name, run in runs.items() if "page" in run},
+    )
+
+
+def _grid(
+    table: pd.DataFrame, models: Sequence[str]
+) -> dict[str, list[LedgerRow | None]]:
+    """The rows of each model by claim; None if a model lacks the claim."""
+    statements: dict[str, str] = {}
+    rows: dict[tuple[str, str], LedgerRow] = {}
+    for claim in table.to_dict("records"):
+        row = _ledger_row(claim)
+        statements[row.place] = row.shown
+        rows[row.place, claim["model"]] = row
+    grid = {}
+    for place, statement in statements.items():
+        grid[statement] = [rows.get((place, model)) for model in models]
+    return grid
+
+
+def ledger_rows(table: pd.DataFrame) -> list[LedgerRow]:
+    """The rows of a ledger in the order of `VERDICTS`."""
+    order = np.argsort(table["verdict"].map(VERDICTS.index), kind="stable")
+    return [_ledger_row(claim) for claim in table.iloc[order].to_dict("records")]
+
+
+def _ledger_row(claim: dict[Any, Any]) -> LedgerRow:
+    place = claim["claim"]
+    if claim["layers"] != "all":
+        place = f"{place}-{claim['layers']}"
+    figures = [CLAIM_FIGURES[name] for name in CLAIM_FIGURES if name in claim["call"]]
+    return LedgerRow(
+        claim=claim,
+        place=place,
+        shown=shown_statement(claim),
+        figure=figures[0] if figures else "",
+        places=_strip_places(claim),
+    )
+
+
+def _strip_places(claim: dict[Any, Any]) -> dict[str, float]:
+    """Places of the numbers on the strip of a claim, from 0 to 100."""
+    numbers = {}
+    for name in STRIP_COLUMNS:
+        if not pd.isna(claim[name]):
+            numbers[name] = claim["side"] * claim[name]
+    least = min(numbers.values(), default=0)
+    width = max(numbers.values(), default=0) - least
+    if width == 0:
+        width = 1
+    return {name: 100 * (number - least) / width for name, number in numbers.items()}
