@@ -1,6 +1,6 @@
 """Models that an evaluation compares: unmodified, edited, and with silenced heads."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,14 +45,17 @@ def entries_of(measurement: Measurement, edits: Edits, *, controls: int) -> list
         what = f'An edit cannot be called "{NONE}", the name of the unmodified model.'
         raise BadArgument(what)
     rotation = measurement.rotation
-    no_head = torch.zeros_like(measurement.live.attending_heads)
+    able = measurement.live.attending_heads
+    no_head = torch.zeros_like(able)
     unmodified = Entry(NONE, rotation.planes(measurement.text.context), no_head)
     entries = [unmodified]
     for name, given in edits.items():
         changes = [given] if isinstance(given, Edit | Silence | str) else given
         entries.append(_entry(measurement, name, changes))
-        chosen = _chosen_heads(measurement, changes)
-        drawn = _random_heads(measurement, changes, chosen, draws=controls)
+        chosen = _chosen_heads(changes, able, rotation.kind_names)
+        drawn = _random_heads(
+            changes, chosen, able, draws=controls, seed=measurement.seed
+        )
         for number, of_random_heads in enumerate(drawn, start=1):
             control = f"{name}, random {number}"
             entries.append(
@@ -96,35 +99,36 @@ def _entry(
 
 
 def _chosen_heads(
-    measurement: Measurement, changes: Sequence[Change]
+    changes: Sequence[Change],
+    able: HeadMask,
+    layer_types: Callable[[], Sequence[str]],
 ) -> dict[int, HeadMask]:
     """The heads of each change that names some heads, by the number of the change."""
     chosen = {}
     for number, change in enumerate(changes):
         if not isinstance(change, str) and change.heads != ALL_HEADS:
-            able = measurement.live.attending_heads
-            layer_types = measurement.rotation.kind_names
             chosen[number] = heads_by_layer(change.heads, able, layer_types)
     return chosen
 
 
 def _random_heads(
-    measurement: Measurement,
     changes: Sequence[Change],
     chosen: Mapping[int, HeadMask],
+    able: HeadMask,
     *,
     draws: int,
+    seed: int,
 ) -> list[list[Change]]:
     """`changes` with random heads for the `chosen` heads, `draws` times or less often."""
     if not chosen:
         return []
     sets: dict[tuple[str, ...], list[Change]] = {}
-    generator = generator_of(measurement.seed)
+    generator = generator_of(seed)
     masks = torch.stack([*chosen.values()])
     for _ in range(ATTEMPTS):
         if len(sets) == draws:
             break
-        moved = _move_heads(masks, measurement.live.attending_heads, generator)
+        moved = _move_heads(masks, able, generator)
         drawn: list[Any] = [*changes]
         names = []
         for number, mask in zip(chosen, moved, strict=True):

@@ -35,10 +35,14 @@ Answers = dict[str, dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class EntrySums:
-    """Sums (nats) of one entry: losses of bins, repeats and classes, and changes of classes."""
+    """Sums (nats) of one entry: losses, and changes of the attention in sets of tokens.
+
+    The columns of `losses` are the bins of positions, then the tokens that occurred before in
+    their sequence, then the classes of tokens (see `TokenSplit`).
+    """
 
     sums: Sums
-    losses: Float[Tensor, "sequence bin"]
+    losses: Float[Tensor, "sequence bin_or_set"]
     change: Float[Tensor, "set layer head"]
     rows: Float[Tensor, " set"]
 
@@ -256,6 +260,7 @@ class EntryPass:
         self.change = torch.zeros(shape, dtype=torch.float64)
 
     def run(self, fits: Mapping[int, LayerFit], progress: Progress) -> EntrySums:
+        """Run the model once. If attention is compared, the unmodified model must run first."""
         text = self.batch.text
         batch_pass = BatchPass(
             self.live,
@@ -282,7 +287,7 @@ class EntryPass:
         )
 
     def _compare(self, call: AttentionCall) -> None:
-        """Store the call of the unmodified model, or add the change of the attention."""
+        """Store the call of the unmodified model, or write the change of the attention."""
         if self.unmodified is None:
             return
         if self.entry.name == NONE:

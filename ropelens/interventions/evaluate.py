@@ -35,7 +35,6 @@ from ropelens.runtime.progress import ProgressOption
 from ropelens.schema.rows import labelled
 from ropelens.text.prompts import TokenNames
 from ropelens.text.rows import HowMany
-from ropelens.text.text import Text
 from ropelens.text.tokenize import TextInput
 
 RESAMPLES = 400  # bootstrap draws for the intervals of label changes
@@ -170,9 +169,8 @@ class Evaluation:
     def loss_values(self) -> Values:
         """Losses of sequences, of bins of positions, and of classes of tokens."""
         text = self.measurement.text
-        sums = self.done.sums
         bins = self.split.bins
-        losses = np.stack([entry.losses.numpy() for entry in sums])
+        losses = np.stack([entry.losses.numpy() for entry in self.done.sums])
         bin_loss = losses[..., :bins]
         predicted = text.predicted.sum(1).numpy()
         values = {
@@ -180,9 +178,56 @@ class Evaluation:
             "predicted_tokens": predicted,
             "group": text.group.numpy(),
         }
-        values |= _split_losses(text, self.split, losses[..., bins:])
-        values |= _bin_losses(text, self.split, sums)
+        values |= self._split_losses(losses[..., bins:])
+        values |= self._bin_losses()
         return values
+
+    def _split_losses(self, sums: Float[np.ndarray, "edit sequence split"]) -> Values:
+        """Mean losses of tokens that occurred before, and of each class of tokens."""
+        split = self.split
+        tokens = split.predicted(self.measurement.text).sum(2).numpy()
+        with np.errstate(invalid="ignore"):  # NaN if a sequence has no such token
+            losses = sums / tokens
+        values = {"seen_loss": losses[..., 0], "seen_tokens": tokens[:, 0]}
+        if split.classes:
+            values["class_loss"] = losses[..., 1:]
+            values["class_tokens"] = tokens[:, 1:]
+        return values
+
+    def _bin_losses(self) -> Values:
+        """Mean losses of all positions, of each bin, and of the second half of the context."""
+        text = self.measurement.text
+        edges = self.split.edges
+        bin_tokens = sum_bins(text.predicted[:, 1 : text.context].long(), edges - 1)
+        is_far = (edges[:-1] >= text.context / 2).numpy()
+        far_tokens = bin_tokens.numpy()[:, is_far].sum(1)
+        group_tokens = by_group(bin_tokens, text.group)
+        far_losses = []
+        means = []  # of all positions, then of each bin
+        errors = []
+        for entry in self.done.sums:
+            bin_losses = entry.losses[:, : self.split.bins]
+            far_losses.append(bin_losses.numpy()[:, is_far].sum(-1))
+            group_losses = by_group(bin_losses, text.group)
+            pairs = [mean_loss(group_losses.sum(1), group_tokens.sum(1))]
+            for losses, tokens in zip(group_losses.T, group_tokens.T, strict=True):
+                pairs.append(mean_loss(losses, tokens))
+            means.append([mean for mean, _ in pairs])
+            errors.append([error for _, error in pairs])
+        mean = np.array(means)
+        error = np.array(errors)
+        with np.errstate(invalid="ignore"):  # NaN if a sequence has no such token
+            far_loss = np.stack(far_losses) / far_tokens
+        return {
+            "far_loss": far_loss,
+            "far_tokens": far_tokens,
+            "mean_loss": mean[:, 0],
+            "mean_loss_se": error[:, 0],
+            "position_loss": mean[:, 1:],
+            "position_loss_se": error[:, 1:],
+            "position_start": edges[:-1].numpy(),
+            "position_stop": edges[1:].numpy(),
+        }
 
     def change_values(self) -> Values:
         """Change of the attention in bits, on all rows and on the rows of each class."""
@@ -238,55 +283,6 @@ class Evaluation:
 
 def _objects(names: Sequence[str]) -> np.ndarray:
     return np.array(names, dtype=object)
-
-
-def _split_losses(
-    text: Text, split: TokenSplit, sums: Float[np.ndarray, "edit sequence split"]
-) -> Values:
-    """Mean losses of tokens that occurred before, and of each class of tokens."""
-    tokens = split.predicted(text).sum(2).numpy()
-    with np.errstate(invalid="ignore"):  # NaN if a sequence has no such token
-        losses = sums / tokens
-    values = {"seen_loss": losses[..., 0], "seen_tokens": tokens[:, 0]}
-    if split.classes:
-        values["class_loss"] = losses[..., 1:]
-        values["class_tokens"] = tokens[:, 1:]
-    return values
-
-
-def _bin_losses(text: Text, split: TokenSplit, sums: Sequence[EntrySums]) -> Values:
-    """Mean losses of all positions, of each bin, and of the second half of the context."""
-    edges = split.edges
-    bin_tokens = sum_bins(text.predicted[:, 1 : text.context].long(), edges - 1)
-    is_far = (edges[:-1] >= text.context / 2).numpy()
-    far_tokens = bin_tokens.numpy()[:, is_far].sum(1)
-    group_tokens = by_group(bin_tokens, text.group)
-    far_losses = []
-    means = []  # of all positions, then of each bin
-    errors = []
-    for entry in sums:
-        bin_losses = entry.losses[:, : split.bins]
-        far_losses.append(bin_losses.numpy()[:, is_far].sum(-1))
-        group_losses = by_group(bin_losses, text.group)
-        pairs = [mean_loss(group_losses.sum(1), group_tokens.sum(1))]
-        for losses, tokens in zip(group_losses.T, group_tokens.T, strict=True):
-            pairs.append(mean_loss(losses, tokens))
-        means.append([mean for mean, _ in pairs])
-        errors.append([error for _, error in pairs])
-    mean = np.array(means)
-    error = np.array(errors)
-    with np.errstate(invalid="ignore"):  # NaN if a sequence has no such token
-        far_loss = np.stack(far_losses) / far_tokens
-    return {
-        "far_loss": far_loss,
-        "far_tokens": far_tokens,
-        "mean_loss": mean[:, 0],
-        "mean_loss_se": error[:, 0],
-        "position_loss": mean[:, 1:],
-        "position_loss_se": error[:, 1:],
-        "position_start": edges[:-1].numpy(),
-        "position_stop": edges[1:].numpy(),
-    }
 
 
 def _resampled_changes(

@@ -24,7 +24,7 @@ from ropelens.interventions.edit import stop
 from ropelens.interventions.evaluate import evaluate
 from ropelens.interventions.plane_edits import Edit
 from ropelens.profiles.measurement import Measured, Measurement
-from ropelens.rope.select import ALL_HEADS, PlaneNumbers, heads_by_layer
+from ropelens.rope.select import ALL_HEADS, HeadMask, PlaneNumbers, heads_by_layer
 from ropelens.runtime.progress import ProgressOption, display_of, opening
 from ropelens.schema.evaluation import SWEEP
 from ropelens.schema.rows import labelled
@@ -145,12 +145,12 @@ class SweptHeads:
             rotating_planes(planes)
             for planes in measurement.rotation.planes(alike=True)
         ]
-        if heads is None:
-            every_head = [["*"] for _ in turning]
-            return cls(_by_layer_type(measurement, turning), every_head)
         rotates = torch.tensor([bool(planes) for planes in turning])
         able = measurement.live.attending_heads & rotates[:, None]
         layer_types = measurement.rotation.kind_names
+        if heads is None:
+            every_head = [["*"] for _ in turning]
+            return cls(_by_layer_type(turning, able, layer_types()), every_head)
         chosen = heads_by_layer(heads, able, layer_types, doing="rotate")
         planes = [
             of_layer if chosen[layer].any() else {}
@@ -161,26 +161,25 @@ class SweptHeads:
 
 
 def _by_layer_type(
-    measurement: Measurement, turning: list[Wavelengths]
+    turning: list[Wavelengths], able: HeadMask, layer_types: list[str]
 ) -> dict[str, list[Wavelengths]]:
-    """The rotating planes of each kind of layers, or of "all" layers if there is one kind."""
-    attends = measurement.live.attending_heads.any(1)
-    types = []
-    for layer, kind in enumerate(measurement.rotation.kinds):
-        swept = bool(turning[layer]) and bool(attends[layer])
-        types.append(kind.name if swept else "")
-    names = [name for name in dict.fromkeys(types) if name]
+    """The rotating planes of each kind of layers, or of "all" layers if there is one kind.
+
+    `able` are the heads that attend and rotate.
+    """
+    swept = {}
+    for layer, layer_type in enumerate(layer_types):
+        if able[layer].any():
+            swept[layer] = layer_type
+    names = list(dict.fromkeys(swept.values()))
     if len(names) < 2:
-        planes = [
-            of_layer if name else {}
-            for of_layer, name in zip(turning, types, strict=True)
-        ]
-        return {"all": planes}
+        names = ["all"]
+        swept = dict.fromkeys(swept, "all")
     groups = {}
     for name in names:
         groups[name] = [
-            of_layer if layer_type == name else {}
-            for of_layer, layer_type in zip(turning, types, strict=True)
+            of_layer if swept.get(layer) == name else {}
+            for layer, of_layer in enumerate(turning)
         ]
     return groups
 
