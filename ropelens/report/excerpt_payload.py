@@ -5,6 +5,7 @@ space than the weights.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -163,7 +164,7 @@ class ExcerptVectors:
             known=np.isfinite(query).any((2, 3)),
         )
 
-    @property
+    @cached_property
     def causal(self) -> Bool[np.ndarray, "query key"]:
         """Whether a query may see a key."""
         count = self.attention.shape[-1]
