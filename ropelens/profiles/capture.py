@@ -1,7 +1,7 @@
 """Capture everything that some heads compute on one short sequence."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -14,6 +14,7 @@ from ropelens.arguments import Count, public
 from ropelens.attention.call import AttentionCall
 from ropelens.errors import BadArgument
 from ropelens.model.as_live_model import Model, as_live_model
+from ropelens.model.live_model import LiveModel
 from ropelens.model.output_projection import (
     logit_directions,
     output_projections,
@@ -96,90 +97,100 @@ def capture(
     """
     live = as_live_model(model, tokenizer)
     tokenizer = tokenizer or live.tokenizer
-    if text_or_tokens == []:
+    if isinstance(text_or_tokens, list):
+        prompts = text_or_tokens
+    else:
+        prompts = [text_or_tokens]
+    if not prompts:
         raise BadArgument(
             "There is no prompt to capture.", hint="a list of one or more"
         )
-    if isinstance(text_or_tokens, list):
-        captures = [
-            capture(
-                live,
-                prompt,
-                heads=heads,
-                tokenizer=tokenizer,
-                runner_up=runner_up,
-                values=values,
-                logits_of=logits_of,
-                max_bytes=max_bytes // len(text_or_tokens),
-            )
-            for prompt in text_or_tokens
-        ]
-        return concatenate(captures)
-    measurement = one_sequence(live, text_or_tokens, tokenizer)
-    chosen = heads_by_layer(
-        heads, live.attending_heads, measurement.rotation.kind_names
-    )
+    measurements = [one_sequence(live, prompt, tokenizer) for prompt in prompts]
+    kinds = measurements[0].rotation.kind_names
+    chosen = heads_by_layer(heads, live.attending_heads, kinds)
     tokens = [logits_of] if isinstance(logits_of, str) else logits_of
-    run = CaptureRun(
-        measurement,
+    wanted = Wanted(
         heads=[(layer, head) for layer, head in chosen.nonzero().tolist()],
         answers=[token_id(token, tokenizer, live.vocabulary) for token in tokens],
         values=values,
         runner_up=runner_up,
-        max_bytes=max_bytes,
     )
-    live.record_calls(measurement.text.ids, run.see, hidden=measurement.text.hidden)
-    dataset = run.dataset(tokenizer)
-    return dataset.assign_attrs({"kind": "capture"} | measurement.attributes)
-
-
-class CaptureRun:
-    """Arrays of some heads, head first, and the pass of the model that fills them."""
-
-    def __init__(
-        self,
-        measurement: Measurement,
-        *,
-        heads: list[tuple[int, int]],
-        answers: list[int],
-        values: bool,
-        runner_up: int | None,
-        max_bytes: int,
-    ) -> None:
-        live = measurement.live
+    check_memory(wanted, measurements, max_bytes)
+    captures = []
+    for measurement in measurements:
+        run = CaptureRun(measurement, wanted)
         text = measurement.text
-        self.text = text
-        self.model_dtype = live.model.dtype
-        self.planes = measurement.rotation.planes(text.context)
-        self.heads = heads  # layer, head
-        self.answers = answers
-        self.runner_up = runner_up
-        self.arrays = allocate(
-            captured_variables(values=values, answers=bool(answers)),
-            self.sizes(),
-            torch.promote_types(live.model.dtype, torch.float32),
-            max_bytes=max_bytes,
-        )
-        self.projections = {}
-        if "write_norm" in self.arrays:
-            self.projections = output_projections(live)
-        self.directions: Float[Tensor, "answer query hidden"] | None = None
-        if answers:
-            self.directions = logit_directions(
-                live, self.projections, text.ids, answers, text.hidden
-            )
+        live.record_calls(text.ids, run.see, hidden=text.hidden)
+        attrs = {"kind": "capture"} | measurement.result_attributes()
+        captures.append(run.dataset(tokenizer).assign_attrs(attrs))
+    if isinstance(text_or_tokens, list):
+        return concatenate(captures)
+    return captures[0]
 
-    def sizes(self) -> dict[str, int]:
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a capture contains: heads as (layer, head), and the ids of the answers."""
+
+    heads: list[tuple[int, int]]
+    answers: list[int]
+    values: bool
+    runner_up: int | None
+
+    def variables(self) -> list[Variable]:
+        """The variables of `CAPTURE` that are wanted; logits of answers need the values."""
+        unwanted: set[str] = set()
+        if not (self.values or self.answers):
+            unwanted.update(("value_norm", "write_norm", "written_norm"))
+        if not self.answers:
+            unwanted.add("logit")
+        return [variable for variable in CAPTURE if variable.name not in unwanted]
+
+    def sizes(self, measurement: Measurement) -> dict[str, int]:
         """Sizes of the arrays by dim."""
-        length = self.text.context
+        length = measurement.text.context
+        planes = measurement.rotation.planes(length)
         return {
             "head": len(self.heads),
             "query": length,
             "key": length,
             "part": 2,
-            "frequency": max(self.planes[layer].terms for layer, _ in self.heads),
+            "frequency": max(planes[layer].terms for layer, _ in self.heads),
             "answer": len(self.answers),
         }
+
+    def shapes(self, measurement: Measurement) -> dict[str, list[int]]:
+        """Shape of the array of each variable, head first."""
+        sizes = self.sizes(measurement)
+        return {
+            variable.name: [sizes[dim] for dim in variable.dims]
+            for variable in self.variables()
+        }
+
+
+class CaptureRun:
+    """Arrays of some heads, head first, and the pass of the model that fills them."""
+
+    def __init__(self, measurement: Measurement, wanted: Wanted) -> None:
+        live = measurement.live
+        text = measurement.text
+        self.text = text
+        self.model_dtype = live.model.dtype
+        self.planes = measurement.rotation.planes(text.context)
+        self.heads = wanted.heads
+        self.answers = wanted.answers
+        self.runner_up = wanted.runner_up
+        self.arrays: dict[str, Tensor] = {}
+        for name, shape in wanted.shapes(measurement).items():
+            self.arrays[name] = torch.full(shape, torch.nan, dtype=array_dtype(live))
+        self.projections = {}
+        if "write_norm" in self.arrays:
+            self.projections = output_projections(live)
+        self.directions: Float[Tensor, "answer query hidden"] | None = None
+        if self.answers:
+            self.directions = logit_directions(
+                live, self.projections, text.ids, self.answers, text.hidden
+            )
 
     def see(self, call: AttentionCall) -> None:
         """Write what the chosen heads of a layer compute."""
@@ -209,7 +220,7 @@ class CaptureRun:
         return weight.unflatten(1, (call.query.shape[1], -1))
 
     def dataset(self, tokenizer: TokenNames | None) -> xr.Dataset:
-        """The arrays with their labels."""
+        """The arrays with their labels, after the model has run."""
         length = self.text.context
         names = np.array(token_names(self.text.ids[0], tokenizer), dtype=object)
         indices = {
@@ -231,38 +242,33 @@ class CaptureRun:
         return dataset.set_coords(["inv_freq", "wavelength", "scale"])
 
 
-def captured_variables(*, values: bool, answers: bool) -> list[Variable]:
-    """The rows of `CAPTURE` that are wanted; the logits of answers need the values."""
-    unwanted: set[str] = set()
-    if not (values or answers):
-        unwanted.update(("value_norm", "write_norm", "written_norm"))
-    if not answers:
-        unwanted.add("logit")
-    return [row for row in CAPTURE if row.name not in unwanted]
+def array_dtype(live: LiveModel) -> torch.dtype:
+    """The dtype of captured arrays: float32, or the dtype of a model with more digits."""
+    return torch.promote_types(live.model.dtype, torch.float32)
 
 
-def allocate(
-    rows: Sequence[Variable],
-    sizes: Mapping[str, int],
-    dtype: torch.dtype,
-    *,
-    max_bytes: int,
-) -> dict[str, Tensor]:
-    """Arrays of NaN for the variables, head first. Raise `BadArgument` above `max_bytes`."""
-    shapes = {row.name: [sizes[dim] for dim in row.dims] for row in rows}
-    numbers = sum(int(np.prod(shape)) for shape in shapes.values())
-    total = numbers * dtype.itemsize
-    if total > max_bytes:
-        raise BadArgument(
-            f"This capture takes {total:,} bytes, more than the {max_bytes:,} allowed.",
-            seen=f"{sizes['head']} heads, {sizes['query']:,} tokens, "
-            f"{sizes['frequency']} frequencies",
-            hint=f"fewer heads, a shorter text, or max_bytes={total}",
-        )
-    return {
-        name: torch.full(shape, torch.nan, dtype=dtype)
-        for name, shape in shapes.items()
-    }
+def check_memory(
+    wanted: Wanted, measurements: Sequence[Measurement], max_bytes: int
+) -> None:
+    """Raise `BadArgument` if the captures, padded to the longest, exceed `max_bytes`."""
+    longest = max(measurements, key=lambda measurement: measurement.text.context)
+    numbers = sum(int(np.prod(shape)) for shape in wanted.shapes(longest).values())
+    prompts = len(measurements)
+    total = prompts * numbers * array_dtype(longest.live).itemsize
+    if total <= max_bytes:
+        return
+    sizes = wanted.sizes(longest)
+    seen = (
+        f"{sizes['head']} heads, {sizes['query']:,} tokens, "
+        f"{sizes['frequency']} frequencies"
+    )
+    if prompts > 1:
+        seen = f"{prompts} prompts, {seen}"
+    raise BadArgument(
+        f"This capture takes {total:,} bytes, more than the {max_bytes:,} allowed.",
+        seen=seen,
+        hint=f"fewer heads, a shorter text, or max_bytes={total}",
+    )
 
 
 def concatenate(captures: Sequence[xr.Dataset]) -> xr.Dataset:

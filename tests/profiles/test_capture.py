@@ -374,3 +374,15 @@ def test_memory_is_checked_first(llama: LlamaForCausalLM):
     assert refused.value.what == words
     assert refused.value.parts["seen"] == "8 heads, 20 tokens, 8 frequencies"
     assert refused.value.parts["try"].endswith(f"max_bytes={needed}")
+
+
+def test_memory_of_a_list_is_the_memory_of_all_prompts(llama: LlamaForCausalLM):
+    prompts = [tokens()[:6], tokens()]
+    seen = rl.capture(llama, prompts).variables.values()
+    needed = sum(x.nbytes for x in seen if "prompt" in x.dims and x.dtype == "f4")
+    with pytest.raises(BadArgument, match="2 prompts, 8 heads, 20 tokens") as refused:
+        rl.capture(llama, prompts, max_bytes=needed - 1)
+    suggested = int(refused.value.parts["try"].rpartition("=")[2])
+    xr.testing.assert_equal(
+        rl.capture(llama, prompts, max_bytes=suggested), rl.capture(llama, prompts)
+    )
