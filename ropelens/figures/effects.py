@@ -24,7 +24,9 @@ def plot_effects(results: xr.Dataset, *, selected: Selected = None) -> go.Figure
     The colour is the change of the answer, or the attribution of the head, in units of the
     answer: orange above 0 and blue below 0. Rows are layers, and columns are heads, positions
     (with the tokens of the prompt), or the whole layer. `selected` is a head as "2.3" or
-    (layer, head), and gets a frame.
+    (layer, head), and gets a frame; results without heads have none.
+
+    Raises `BadArgument` for results with dims other than `layer`, `head` and `position`.
     """
     if "attribution" in results:
         effect = "attribution"
@@ -38,10 +40,14 @@ def plot_effects(results: xr.Dataset, *, selected: Selected = None) -> go.Figure
             seen=str(results.attrs.get("kind")),
             hint="a result of patch_each or attribute_planes",
         )
-    columns = ""  # the whole layer has one column
-    for dim in ("position", "head"):
-        if dim in values.dims:
-            columns = dim
+    others = [str(dim) for dim in values.dims if dim != "layer"]
+    if len(others) > 1 or not {"head", "position"}.issuperset(others):
+        raise BadArgument(
+            "A map of effects has layers, and heads or positions.",
+            seen=f"dims {', '.join(map(str, values.dims))}",
+            hint="one value of each other dim, such as results.isel(prompt=0)",
+        )
+    columns = "".join(others)  # "" if each layer has one column
     z = values.transpose("layer", ...).values.reshape(results.sizes["layer"], -1)
     figure = _effect_map(z, effect, columns)
     if columns == "position":
@@ -54,7 +60,7 @@ def plot_effects(results: xr.Dataset, *, selected: Selected = None) -> go.Figure
             tickvals=np.arange(len(tokens)),
             tickangle=-90,
         )
-    if selected is not None:
+    if selected is not None and columns == "head":
         figure.add_shape(frame_of(selected))
     return style.note_missing(figure, "no head has an effect")
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy
 import torch
+import xarray as xr
 from measured import observed_calls
 from oracles.tiny import FAMILIES as TINY
 from oracles.tiny import logits, random_tokens, tiny
@@ -298,10 +299,20 @@ def test_each_patch_equals_a_block(name: str, of: str, over: str):
                 logits = model(TOKENS).logits[0, -1]
             expected = float(logits[3] - logits[5]) - result.attrs["answer"]
             assert change == pytest.approx(expected, abs=1e-4)
-    figure = rl.plot_effects(result)
+    figure = rl.plot_effects(result, selected="1.2")
+    frames = [shape for shape in figure.layout.shapes if shape.name == "selected"]
+    assert len(frames) == (over == "head"), "only a map of heads has a frame"
     assert np.nanmax(np.abs(figure.data[0].z)) == pytest.approx(
         abs(result["change"]).max()
     )
+
+
+def test_a_map_of_effects_has_one_other_dim():
+    result = rl.patch_each(tiny("llama_gqa"), TOKENS, SOURCE, (3, 5))
+    both = xr.concat([result, result], "prompt")
+    with pytest.raises(BadArgument, match="A map of effects has layers") as refused:
+        rl.plot_effects(both)
+    assert "prompt" in refused.value.parts["seen"]
 
 
 def test_answers_of_all_positions_run_in_small_batches(monkeypatch):
