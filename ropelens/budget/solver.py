@@ -254,22 +254,28 @@ class _Fits:
         self.curvature: Curvature | None = None
 
     def advance(self) -> None:
-        """Evaluate a trial point of each problem, move there if it is better, and aim again."""
+        """Evaluate a trial point of each problem, move there if it is better, and aim again.
+
+        The first call evaluates the start: no step has a direction yet, and any value is better
+        than infinity.
+        """
         length = self.active * self.length
         trial = self._evaluate_step(length)
         promised = length * self.slope
-        rise = trial.value - self.here.value + promised
+        missing = trial.value - self.here.value + promised  # of the promised decrease
         allowed = (1 - DECREASE) * promised + ROUNDING * (1 + trial.value.abs())
-        better = self.active & (rise <= allowed)
+        better = self.active & (missing <= allowed)
         self.memory.add(self.here, trial, better)
         self.here = trial.where(better, self.here)
         self._aim(better)
         # The minimum of the parabola through both values and the slope.
-        share = (promised / (2 * rise)).nan_to_num_(0.0).clamp_(0.1, 0.5)
+        share = (promised / (2 * missing)).nan_to_num_(0.0).clamp_(0.1, 0.5)
         longest = LONGEST_STEP / self.direction.abs().amax(-1)
         self.length = torch.where(better, longest.clamp_(max=1), share * self.length)
         self.slope = vecdot(self.here.gradient, self.direction)
-        self.active = (self.slope > 2 * self.tolerance) & (self.length > SHORTEST_STEP)
+        # A full step of Newton promises `slope`, and the minimum lies lower by half of it.
+        can_decrease = self.slope > 2 * self.tolerance
+        self.active = can_decrease & (self.length > SHORTEST_STEP)
 
     def _evaluate_step(self, length: ByProblem) -> _Trial:
         step = length[:, None]

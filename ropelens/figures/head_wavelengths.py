@@ -54,17 +54,18 @@ def plot_head_wavelengths(
     _add_labels(figure, cells.edges, rows, heads["label"].iloc[rows.order])
     set_wavelengths(figure, wavelength)
     _leave_room_for_labels(figure, cells.edges)
-    for row, (layer_type, layers) in enumerate(rows.layer_types.items(), start=1):
+    for panel, (layer_type, layers) in enumerate(rows.layer_types.items(), start=1):
         for label in MEAN_LABELS:
             of_label = heads[heads["label"] == label]
             means = _mean_shares(wavelength, shares, of_label, layers)
             if means is not None:
-                _add_means(figure, means, label, len(of_label), row=row)
+                name = f"{label} ({len(of_label)} heads)"
+                _add_means(figure, means, label, name=name, panel=panel)
         title = "mean<br>share (%)"
         if rows.several_types:
             title = f"{layer_type} layers:<br>{title}"
-        figure.update_yaxes(title_text=title, rangemode="tozero", nticks=4, row=row)
-        mark_context(figure, profile, layers, row=row if rows.several_types else None)
+        figure.update_yaxes(title_text=title, rangemode="tozero", nticks=4, row=panel)
+        mark_context(figure, profile, layers, row=panel if rows.several_types else None)
     if rows.several_types:
         _name_layer_types(figure, rows)
     _name_rows(figure, rows)
@@ -249,9 +250,12 @@ def _mean_shares(
 
 
 def _add_means(
-    figure: go.Figure, means: pd.DataFrame, label: str, heads: int, *, row: int
+    figure: go.Figure, means: pd.DataFrame, label: str, *, name: str, panel: int
 ) -> None:
-    """Draw the line of a label. Planes that do not rotate break it."""
+    """Draw the line of a label in a panel, with its `name` in the legend.
+
+    Planes that do not rotate break the line.
+    """
     breaks = np.flatnonzero(np.isinf(means["wavelength"]))
     names = [short_count(wavelength) for wavelength in means["wavelength"]]
     in_legend = any(trace.legendgroup == label for trace in figure.data)
@@ -263,11 +267,11 @@ def _add_means(
         line={"color": style.COLORS[label], "width": 2},
         mode="lines+markers",
         marker={"symbol": style.SYMBOLS[label], "size": 8},
-        name=f"{label} ({heads} heads)",
+        name=name,
         legendgroup=label,
         showlegend=not in_legend,
         hovertemplate=hover,
-        row=row,
+        row=panel,
         col=1,
     )
 

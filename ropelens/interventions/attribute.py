@@ -112,7 +112,7 @@ def attribute_planes(
     dataset = xr.Dataset(
         labelled(values, ATTRIBUTION),
         coords={"layer": range(live.layers), "head": range(live.heads)},
-        attrs={"kind": "attribution"} | measurement.attributes | attrs,
+        attrs={"kind": "attribution"} | measurement.result_attributes() | attrs,
     )
     return dataset.set_coords(["inv_freq", "wavelength"])
 

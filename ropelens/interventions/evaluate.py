@@ -277,7 +277,7 @@ class Evaluation:
         coordinates |= summary.kind_coordinates(measurement.rotation.kinds)
         dataset = xr.Dataset(labelled(values, EVALUATED), coordinates)
         dataset = dataset.set_coords(COORDINATES & values.keys())
-        attrs = {"kind": "evaluation"} | measurement.attributes
+        attrs = {"kind": "evaluation"} | measurement.result_attributes()
         return summary.number_dims(dataset).assign_attrs(attrs)
 
 

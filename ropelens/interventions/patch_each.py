@@ -91,7 +91,9 @@ def patch_each(
         "of": of,
         "source_answer": answer_to(live, source_text, number),
     }
-    return dataset.assign_attrs({"kind": "patches"} | measurement.attributes | attrs)
+    return dataset.assign_attrs(
+        {"kind": "patches"} | measurement.result_attributes() | attrs
+    )
 
 
 def _patched_indices(whole: PlanePatch, over: Over, positions: int) -> list[list[int]]:

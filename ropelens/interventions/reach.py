@@ -110,7 +110,7 @@ def reach(
     coords["head"] = range(live.heads)
     coords["variant"] = np.array(variants, dtype=object)
     dataset = xr.Dataset(labelled(values, REACH), coords)
-    attrs = {"kind": "reach", "copied": copied} | measurement.attributes
+    attrs = {"kind": "reach", "copied": copied} | measurement.result_attributes()
     return dataset.assign_attrs(attrs)
 
 

@@ -338,20 +338,37 @@ def _class_of_another_library(cache: Cache | None) -> str | None:
 def _are_consecutive(
     module: Any, rows: CallRows, of_rows: Int[Tensor, "_ row *axis"], mask: Any
 ) -> bool:
-    """Whether the first row has the position after all earlier tokens, without padding."""
-    first = of_rows[:, 0]
+    """Whether the keys before the first row can have consecutive positions.
+
+    The position of the first row is compared with the number of earlier tokens. Positions are
+    smaller after padding on the left, which the mask shows.
+    """
+    first_position = of_rows[:, 0]
     if of_rows.ndim == 3:
-        first = first.mT  # [axis, sequence]
-    at_count = first == rows.past
+        first_position = first_position.mT  # [axis, sequence]
+    without_padding = first_position == rows.past
     visible = _visible_until_first_row(mask, rows, of_rows)
-    padding = visible.byte().argmax(1)
-    if not _hides_old_keys(module, rows.past):
-        return bool((at_count | (first + padding == rows.past)).all())
-    # The mask of a window also hides real keys, so their number is unknown.
-    only_left = (visible[:, :-1] <= visible[:, 1:]).all(1)
-    unpacked = visible.sum(1) <= first + 1  # no other sequence precedes in the row
-    padded = only_left & unpacked & (first < rows.past)
-    return bool((at_count | padded).all())
+    if _hides_old_keys(module, rows.past):
+        after_padding = _may_follow_padding(visible, first_position, rows.past)
+    else:
+        padding = visible.byte().argmax(1)
+        after_padding = first_position + padding == rows.past
+    return bool((without_padding | after_padding).all())
+
+
+def _may_follow_padding(
+    visible: Bool[Tensor, "_ key"],
+    first_position: Int[Tensor, "*axis sequence"],
+    past: int,
+) -> Bool[Tensor, "*axis sequence"]:
+    """Whether some amount of padding on the left explains a position.
+
+    A window hides padding and old keys alike, so the mask does not show how much is padding.
+    """
+    hidden_only_on_the_left = (visible[:, :-1] <= visible[:, 1:]).all(1)
+    # If a row sees more keys than its position allows, another sequence precedes in the row.
+    sees_one_sequence = visible.sum(1) <= first_position + 1
+    return hidden_only_on_the_left & sees_one_sequence & (first_position < past)
 
 
 def _visible_until_first_row(

@@ -132,9 +132,11 @@ class Measurement:
             scored=replace(scored.zero_hidden(text.hidden), order=order),
         )
 
-    @property
-    def attributes(self) -> dict[str, str | int | float]:
-        """The attributes of results: model, noise, options, versions. Warns of large noise."""
+    def result_attributes(self) -> dict[str, str | int | float]:
+        """Attributes of a result made now: model, noise, options, text, versions and time.
+
+        Warns if rounding noise is large.
+        """
         live = self.live
         text = self.text
         config = live.model.config

@@ -127,7 +127,7 @@ def profile(
         answers = run.repeats.measure(partial(advance, stage=PROBING))
         run.fit_budget(advance)
         run.sum_text(advance)
-    return run.dataset(answers, read).assign_attrs(measurement.attributes)
+    return run.dataset(answers, read).assign_attrs(measurement.result_attributes())
 
 
 MEASURING, PROBING, FITTING = range(3)  # the stages of a profile, in their order

@@ -46,22 +46,23 @@ def variant_config(config: Config, variant: str) -> Config:
     parsed = parse_variant(variant)
     changed: Any = copy.deepcopy(config)
     _check_expressible(changed, variant)
-    text = changed.get_text_config()
-    stated = text.to_dict()
+    text_config = changed.get_text_config()
+    stated = text_config.to_dict()
     parameters = stated["rope_parameters"]
     by_type = {
-        layer_type: _varied(of_type, parsed, text)
+        layer_type: _varied(of_type, parsed, text_config)
         for layer_type, of_type in parameters.items()
         if isinstance(of_type, dict)
     }
     if by_type:
-        text.rope_parameters = parameters | by_type
+        text_config.rope_parameters = parameters | by_type
     else:
-        text.rope_parameters = _varied(parameters, parsed, text)
-    for layer, base in enumerate(stated.get("layer_rope_theta") or ()):  # Granite SWA
+        text_config.rope_parameters = _varied(parameters, parsed, text_config)
+    bases = stated.get("layer_rope_theta") or []
+    for layer, base in enumerate(bases):  # Granite states a base for each layer
         if base:
-            of_layer = _varied(parameters | {"rope_theta": base}, parsed, text)
-            text.layer_rope_theta[layer] = of_layer["rope_theta"]
+            of_layer = _varied(parameters | {"rope_theta": base}, parsed, text_config)
+            text_config.layer_rope_theta[layer] = of_layer["rope_theta"]
     return changed
 
 

@@ -38,7 +38,7 @@ def detail_sentences(heads: pd.DataFrame) -> list[str]:
     sentences = [
         _bits_sentence(heads),
         _doubts_sentence(heads),
-        _offsets_sentence(heads),
+        _offsets_sentences(heads),
         _wavelengths_sentence(heads),
     ]
     return [sentence for sentence in sentences if sentence]
@@ -154,8 +154,8 @@ def _marked(heads: pd.DataFrame, name: str) -> int:
     return int(np.sum(heads[name])) if name in heads else 0
 
 
-def _offsets_sentence(heads: pd.DataFrame) -> str:
-    """The layers and the offsets of positional heads."""
+def _offsets_sentences(heads: pd.DataFrame) -> str:
+    """Up to three sentences: layers of positional heads, offsets, and heads without one."""
     positional = heads[heads["label"] == "positional"]
     if positional.empty:
         return ""
@@ -168,13 +168,15 @@ def _offsets_sentence(heads: pd.DataFrame) -> str:
     if len(common):
         verb = "offset is" if len(common) == 1 else "offsets are"
         chosen = "" if len(common) == len(counts) else "most common "
-        named = [f"{n} ({plural(count, 'head')})" for n, count in common.items()]
+        named = [
+            f"{offset} ({plural(count, 'head')})" for offset, count in common.items()
+        ]
         sentences.append(f"Their {chosen}{verb} {in_words(named)}.")
-    bands = int(positional["offset"].isna().sum())
-    if bands:
-        verb = "attends" if bands == 1 else "attend"
+    without_offset = int(positional["offset"].isna().sum())
+    if without_offset:
+        verb = "attends" if without_offset == 1 else "attend"
         sentences.append(
-            f"{plural(bands, 'positional head')} {verb} to a range of offsets."
+            f"{plural(without_offset, 'positional head')} {verb} to a range of offsets."
         )
     return " ".join(sentences)
 
