@@ -49,21 +49,23 @@ class KeyMarks:
 
 def mark_keys(sampled: SampledCall) -> KeyMarks:
     """Test all keys that are not known as sinks."""
-    batch, heads, context = (*sampled.q.shape[:2], sampled.k.shape[2])
-    # Of each head, and the weight and the number of later rows as two more heads.
-    mass = sampled.k.new_zeros(batch, heads + 2, context, dtype=torch.float64)
+    batch, heads = sampled.q.shape[:2]
+    context = sampled.k.shape[2]
+    # One array is moved to the host once: the attention on each key by head, then the weight
+    # and the number of the rows after the key.
+    sums = sampled.k.new_zeros(batch, heads + 2, context, dtype=torch.float64)
     for block in blocks_of(sampled):
         own_key = block.self_column[..., None]
         if block.heads.start == 0:
-            mass[:, heads:, block.columns] += _count_later_rows(block, own_key)
+            sums[:, heads:, block.columns] += _count_later_rows(block, own_key)
         own_key = own_key[:, None, None].expand(*block.q.shape[:4], 1)
         on_others = block.attention.scatter_(-1, own_key, 0.0)
         weight = block.weight[:, None, None, None]
         on_keys = (weight @ on_others)[..., 0, :].flatten(1, 2)
-        mass[:, block.query_heads, block.columns] += on_keys
-    mass, weight, count = mass.cpu().split((heads, 1, 1), dim=1)
+        sums[:, block.query_heads, block.columns] += on_keys
+    mass, weight, later_rows = sums.cpu().split((heads, 1, 1), dim=1)
     exceeds = (mass > SINK_SHARE * weight) & (sampled.sinks == 0)
-    return KeyMarks(exceeds, later_rows=count[:, 0])
+    return KeyMarks(exceeds, later_rows=later_rows[:, 0])
 
 
 def _count_later_rows(
