@@ -130,7 +130,7 @@ def capture(
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a capture contains: heads as (layer, head), and the ids of the answers."""
+    """The contents of a capture: heads as (layer, head), and the ids of the answers."""
 
     heads: list[tuple[int, int]]
     answers: list[int]
@@ -193,7 +193,7 @@ class CaptureRun:
             )
 
     def see(self, call: AttentionCall) -> None:
-        """Write what the chosen heads of a layer compute."""
+        """Write the numbers of the chosen heads of a layer."""
         count = call.query.shape[1]
         planes = self.planes[call.layer]
         inv_freq = planes.inv_freq.expand(count, -1)

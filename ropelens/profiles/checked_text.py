@@ -78,7 +78,7 @@ def check_padding(model: PreTrainedModel, ids: Ids, lengths: Lengths) -> None:
 
 
 def stated_tokens(model: PreTrainedModel, name: str) -> list[int]:
-    """Ids that the configurations of a model and of its generation state as this token."""
+    """Ids of this token in the configuration of a model, and in its generation settings."""
     generation = getattr(model, "generation_config", None)  # older classes have none
     tokens: list[int] = []
     for config in (model.config.get_text_config(), generation):

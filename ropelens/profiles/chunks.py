@@ -44,7 +44,7 @@ class KeptRows:
 
     query: Float[Tensor, "batch head row coordinate"]
     output: Float[Tensor, "batch row head feature"]
-    visibility: Visibility  # of the rows up to the last chunk that was seen
+    visibility: Visibility  # for the rows up to the last chunk that was seen
 
 
 class ChunkObserver:

@@ -1,4 +1,4 @@
-"""Short sequences of tokens that a profile looks into: given ones, or pieces of its text."""
+"""Short sequences of tokens that a profile looks into, given or cut from its text."""
 
 from collections.abc import Iterable
 

@@ -33,12 +33,12 @@ SHORT = 1_500_000  # queries and keys of all heads, in numbers, that a page has 
 QUERY_NUMBERS = 180_000
 NUMBERS_A_HEAD = 700
 
-Excerpts = Sequence[Int[Tensor, " _"]]  # of different lengths
+Excerpts = Sequence[Int[Tensor, " _"]]  # lengths may differ
 
 
 @dataclass(frozen=True)
 class LayerExcerpts:
-    """What the heads of a layer compute on some excerpts, on the CPU."""
+    """Attention, and vectors without rotation, of the heads of a layer on some excerpts."""
 
     attention: Float[Tensor, "batch head row key"]
     query_still: Float[Tensor, "batch head row coordinate"]
@@ -91,7 +91,7 @@ def batches_of(excerpts: Excerpts) -> list[Int[Tensor, "_ _"]]:
 def read_calls(
     live: LiveModel, batches: Sequence[Int[Tensor, "_ _"]], planes: Sequence[Planes]
 ) -> list[dict[int, LayerExcerpts]]:
-    """What the layers compute on each batch, by layer."""
+    """The excerpts of each batch, by layer. Tensors are on the CPU."""
 
     def read(call: AttentionCall) -> LayerExcerpts:
         attention = attention_map(call).float().cpu()

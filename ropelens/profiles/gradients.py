@@ -105,7 +105,7 @@ class OutputRecorder(Intervention):
         self.calls.setdefault(call.layer, call)  # layers run again in the backward pass
 
     def replace_output(self, outputs: HeadOutputs) -> None:
-        """Keep the outputs, whose gradients are known, and replace none of them."""
+        """Keep the outputs, whose gradients are known, and do not replace them."""
         self.outputs.setdefault(outputs.layer, outputs.output)
 
     def clear(self) -> None:

@@ -69,7 +69,7 @@ class LayerFitter:
         return self.fits_of_all_processes()
 
     def _fit_own_layers(self) -> None:
-        """Fit the layers of this process in a pass that ends with the last of them."""
+        """Fit the layers of this process in a pass that ends after its last layer."""
         if not self.own_layers:
             return
         live = self.measurement.live

@@ -70,7 +70,7 @@ class Measurement:
         seed: int = 0,
         batch_size: int | None = None,
     ) -> "Measurement":
-        """Read and check the arguments of a public function; a measurement stays as it is."""
+        """Read and check the arguments of a public function; keep a measurement unchanged."""
         if isinstance(model, Measurement):
             return model
         live = as_live_model(model, tokenizer)
@@ -173,7 +173,7 @@ class Measurement:
 def noise_attributes(
     noise: Noise, rotations: Sequence[LayerRotation]
 ) -> dict[str, float]:
-    """Rounding noise of whole passes, of attention calls and of the measured rotation."""
+    """Rounding noise of whole passes, attention calls and the measured rotation."""
     by_layer = [rotation.measured.noise for rotation in rotations]
     return {
         "noise_run": noise.run,

@@ -509,7 +509,7 @@ def complete_profile(
     """A profile with NaN and a warning for measures that did not exist when it was saved.
 
     Every public function that takes a profile completes it first, because it may come from
-    `xarray.open_dataset`. Results of another kind stay as they are.
+    `xarray.open_dataset`. Results of another kind are returned unchanged.
     """
     if results.attrs.get("kind") != "profile":
         return results

@@ -164,7 +164,7 @@ def draw_hay(
 def tokens_beside(
     hay: Int[np.ndarray, " _"], known: Int[np.ndarray, " _"], vocabulary: int
 ) -> Int[np.ndarray, " _"]:
-    """Tokens for needles: `known` ones that are not in the hay, other ones, or all tokens."""
+    """Tokens for needles: `known` tokens outside the hay, other tokens outside, or all."""
     enough = NEEDLES * NEEDLE
     all_tokens = np.arange(vocabulary)
     for tokens in (np.setdiff1d(known, hay), np.setdiff1d(all_tokens, hay)):

@@ -105,7 +105,7 @@ class BatchPass:
         self.farthest: Counter[int] = Counter()
 
     def run(self) -> BatchSums:
-        """Run the model once. Its attention calls go to `see_layer` and `see_chunk`."""
+        """Run the model once. Attention calls go to `see_layer` and `see_chunk`."""
         text = self.batch.text
         observer = observer_of_chunks(
             self.chunk,

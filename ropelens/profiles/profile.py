@@ -135,7 +135,7 @@ MEASURING, PROBING, FITTING = range(3)  # the stages of a profile, in their orde
 
 @dataclass
 class ProfileProgress:
-    """What a profile has finished. It is saved after the fits and after each batch.
+    """The finished parts of a profile. They are saved after the fits and after each batch.
 
     `fits` has the budget of each layer (none without a budget), and `sums` the sums over the
     first `sums.sequences` of the sequences that this process measures.
@@ -215,7 +215,7 @@ class ProfileRun:
         self.saved.save(self.progress)
 
     def sum_text(self, advance: Advance) -> None:
-        """Add the sums over the other sequences, batch by batch."""
+        """Add the sums over the sequences that are not yet measured, batch by batch."""
         for batch in self.measurement.batches(self.unmeasured()):
             batch_pass = BatchPass(
                 self.measurement.live,

@@ -144,7 +144,7 @@ class TokenSet:
         self.vocabulary, self.counts = tokens.unique(return_counts=True)
         self.ids = ids
         self.after = after
-        self.last: MarkedTokens | None = None  # of the batch that all layers read now
+        self.last: MarkedTokens | None = None  # in the batch that all layers read now
 
     def share(self, block: Block) -> Float[Tensor, "batch kv_head group row 4"]:
         """Attention on the set and in total, both without sinks, and the numbers of tokens."""

@@ -241,7 +241,7 @@ class CoarseSteps:
 def coarse_step_sizes(vectors: ExcerptVectors, rotation: LayerRotations) -> CoarseSteps:
     """Steps of queries and keys for `SCORE_NOISE` in each score.
 
-    The error of a coordinate is multiplied by the other vector, whose size sets the step.
+    The other vector multiplies the error of a coordinate, so its size sets the step.
     """
     query_size = _sizes(vectors.query, rotation.planes)
     key_size = _sizes(vectors.key, rotation.planes)

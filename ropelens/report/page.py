@@ -70,7 +70,7 @@ MAP_COLORS = {
 
 @dataclass(frozen=True)
 class PageContents:
-    """What the page of a profile says about its heads, and the figures that it shows.
+    """Sentences about the heads of a profile, and the figures of its page.
 
     `selected` is the layer and the index of the head that is shown first. The page of a prompt
     has the `top_planes` of the prompt instead of claims and labels.

@@ -115,7 +115,7 @@ def _by_head(arrays: dict[str, np.ndarray]) -> dict[str, dict[str, object]]:
 def _planes(
     profile: xr.Dataset, names: Sequence[str], dims: tuple[str, str]
 ) -> dict[str, dict[str, object]]:
-    """Numbers of the planes of each head, or of each key-value head."""
+    """Numbers of the planes of each head or each key-value head."""
     arrays = {}
     for name in names:
         values = profile[name].transpose(*dims, "frequency").values
@@ -124,7 +124,7 @@ def _planes(
 
 
 def page_templates() -> dict[str, dict[str, Any]]:
-    """plotly's templates of a light page and of a dark page."""
+    """plotly's templates for a light page and a dark page."""
     return {
         theme: style.template(theme).to_plotly_json() for theme in get_args(style.Theme)
     }
@@ -151,7 +151,7 @@ def _layout_on_page(drawn: DrawnFigure) -> dict[str, Any]:
 
 
 def _without_data(figure: go.Figure) -> go.Figure:
-    """The figure of a head without what the script fills: heat maps and missing data."""
+    """The figure of a head without the parts that the script fills, such as heat maps."""
     annotations = figure.layout.annotations
     notes = [note for note in annotations if note.name != style.NO_DATA]
     figure = go.Figure(figure).update_layout(annotations=notes)

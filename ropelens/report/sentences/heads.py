@@ -104,7 +104,7 @@ def _bits_sentence(heads: pd.DataFrame) -> str:
 
 
 def _label_sentence(label: str, heads: pd.DataFrame) -> str:
-    """What explains the attention of the heads with one label: medians over these heads."""
+    """The causes of the attention of heads with one label: medians over these heads."""
     columns = [*FOLLOWS, *FRACTIONS[:2], "total_bits"]
     median = heads.reindex(columns=columns).median()
     several = len(heads) > 1

@@ -214,7 +214,7 @@ def _changed_loss(change: Change) -> str:
 
 
 def _cost(change: Change) -> str:
-    """What a change of the loss costs, for certain or at most."""
+    """The cost of a change of the loss, for certain or at most."""
     if change.low > 0:
         value, interval = change_and_interval(change.value, change.low, change.high)
         return f"costs {value} ({interval}) nats/token"
@@ -394,7 +394,7 @@ def _classes_sentence(
 
 
 def _class_change(row: dict[Any, Any]) -> str:
-    """The change of the loss of a class of tokens, and of the attention in their rows."""
+    """The changes of the loss of a class of tokens and the attention in their rows."""
     parts = [
         f"the loss of {row['token_class']} tokens by "
         f"{_changed_loss(change_in(row, 'loss_change'))}"
