@@ -61,7 +61,12 @@ class RotationEdit(Intervention):
         return rotate_to(x, inputs.positions, planes, target)
 
     def planes(self, layer: int, unedited: Planes, *, length: int) -> Planes:
-        """Planes under the edits, with one row per head if heads differ."""
+        """Planes under the edits, with one row per head if heads differ.
+
+        `unedited` itself is returned if no edit changes a head of the layer.
+        """
+        if not any(placed.heads[layer].any() for placed in self.edits):
+            return unedited
         inv_freq = self.rotations(layer, unedited, length=length).inv_freq
         if not len(inv_freq):  # a layer without attention
             return unedited

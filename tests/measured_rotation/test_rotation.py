@@ -1,5 +1,6 @@
 """The rotation probe, compared with the known rotation of every family."""
 
+import copy
 import math
 import warnings
 from functools import partial
@@ -7,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from measured import observed_calls
 from oracles.tiny import (
     FAMILIES,
@@ -250,6 +252,18 @@ def test_a_model_that_states_nothing_is_measured():
     rope = rl.measure_rope(model)
     assert np.isnan(rope["inv_freq_stated"]).all()
     np.testing.assert_allclose(rope["inv_freq"][0], truth[0].inv_freq, rtol=1e-6)
+
+
+def test_an_edit_changes_only_its_layers_of_a_model_that_states_nothing():
+    model = tiny("llama_gqa")
+    model.model.rotary_emb = Table(model.model.rotary_emb, None)
+    configuration = copy.deepcopy(model.config)
+    configuration.rope_parameters["rope_theta"] = 500.0
+    before = rl.measure_rope(model, config=configuration)
+    with rl.edit_rope(model, rl.stop(rl.PlaneNumbers([0]), heads="0.*")):
+        under_edit = rl.measure_rope(model, config=configuration)
+    xr.testing.assert_equal(under_edit.sel(layer=1), before.sel(layer=1))
+    assert under_edit["inv_freq"].sel(layer=0)[0] == 0
 
 
 OTHER_STATEMENTS = {
