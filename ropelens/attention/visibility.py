@@ -124,7 +124,7 @@ class Visibility:
         """These rows, followed by rows of the next chunk of the same sequences."""
         if self.mask is not None or later.mask is not None:
             raise UnsupportedModel(
-                "SequenceIndex that run in chunks need rows that see all keys up to their own.",
+                "Sequences that run in chunks need rows that see all keys up to their own.",
                 seen="a mask with gaps, or with keys ahead of their row",
                 hint="sequences that are short enough to run in one pass",
             )
@@ -230,10 +230,13 @@ class Visibility:
     def offset_weight(
         self, weight: Float[Tensor, "batch row"]
     ) -> Float[Tensor, "2 offset"]:
-        """Weight of the rows that see each offset, for any key and for keys other than 0."""
+        """Weight of the rows that see each offset, for any key and for keys other than 0.
+
+        Rows at position 0 see one key only, and may not be among the rows.
+        """
         weight = weight.double()
         if self.mask is not None:
-            return self._offset_weight_of_mask(weight)
+            return self._offset_weight_by_mask(weight)
         ends = weight.new_zeros(2, len(self.keys))  # rows by the farthest offset
         for first_key in (0, 1):
             farthest = self.position - self.first.clamp(min=first_key)
@@ -241,17 +244,22 @@ class Visibility:
             ends[first_key].index_add_(0, index, weight.flatten())
         return ends.flip(1).cumsum(1).flip(1)
 
-    def _offset_weight_of_mask(
+    def _offset_weight_by_mask(
         self, weight: Float[Tensor, "batch row"]
     ) -> Float[Tensor, "2 offset"]:
+        """As `offset_weight`, for rows whose keys a mask states. Tensors are on the host.
+
+        Keys begin at position 0. Keys ahead of their row do not count.
+        """
         assert self.mask is not None
         offset = self.position[..., None] - torch.arange(len(self.keys))
-        seen = weight[..., None] * (self.mask.cpu() & (offset >= 0))
-        offset = offset.clamp(min=0).expand(seen.shape)
+        weight_of_key = weight[..., None] * (self.mask.cpu() & (offset >= 0))
+        offset = offset.clamp(min=0).expand(weight_of_key.shape)
         total = weight.new_zeros(2, len(self.keys))
         for first_key in (0, 1):
             index = offset[..., first_key:].flatten()
-            total[first_key].index_add_(0, index, seen[..., first_key:].flatten())
+            weights = weight_of_key[..., first_key:].flatten()
+            total[first_key].index_add_(0, index, weights)
         return total
 
 

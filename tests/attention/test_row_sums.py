@@ -21,6 +21,7 @@ from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.sums import sum_attention
 from ropelens.attention.visibility import Visibility
 from ropelens.caches import kept, on_device
+from ropelens.errors import UnsupportedModel
 from ropelens.profiles.measures import STATISTICS
 from ropelens.rope.planes import Planes, unrotate
 from ropelens.text.rows import all_rows, sample_rows
@@ -235,3 +236,10 @@ def test_keys_under_a_mask_are_counted_by_offset():
     visibility = replace(Visibility.causal(range(4)), mask=mask)
     expected = [[2, 0, 0, 0], [1, 0, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]
     assert visibility.count_by_offset()[0].tolist() == expected
+
+
+def test_masks_with_gaps_are_refused_in_chunks():
+    mask = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]]).bool()[None]
+    later = Visibility.causal(range(3, 6))
+    with pytest.raises(UnsupportedModel, match=r"^Sequences that run in chunks need"):
+        Visibility.from_mask(mask, range(3)).append(later)
