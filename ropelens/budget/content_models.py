@@ -60,7 +60,7 @@ class ContentModel:
         """log Z and its derivatives, of some problems. Only the `alive` need values."""
         with_curvature = self.evaluations in CURVATURE_EVALUATIONS
         self.evaluations += 1
-        kept_parts = [part.keep(alive) for part in self.parts]
+        kept_parts = [part.without_converged(alive) for part in self.parts]
         self.parts = [part for part in kept_parts if part is not None]
         weights = point.new_zeros(len(self.ridge), self.size)
         weights.index_copy_(0, problems, point)
@@ -117,30 +117,31 @@ class Part:
         """`problems` on the device of the blocks."""
         return on_device(self.problems, self.blocks[0].q.device).flatten()
 
-    def keep(self, alive: Int[Tensor, " some"]) -> "Part | None":
-        """The part without most of the heads that have no problem in `alive`.
+    def without_converged(self, alive: Int[Tensor, " some"]) -> "Part | None":
+        """The part with the heads that some problem in `alive` needs; None if there is none.
 
-        None if no head is left.
+        Heads are removed by key-value head and by member of the groups, so some problems that
+        converged remain. The part itself is returned if a copy would save too little.
         """
         is_alive = torch.isin(self.problems, alive)
-        heads = is_alive.any(2).any(0)
-        members = is_alive.any(0).any(0)
-        all_heads = is_alive[0].numel()
-        needed = int(heads.sum() * members.sum())
-        if needed == 0:
+        needs_kv_head = is_alive.any(2).any(0)
+        needs_member = is_alive.any(0).any(0)
+        heads = is_alive[0].numel()
+        needed_heads = int(needs_kv_head.sum() * needs_member.sum())
+        if needed_heads == 0:
             return None
-        # Heads of several key-value heads are copied with their keys.
-        copies_keys = len(heads) > 1
-        if needed == all_heads or (copies_keys and 2 * needed > all_heads):
+        has_several_kv_heads = len(needs_kv_head) > 1  # a copy has copies of their keys
+        saves_little = has_several_kv_heads and 2 * needed_heads > heads
+        if needed_heads == heads or saves_little:
             return self
         device = self.blocks[0].q.device
-        kv_heads = on_device(heads.nonzero()[:, 0], device)
-        of_group = on_device(members.nonzero()[:, 0], device)
+        kv_heads = on_device(needs_kv_head.nonzero()[:, 0], device)
+        members = on_device(needs_member.nonzero()[:, 0], device)
         return Part(
-            problems=self.problems[:, heads][:, :, members],
-            blocks=[x.of_heads(kv_heads, of_group) for x in self.blocks],
+            problems=self.problems[:, needs_kv_head][:, :, needs_member],
+            blocks=[block.of_heads(kv_heads, members) for block in self.blocks],
             curvature_blocks=[
-                x.of_heads(kv_heads, of_group) for x in self.curvature_blocks
+                block.of_heads(kv_heads, members) for block in self.curvature_blocks
             ],
         )
 

@@ -14,6 +14,7 @@ from ropelens.claims.numbers import ByHead, ByPlane, HeadDraws, PairsOfHeads
 from ropelens.profiles.heads import head_values
 from ropelens.profiles.kinds import layers_by_kind
 
+ALL_LAYERS = "all"  # instead of a kind of layers
 # Share of the bits that sinks explain, at least, in a model with sinks
 MIN_SINK_SHARE = 0.05
 # Times the mean length: a plane with one value 5 times the mean
@@ -34,7 +35,7 @@ def parts_by_kind(profile: xr.Dataset) -> dict[str, xr.Dataset]:
     rotating = profile.isel(layer=rotating_in(profile).layers)
     kinds = layers_by_kind(rotating)
     if len(kinds) < 2:
-        return {"all": profile}
+        return {ALL_LAYERS: profile}
     parts = {}
     for kind, layers_of_kind in kinds.items():
         part = rotating.isel(layer=layers_of_kind)

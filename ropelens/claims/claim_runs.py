@@ -8,10 +8,10 @@ import xarray as xr
 from transformers import PreTrainedConfig
 
 from ropelens.arguments import Positive, Whole, public
-from ropelens.claims.arrays import parts_by_kind
+from ropelens.claims.arrays import ALL_LAYERS, parts_by_kind
 from ropelens.claims.attention_pass import read_attention
 from ropelens.claims.layers_of_kind import LayersOfKind
-from ropelens.claims.ledger import ALL_LAYERS, ledger
+from ropelens.claims.ledger import ledger
 from ropelens.claims.run_arrays import SETS, RunArrays, join_runs
 from ropelens.claims.stopped_heads import RUNS, distance_of_copies, induction_arrays
 from ropelens.claims.stopped_planes import loss_arrays
@@ -73,7 +73,7 @@ def test_claims(
         )
     runs = None
     if model is not None and text is not None:
-        runs = claim_runs(
+        runs = run_for_claims(
             profile,
             model,
             text,
@@ -87,7 +87,7 @@ def test_claims(
 test_claims.__test__ = False  # type: ignore[attr-defined]  # or pytest collects it as a test
 
 
-def claim_runs(
+def run_for_claims(
     profile: xr.Dataset,
     model: Measured,
     text: TextInput,
@@ -96,18 +96,21 @@ def claim_runs(
     seed: int,
     progress: ProgressOption,
 ) -> dict[str, RunArrays]:
-    """The argument `runs` of `ledger`: arrays by kind of layers, from further runs."""
+    """The argument `runs` of `ledger`: arrays by the name of the kind of layers.
+
+    "all" always has the apostrophes. If the model has one kind of layers, it has all arrays.
+    """
     measurement = Measurement.of(
         model, text, tokenizer=tokenizer, rows=ROWS_READ, seed=seed
     )
     few = few_sequences(measurement.text)
-    edited = replace(measurement, text=few, rows=rows_for("auto", few.context))
+    of_edits = replace(measurement, text=few, rows=rows_for("auto", few.context))
     runs = {ALL_LAYERS: RunArrays()}
     kinds = {}
     for name, part in parts_by_kind(profile).items():
         kind = LayersOfKind(part, every=name == ALL_LAYERS, seed=measurement.seed)
-        losses = loss_arrays(kind, edited, progress)
-        inductions = induction_arrays(kind, edited, progress)
+        losses = loss_arrays(kind, of_edits, progress)
+        inductions = induction_arrays(kind, of_edits, progress)
         runs[name] = join_runs(losses, inductions)
         kinds[name] = kind
     attention = read_attention(measurement, tokenizer, display_of(progress))
@@ -125,11 +128,11 @@ def few_sequences(text: Text) -> Text:
 
 
 def count_run_tokens(text: Text, config: PreTrainedConfig) -> int:
-    """Number of tokens that pass the model in `claim_runs`."""
+    """Number of tokens that pass the model in `run_for_claims`."""
     edits = 4 + 2 * SETS  # none, slow, fast and longest planes, and the random sets
-    edited = edits * int(few_sequences(text).real.sum())
+    tokens_of_edits = edits * int(few_sequences(text).real.sum())
     induction = (3 + 2 * SETS) * REPEATS * (2 * REPEATED_TOKENS + 1)
     distance = distance_of_copies(stated_context(config) or text.context)
     copies = 2 * RUNS * (distance + COPIED + 1)
     kinds = len({*layer_types(config)})
-    return int(text.real.sum()) + kinds * (edited + induction + copies)
+    return int(text.real.sum()) + kinds * (tokens_of_edits + induction + copies)

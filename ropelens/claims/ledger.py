@@ -7,13 +7,11 @@ import pandas as pd
 import scipy
 import xarray as xr
 
-from ropelens.claims.arrays import claim_arrays, parts_by_kind
+from ropelens.claims.arrays import ALL_LAYERS, claim_arrays, parts_by_kind
 from ropelens.claims.claim import Claim
 from ropelens.claims.claims import CLAIMS
 from ropelens.claims.run_arrays import RunArrays, join_runs
 from ropelens.claims.verdict import judge
-
-ALL_LAYERS = "all"  # instead of a kind of layers
 
 
 def ledger(

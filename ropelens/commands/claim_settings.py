@@ -255,13 +255,13 @@ def _run_again(
     plan: Plan, profile: xr.Dataset, folder: Path, identity: dict[str, Any], seed: int
 ) -> Any:
     """What claims need of further runs; progress is saved in `folder`."""
-    from ropelens.claims.claim_runs import claim_runs
+    from ropelens.claims.claim_runs import run_for_claims
     from ropelens.runtime.savepoint import savepoint
 
     with opening(show_progress, "loading"):
         live = plan.read()
     with savepoint(folder, identity):
-        return claim_runs(
+        return run_for_claims(
             profile,
             live,
             plan.text,

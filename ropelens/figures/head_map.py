@@ -100,17 +100,20 @@ def _add_cells(
 
 
 def _add_idle_layers(figure: go.Figure, profile: xr.Dataset, idle: list[int]) -> None:
-    """Shade the layers without attention."""
+    """Shade the layers without attention; `idle` are their indices."""
     z = np.full((profile.sizes["layer"], profile.sizes["head"]), np.nan)
     z[idle] = 1.0
     types = None
+    hover = f"layer %{{y}}: {IDLE}"
     if "layer_type" in profile.coords:
         types = np.tile(profile["layer_type"].values[:, None], (1, z.shape[1]))
+        hover = f"layer %{{y}}: %{{customdata}}, {IDLE}"
+    one_color = [[0, style.SHADE], [1, style.SHADE]]
     figure.add_heatmap(
         z=z,
-        colorscale=[[0, style.SHADE], [1, style.SHADE]],
+        colorscale=one_color,
         customdata=types,
-        hovertemplate=f"layer %{{y}}: %{{customdata}}, {IDLE}<extra></extra>",
+        hovertemplate=f"{hover}<extra></extra>",
         name=IDLE,
         meta={"role": "idle"},
         showscale=False,

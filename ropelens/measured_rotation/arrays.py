@@ -78,8 +78,8 @@ class ArrayRotation:
         if self.fault:
             faults = [self.fault]
         else:
-            longest = int(self.positions[-1] - self.positions[0])
-            faults = rotation_differences(self.of_layer, asked, longest=longest)
+            distance = int(self.positions[-1] - self.positions[0])
+            faults = rotation_differences(self.of_layer, asked, distance=distance)
         rotates = self.measured.planes.rotary_dim > 0
         if rotates and not may_grow and (self.growth != 1).any():
             faults.append("the length changes with position")

@@ -190,13 +190,13 @@ class FrequencyComparison:
 
 
 def rotation_differences(
-    layer: LayerRotation, asked: AskedRotation, *, longest: int = FARTHEST
+    layer: LayerRotation, asked: AskedRotation, *, distance: int = FARTHEST
 ) -> list[str]:
-    """Properties in which a layer, measured up to `longest`, differs from what is asked for."""
+    """Properties in which a layer, measured up to `distance` tokens, is not as asked."""
     rotates = bool(layer.planes.inv_freq.any())
     asks = rotates
     if asked.inv_freq is not None:
-        asks = bool((asked.inv_freq.abs() * longest > TURNED).any())
+        asks = bool((asked.inv_freq.abs() * distance > TURNED).any())
     if not rotates:
         return ["it does not rotate"] if asks else []
     if not asks:
@@ -211,22 +211,27 @@ def rotation_differences(
     if factor is not None and abs(factor / asked.factor - 1) > SAME_FACTOR:
         factors = f"{factor:.6g}, not {asked.factor:.6g}"
         differences.append(f"its attention factor is {factors}")
-    if _other_coordinates_rotate(layer.planes, asked.inv_freq, longest):
+    if _number_of_planes_differs(layer.planes, asked.inv_freq, distance):
         sizes = f"{layer.planes.rotary_dim} coordinates of a head rotate, not "
         differences.append(f"{sizes}{2 * len(asked.inv_freq)}")
     difference = _compare_frequencies(layer, asked.inv_freq, asked.direction).describe()
     return [*differences, difference] if difference else differences
 
 
-def _other_coordinates_rotate(
-    planes: Planes, asked: Float[Tensor, " asked"], longest: int
+def _number_of_planes_differs(
+    planes: Planes, asked: Float[Tensor, " asked"], distance: int
 ) -> bool:
+    """Whether more or fewer planes rotate than is asked for.
+
+    An extra plane counts if it turns visibly within `distance` tokens. With "half" pairing it
+    always counts, because the number of planes decides which coordinates are paired.
+    """
     measured = planes.inv_freq.double()
     if planes.pairing == "half" and len(measured) != len(asked):
         return True
     common = min(len(measured), len(asked))
-    rest = torch.cat([measured[common:], asked[common:]]).abs().nan_to_num(0)
-    return bool((rest * longest > TURNED).any())
+    extra = torch.cat([measured[common:], asked[common:]]).abs().nan_to_num(0)
+    return bool((extra * distance > TURNED).any())
 
 
 def _compare_frequencies(

@@ -148,7 +148,7 @@ class LayerFrequencies:
     """Frequencies of one layer by term, in rad/token; NaN if they are unknown."""
 
     planes: Planes
-    measured: Float[Tensor, " term"]
+    inv_freq: Float[Tensor, " term"]
     stated: Float[Tensor, " term"]
     configured: Float[Tensor, " term"]
 
@@ -156,20 +156,29 @@ class LayerFrequencies:
 def _describe_layer(
     layer: LayerRotation, edited: Planes, asked: AskedRotation
 ) -> LayerFrequencies:
-    """Frequencies of a layer, or of its `edited` planes if an edit changes them."""
-    unedited = layer.planes.inv_freq
-    if edited is layer.planes or torch.equal(edited.inv_freq, unedited):
-        planes = layer.measured.planes
-        stated = layer.stated
-        configured = asked.inv_freq if layer.planes.pairing != "none" else None
-    else:
-        planes = edited
-        stated = asked.direction * edited.inv_freq
-        configured = stated
+    """Frequencies of a layer, or of its `edited` planes if an edit changes them.
+
+    Frequencies of planes have the sign of their rotation, and stated and configured frequencies
+    do not. Therefore frequencies of planes are multiplied by the direction.
+    """
+    if edited is layer.planes or torch.equal(edited.inv_freq, layer.planes.inv_freq):
+        return _unedited_frequencies(layer, asked)
+    inv_freq = asked.direction * edited.term_inv_freq
+    of_edit = _by_term(asked.direction * edited.inv_freq, edited)
+    return LayerFrequencies(edited, inv_freq, stated=of_edit, configured=of_edit)
+
+
+def _unedited_frequencies(
+    layer: LayerRotation, asked: AskedRotation
+) -> LayerFrequencies:
+    planes = layer.measured.planes
+    configured = asked.inv_freq
+    if layer.planes.pairing == "none":
+        configured = None
     return LayerFrequencies(
-        planes=planes,
-        measured=asked.direction * planes.term_inv_freq,
-        stated=_by_term(stated, planes),
+        planes,
+        inv_freq=asked.direction * planes.term_inv_freq,
+        stated=_by_term(layer.stated, planes),
         configured=_by_term(configured, planes),
     )
 
@@ -185,7 +194,7 @@ def _by_term(
 
 def _dataset(measured: MeasuredLayers, layers: list[LayerFrequencies]) -> xr.Dataset:
     rotations = list(measured.layers.values())
-    inv_freq = [layer.measured for layer in layers]
+    inv_freq = [layer.inv_freq for layer in layers]
     values: dict[str, ArrayLike] = {
         "inv_freq": stack(inv_freq),
         "wavelength": stack(2 * math.pi / w.double().abs() for w in inv_freq),

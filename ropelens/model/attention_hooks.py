@@ -48,7 +48,7 @@ def wrapped_attention(model: PreTrainedModel) -> Iterator[None]:
             seen=f'attn_implementation "{PAGED}"',
             hint="manager.stop() before the block",
         )
-    recorded = cache_positions.positions_recorded(model, attention_modules(model))
+    recorded = cache_positions.recording_positions(model, attention_modules(model))
     with _wrappers_in_use(), recorded:
         yield
 

@@ -143,14 +143,18 @@ def _record_cache(
 
 
 @contextmanager
-def positions_recorded(
+def recording_positions(
     model: PreTrainedModel, attention: list[nn.Module]
 ) -> Iterator[None]:
-    """Record the positions and caches of every call while the block runs."""
+    """Record positions and caches in the block, for each attention module.
+
+    Each attention module gets the positions that a rotary module received last, and the cache
+    of its own last call. `call_positions` reads both, and `forget_positions` removes them.
+    """
     record_positions = partial(_record_positions, [id(module) for module in attention])
     with ExitStack() as stack:
         for module in model.get_decoder().modules():
-            if any("inv_freq" in name for name in module._buffers):
+            if _is_rotary(module):
                 handle = module.register_forward_pre_hook(
                     record_positions, with_kwargs=True
                 )
@@ -159,6 +163,11 @@ def positions_recorded(
             handle = module.register_forward_pre_hook(_record_cache, with_kwargs=True)
             stack.enter_context(handle)
         yield
+
+
+def _is_rotary(module: nn.Module) -> bool:
+    """Whether a module has a buffer of frequencies."""
+    return any("inv_freq" in name for name in module._buffers)
 
 
 def cache_of(module: nn.Module) -> Cache | None:

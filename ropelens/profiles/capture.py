@@ -120,7 +120,7 @@ def capture(
     for measurement in measurements:
         run = CaptureRun(measurement, wanted)
         text = measurement.text
-        live.record_calls(text.ids, run.see, hidden=text.hidden)
+        live.record_calls(text.ids, run.write_call, hidden=text.hidden)
         attrs = {"kind": "capture"} | measurement.result_attributes()
         captures.append(run.dataset(tokenizer).assign_attrs(attrs))
     if isinstance(text_or_tokens, list):
@@ -192,8 +192,10 @@ class CaptureRun:
                 live, self.projections, text.ids, self.answers, text.hidden
             )
 
-    def see(self, call: AttentionCall) -> None:
-        """Write the numbers of the chosen heads of a layer."""
+    def write_call(self, call: AttentionCall) -> None:
+        """Write the numbers of the chosen heads of a layer, which is called once."""
+        if all(layer != call.layer for layer, _ in self.heads):
+            return
         count = call.query.shape[1]
         planes = self.planes[call.layer]
         inv_freq = planes.inv_freq.expand(count, -1)
@@ -201,6 +203,7 @@ class CaptureRun:
         for index, (layer, head) in enumerate(self.heads):
             if layer != call.layer:
                 continue
+            # Views of the head, to which its numbers are written.
             arrays = {name: array[index] for name, array in self.arrays.items()}
             captured = CapturedHead(
                 call, head, replace(planes, inv_freq=inv_freq[head])

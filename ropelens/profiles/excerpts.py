@@ -103,22 +103,23 @@ def read_calls(
             )
         return LayerExcerpts(
             attention,
-            query_still=unrotated(call.query, planes[call.layer]),
-            key_still=unrotated(call.key, planes[call.layer]),
+            query_still=still_parts(call.query, planes[call.layer]),
+            key_still=still_parts(call.key, planes[call.layer]),
             scale=float(call.scale),
         )
 
     return [live.record_calls(batch, read) for batch in batches]
 
 
-def unrotated(
+def still_parts(
     x: Float[Tensor, "batch head position coordinate"], planes: Planes
 ) -> Float[Tensor, "batch head position coordinate"]:
-    """Queries or keys without their rotation: real, imaginary and other coordinates.
+    """Queries or keys at positions 0, 1, 2, ... without their rotation, on the host.
 
-    Planes that rotate clockwise are mirrored.
+    The coordinates are all real parts, all imaginary parts, and then the coordinates outside of
+    planes. Planes that rotate clockwise are mirrored, so that every plane turns by |inv_freq|.
     """
-    planes = planes.of_keys(x.shape[1])
+    planes = planes.of_keys(x.shape[1])  # with a row for each head of `x`
     still = unrotate(x.float(), torch.arange(x.shape[2]), planes).cpu()
     direction = torch.where(planes.inv_freq < 0, -1.0, 1.0)[..., None, :].cpu()
     real = still[..., planes.first]

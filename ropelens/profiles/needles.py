@@ -50,7 +50,7 @@ class Needles:
         check_count(self.tokens, "tokens in prompts", most=MOST_TOKENS)
         self.live = live
         stream = text.ids.cpu()[:, 1:][text.real[:, 1:]]
-        self.hidden = [
+        self.prompts_by_length = [
             hide_needles(
                 stream,
                 first_token=text.first_token,
@@ -70,10 +70,10 @@ class Needles:
     def measure(self, progress: Progress) -> dict[str, Tensor]:
         """`retrieval_hit` [length, depth, trial], and `retrieval`, its mean over trials."""
         hits = []
-        for tokens, values in self.hidden:
-            self.live.forget_length()
-            logits = self.last_logits(tokens.flatten(0, 1), progress)
-            by_depth = logits.unflatten(0, tokens.shape[:2])
+        for prompts, values in self.prompts_by_length:
+            self.live.forget_length()  # or dynamic RoPE keeps the rotation of a longer prompt
+            last_logits = self.last_logits(prompts.flatten(0, 1), progress)
+            by_depth = last_logits.unflatten(0, prompts.shape[:2])
             hits.append(found_needles(by_depth, values).double())
         hit = torch.stack(hits)
         return {"retrieval": hit.mean(-1), "retrieval_hit": hit}

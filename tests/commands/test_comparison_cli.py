@@ -311,7 +311,7 @@ def test_settings_are_saved_as_they_end(ropelens, model: Path, texts, tmp_path):
     assert "for 4 settings" in ended.err
     assert ended.err.count("is measured already") == 4
     with mock.patch(
-        "ropelens.claims.claim_runs.claim_runs", side_effect=KeyboardInterrupt
+        "ropelens.claims.claim_runs.run_for_claims", side_effect=KeyboardInterrupt
     ):
         assert (
             "is measured already" in ropelens(*robust[:-1], "--out", out).err
