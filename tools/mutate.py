@@ -62,6 +62,12 @@ TESTS: dict[str, tuple[str, ...]] = {
         "attention/test_row_sums.py", "attention/test_sinks.py", "budget/test_labels.py",
         "attention/test_distances.py", "profiles/test_laws.py", *PARITY,
         "profiles/test_statistics.py", "profiles/test_capture.py"),
+    "attention/block.py": (
+        "attention/test_row_sums.py", "attention/test_sinks.py", *FITS, *PARITY,
+        "profiles/test_laws.py", "profiles/test_statistics.py"),
+    "attention/exchange.py": (
+        "attention/test_exchange.py", "attention/test_row_sums.py", *PARITY,
+        "profiles/test_laws.py", "profiles/test_statistics.py"),
     "budget": (
         "budget/test_labels.py", "attention/test_sinks.py", "budget/test_budget.py",
         "budget/test_surrogates.py", f"{LOGIT}every_kind_of_sink_has_a_weight_of_its_own",
@@ -97,6 +103,12 @@ EQUIVALENT = {
         "No measured number is exactly equal to the threshold.",
     "attention/fast_products.py: module: 2 ** 20 -> 3 ** 20":
         "The size of a block only affects the speed.",
+    "attention/block.py: blocks_of: 1.0 -> 2.0":
+        "The size of a block only affects the speed.",
+    "attention/sampled_call.py: module: most=1 -> most=2":
+        "Keys of an earlier layer that stay in memory are not read.",
+    "budget/logit.py: _sink_weights: len(of_sinks) < batch -> len(of_sinks) <= batch":
+        "Weights of all sequences that are repeated once are the same weights.",
 }
 # fmt: on
 """The reason why a mutant cannot be killed, by its name."""

@@ -21,6 +21,7 @@ from ropelens.attention import exchange
 from ropelens.attention.call import AttentionCall
 from ropelens.attention.exchange import DRAWS, EARLY
 from ropelens.attention.formulas import FOLLOW
+from ropelens.attention.visibility import Visibility
 from ropelens.budget import held_out
 from ropelens.budget.found_sinks import add_found_sinks
 from ropelens.budget.held_out import LayerFit
@@ -313,6 +314,16 @@ WRONG: dict[str, list[tuple[str, str]]] = {
     "llama_gqa: right: early rows count": [("from_share(EARLY)", "from_share(0)")],
 }
 # fmt: on
+
+
+def test_the_size_of_a_block_does_not_depend_on_dropped_keys():
+    real = torch.ones(1, 12, dtype=torch.bool)
+    position = torch.arange(4, 12)[None]
+    first = position - 4
+    whole = Visibility(position, first, range(12))
+    later = Visibility(position + 20, first + 20, range(20, 32))
+    assert exchange.block_size(whole, real).tolist() == [[[2]]]
+    assert exchange.block_size(later, real).tolist() == [[[2]]]
 
 
 @pytest.mark.parametrize("version", WRONG)

@@ -296,6 +296,14 @@ def test_an_item_that_names_no_head_is_refused(heads: str):
         heads_by_layer(heads, torch.ones(4, 3, dtype=torch.bool), doing="attend")
 
 
+def test_the_refusal_of_heads_names_the_layers_with_some_able_head():
+    able = torch.ones(4, 3, dtype=torch.bool)
+    able[0] = False
+    able[2, 2] = False
+    with pytest.raises(BadArgument, match=r"layers 0 to 3 \(1, 2, 3 rotate\)"):
+        heads_by_layer("7.0", able, doing="rotate")
+
+
 @pytest.mark.parametrize("head_dim", [2, 10, 16, 20, 64, 80, 100, 128, 256])
 @pytest.mark.parametrize("p", [tenths / 10 for tenths in range(11)])
 def test_the_number_of_planes_equals_transformers(head_dim: int, p: float):
