@@ -28,7 +28,10 @@ from ropelens.model.intervention import (
 )
 from ropelens.model.masks import only_hides_keys, real_rows, visible_keys
 
-AttentionFunction = Callable[..., tuple[Tensor, ...]]
+AttentionResult = tuple[Tensor, Tensor | None]
+"""The output [batch, row, head, feature] and, if the function returns them, the weights."""
+
+AttentionFunction = Callable[..., AttentionResult]
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ def call_with_hooks(
     hooks: Hooks,
     run: AttentionFunction,
     **options: Any,
-) -> tuple[Tensor, ...]:
+) -> AttentionResult:
     """The result of the attention function `run`, with the hooks of the module."""
     call = AttentionArguments(module, query, key, value, attention_mask, options)
     rows = call_rows(module, query.shape[2], key.shape[2])
@@ -106,19 +109,17 @@ def call_with_hooks(
     else:
         row_tokens = torch.arange(rows.past, rows.past + len(rows.keys))[None]
         if hooks.observers and cache_of(module) is not None:
-            call.positions(
-                rows
-            )  # records the keys, and refuses a cache that drops keys
-    result = run(
+            call.positions(rows)  # records the keys; refuses a cache that drops keys
+    output, weights = run(
         call.module, call.query, call.key, call.value, attention_mask, **options
     )
     real = real_rows(rows.keys, attention_mask).to(query.device)
     if hooks.observers:
-        observe_call(call, rows, result[0], hooks, real)
-    if not hooks.interventions:
-        return result
-    outputs = HeadOutputs(call.layer, result[0], real, row_tokens)
-    return replace_outputs(hooks.interventions, outputs), *result[1:]
+        observe_call(call, rows, output, hooks, real)
+    if hooks.interventions:
+        outputs = HeadOutputs(call.layer, output, real, row_tokens)
+        output = replace_outputs(hooks.interventions, outputs)
+    return output, weights
 
 
 def change_inputs(

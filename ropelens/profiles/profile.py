@@ -115,7 +115,7 @@ def profile(
         seed=seed,
         batch_size=batch_size,
     )
-    check_names(requested)
+    check_statistics(requested)
     planes = measurement.rotation.planes(measurement.text.context)
     measurement.live.check_observation_is_exact(measurement.text)
     run = ProfileRun(
@@ -247,8 +247,8 @@ class ProfileRun:
         return dataset.assign_attrs(kind="profile", pairing=" ".join(pairings))
 
 
-def check_names(statistics: Sequence[Statistic]) -> None:
-    """Raise `BadArgument` for a name that is taken, or that a file cannot have."""
+def check_statistics(statistics: Sequence[Statistic]) -> None:
+    """Raise `BadArgument` for a bad name, or a column of heads.csv that is not by head."""
     taken: set[str] = set()
     for row in (*MEASURES, *AXES, *EXCERPTS):
         taken.update((row.name, *row.dims))
@@ -258,5 +258,11 @@ def check_names(statistics: Sequence[Statistic]) -> None:
         if row.name in ("", ".") or "/" in row.name or "\0" in row.name:
             raise BadArgument(
                 f"A file cannot have a variable {row.name!r}.", hint="letters"
+            )
+        if row.column and row.dims != ("layer", "head"):
+            raise BadArgument(
+                f"heads.csv cannot have a column {row.name!r}.",
+                seen=f"dims {', '.join(row.dims)}",
+                hint='dims=("layer", "head"), or column=""',
             )
         taken.add(row.name)

@@ -1,7 +1,7 @@
 """Tasks for a model on random tokens: to repeat them, and to copy them from afar."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ MOST_TOKENS = 10**8
 OFFSET_MASS = [row for row in STATISTICS if row.name == "offset_mass"]
 
 
+@runtime_checkable
 class Task(Protocol):
     """A task of `tokens` tokens; `coordinates` label the numbers that it measures."""
 

@@ -112,7 +112,8 @@ def dense(
                 name: torch.stack([one[name] for one in heads]) for name in heads[0]
             }
             largest, before = of_rows.pop("max_score").numpy(), sums[layer]["max_score"]
-            for name, x in (token_sums(call, rotation) | of_rows).items():
+            of_tokens = token_sums(call, rotation)
+            for name, x in (of_tokens | of_rows).items():
                 sums[layer][name] = sums[layer][name] + x.numpy()
             sums[layer]["max_score"] = (
                 np.maximum(largest, before) if np.any(before) else largest
@@ -124,9 +125,7 @@ def dense(
     width += any(len(rotation.rest) for rotation in rotations)
     layers = []
     for of_layer, rotation, scale in zip(sums, rotations, scales, strict=True):
-        over = {
-            name: count if name[1:] in ("_norm", "_mean") else rows for name in of_layer
-        }
+        over = {name: count if name in of_tokens else rows for name in of_layer}
         over["max_score"] = 1
         mean = {name: x / over[name] for name, x in of_layer.items()}
         layers.append(layer_statistics(mean, rotation, scale, bins=bins, width=width))

@@ -1,6 +1,7 @@
 """Statistics of users, attention on sets of tokens, and rules for every row."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +101,9 @@ def wrong(*, name: str = "mine", **changes: object) -> Statistic:
     return Statistic(name, ("layer", "head"), "1", "a statistic", **options)
 
 
+BY_PLANE = replace(wrong(column="score"), dims=("layer", "head", "frequency"))
+
+
 @pytest.mark.parametrize(
     ("statistics", "says", "seen"),
     [
@@ -108,6 +112,7 @@ def wrong(*, name: str = "mine", **changes: object) -> Statistic:
         ([wrong(), wrong()], "There is a variable 'mine' already", ""),
         ([wrong(name="inv_freq")], "There is a variable 'inv_freq' already", ""),
         ([wrong(name="a/b")], "A file cannot have a variable 'a/b'", ""),
+        ([BY_PLANE], "heads.csv cannot have a column 'mine'", "frequency"),
     ],
 )
 def test_statistics_that_are_refused(statistics: list[Statistic], says: str, seen: str):
