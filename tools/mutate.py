@@ -107,6 +107,12 @@ EQUIVALENT = {
         "The size of a block only affects the speed.",
     "attention/sampled_call.py: module: most=1 -> most=2":
         "Keys of an earlier layer that stay in memory are not read.",
+    "budget/offsets.py: sigma_of_means: 1 - masses.sum(-1, keepdim=True) -> "
+    "1 + masses.sum(-1, keepdim=True)":
+        "A fit ends at the same minimum from another start.",
+    "budget/surrogate_attention.py: _split_rows: position - visibility.first[0] -> "
+    "position + visibility.first[0]":
+        "All rows hide the further keys that are read.",
     "budget/logit.py: _sink_weights: len(of_sinks) < batch -> len(of_sinks) <= batch":
         "Weights of all sequences that are repeated once are the same weights.",
 }

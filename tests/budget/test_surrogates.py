@@ -19,7 +19,12 @@ from ropelens.attention.sums import sum_attention
 from ropelens.attention.visibility import Visibility, offset_edges
 from ropelens.budget import offsets
 from ropelens.budget.fits import fit_models
-from ropelens.budget.logit import SCORES, normalize_weights, score_models
+from ropelens.budget.logit import (
+    SCORES,
+    fit_tolerance,
+    normalize_weights,
+    score_models,
+)
 from ropelens.budget.offsets import OffsetRows, fit_offsets, sampled_offsets
 from ropelens.budget.surrogate_attention import Draws
 from ropelens.budget.surrogates import _orders, draw_surrogates
@@ -137,6 +142,22 @@ def test_attention_of_equal_keys_is_the_attention_of_model_s():
     nats = log_p + table.uniform[0]
     assert_close(information.double(), nats, rtol=1e-4, atol=1e-5)
     assert sums.push.abs().max() < 1e-6
+
+
+def test_uniform_attention_is_on_all_keys_that_a_row_sees():
+    context = 12
+    sinks = torch.zeros(1, 1, context, dtype=torch.long)
+    sinks[..., [0, 5, 9]] = torch.tensor([1, 2, 2])  # early rows do not see all sinks
+    x = torch.zeros(1, 1, context, 4)
+    rows = all_rows(torch.tensor([context]))
+    planes = Planes(torch.zeros(2), 4, "half")
+    sampled = normalize_weights(SampledCall(call_of(x, x), rows, planes, sinks=sinks))
+    expected = torch.arange(2.0, context + 1).log().mean().double()
+    assert_close(OffsetRows.of(sampled).uniform[0, 0], expected)
+
+
+def test_a_head_without_information_can_converge():
+    assert fit_tolerance(torch.zeros(1)) > 0
 
 
 def test_a_sharp_head_is_fitted_in_single_precision():

@@ -205,6 +205,13 @@ def test_numbers_of_lengths_pushes_and_coherence():
     length = np.array([[4.0, 2, 1, 1], [1, 1, 2, 4], [1, 1, 1, 1]])
     assert numbers.slow_half(length) == pytest.approx((2 / 8 + 6 / 8 + 2 / 4) / 3)
     assert numbers.slow_half_of_all(length) == pytest.approx(10 / 20)
+    unequal = np.array([[9.0, 0, 0, 1], [0, 0, 0, 2]])
+    assert numbers.slow_half_of_all(unequal) == pytest.approx(3 / 12)
+    by_layer = numbers.slow_half_of_all(unequal, by_layer=True)
+    assert by_layer == pytest.approx((1 / 10 + 1) / 2)
+    values = np.array([1.0, 3, 2, 4])
+    assert numbers.rank_with_depth(values) == pytest.approx(0.8), "Spearman"
+    assert numbers.rank_with_depth(values, kendall=True) == pytest.approx(4 / 6)
     assert math.isnan(numbers.slow_half(np.ones((3, 4))))
     assert numbers.fast_at_the_ends(length) == pytest.approx(
         (4 / 8 + 1 / 4) / 2 - 1 / 8
