@@ -103,6 +103,8 @@ EQUIVALENT = {
         "No measured number is exactly equal to the threshold.",
     "attention/fast_products.py: module: 2 ** 20 -> 3 ** 20":
         "The size of a block only affects the speed.",
+    "claims/stopped_heads.py: module: 8 -> 9":
+        "One more draw of random tokens only makes the number a little more precise.",
     "attention/block.py: blocks_of: 1.0 -> 2.0":
         "The size of a block only affects the speed.",
     "attention/sampled_call.py: module: most=1 -> most=2":
