@@ -367,9 +367,9 @@ def _are_consecutive(
 
 def _may_follow_padding(
     visible: Bool[Tensor, "_ key"],
-    first_position: Int[Tensor, "*axis sequence"],
+    first_position: Int[Tensor, "*axis _"],
     past: int,
-) -> Bool[Tensor, "*axis sequence"]:
+) -> Bool[Tensor, "*axis _"]:
     """Whether some amount of padding on the left explains a position.
 
     A window hides padding and old keys alike, so the mask does not show how much is padding.
