@@ -23,6 +23,7 @@ Writes reports/causal/<model>/. Takes minutes for the bundled checkpoint.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -33,6 +34,7 @@ from ropelens.analysis.answer import Answer
 from ropelens.commands.terminal import run_analysis
 from ropelens.figures.silenced import plot_silenced
 from ropelens.intervals import paired_interval
+from ropelens.interventions.plane_edits import Edit
 
 KINDS = {"positional": "position", "semantic": "content"}
 FRACTIONS = {"positional": "positional_fraction", "semantic": "content_fraction"}
@@ -46,48 +48,71 @@ COSTS = {
     "is unresolved": "makes no clear difference",
 }
 UNFAIR = "is unresolved, because the planes that cost more hold more"
-Change = tuple[float, float, float]
+
+Row = dict[str, object]
+Measure = Callable[[rl.Analysis], xr.Dataset]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of the loss with its 95 % interval, in nats/token."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> str:
+        if self.low > 0:
+            return "holds"
+        if self.high < 0:
+            return "is contradicted"
+        return "is unresolved"
+
+    def in_words(self, verdict: str = "") -> str:
+        numbers = f"{self.mean:+.3f} nats/token, {self.low:+.3f} to {self.high:+.3f}"
+        return f"{verdict or self.verdict} ({numbers.replace('-', '−')})"
 
 
 def answer(analysis: rl.Analysis) -> Answer:
-    heads, plain = analysis.heads, losses(analysis)
-    rows: list[dict[str, object]] = []
-    findings: list[str] = []
+    plain = losses(analysis)
+    rows: list[Row] = []
     short: list[str] = []
+    findings: list[str] = []
     for label, by in KINDS.items():
-        chosen = most(heads, FRACTIONS[label])
+        chosen = most(analysis.heads, FRACTIONS[label])
         if chosen.empty:
             reason = "every head is diffuse, or the only head of its layer"
             findings.append(f"No head that chooses by {by} is silenced: {reason}.")
             continue
         count = f"{len(chosen)} heads" if len(chosen) > 1 else "one head"
-        words = f"{count}, most by {by}", f"random ({by})"
-        of_label, (_, *random), beyond, last = against_random(
-            analysis, chosen, plain, words, label=label
+        comparison = against_random(
+            analysis,
+            chosen,
+            plain,
+            what=f"{count}, most by {by}",
+            random=f"random ({by})",
+            label=label,
         )
-        rows += of_label
-        verdicts = (
-            f"on {tokens} it {say(change)}"
-            for tokens, change in zip(TOKENS, beyond, strict=True)
-        )
-        all_drawn = ", which are all possible draws" if last else ""
+        rows += comparison.rows
+        costs = COSTS[comparison.beyond[0].verdict]
+        short.append(f"silencing the {count} that choose most by {by} {costs}")
         findings.append(
             f"That silencing the {count} that choose most by {by} costs more than silencing "
-            f"random other heads of the same layers (draws: {len(random)}{all_drawn}): "
-            f"{'; '.join(verdicts)}."
+            f"random other heads of the same layers (draws: {comparison.draws}): "
+            f"{comparison.verdicts()}."
         )
-        costs = COSTS[verdict(beyond[0])]
-        short.append(f"silencing the {count} that choose most by {by} {costs}")
         if label == "positional":
-            of_planes, sentences = stopped_planes(analysis, chosen, plain)
-            rows += of_planes
-            findings += sentences
+            of_planes = stopped_planes(analysis, chosen, plain)
+            rows += of_planes.rows
+            findings += of_planes.findings
     if short:
-        findings.insert(
-            0, f"Compared with random heads of their layers, {', and '.join(short)}."
+        compared = (
+            f"Compared with random heads of their layers, {', and '.join(short)}."
         )
-    sentence, of_repeats = without_previous(analysis)
-    findings.insert(1, sentence)
+        findings.insert(0, compared)
+    previous = without_previous(analysis)
+    findings[1:1] = previous.findings
     question = "Do labels describe the use of heads?"
     if not rows:
         return Answer(question, findings, {})
@@ -97,84 +122,141 @@ def answer(analysis: rl.Analysis) -> Answer:
         "their planes stop. Grey: random heads of the same layers.":
             plot_silenced(table)
     }  # fmt: skip
-    if of_repeats:
-        repeats = pd.DataFrame(of_repeats)
+    if previous.rows:
+        repeated = pd.DataFrame(previous.rows)
         figures[
             "The same for repeated random tokens, with heads that attend to the previous "
             "token silenced."
-        ] = plot_silenced(repeats)
-        table = pd.concat([table, repeats])
-    return Answer(question, findings, figures, {"causal.csv": table})
+        ] = plot_silenced(repeated)
+        table = pd.concat([table, repeated])
+    return Answer(question, findings, figures, more={"causal.csv": table})
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of the table and findings of a part of the answer."""
+
+    rows: list[Row]
+    findings: list[str]
 
 
 def stopped_planes(
     analysis: rl.Analysis, chosen: pd.DataFrame, plain: xr.Dataset
-) -> tuple[list[dict[str, object]], list[str]]:
-    """Cost of the strongest and of the other planes of positional heads: rows, a sentence."""
-    strong, weak, share = planes_of(analysis, chosen)
-    if not strong or not weak:
-        return [], []
-    with_strong, with_weak = losses(analysis, strong), losses(analysis, weak)
-    rows: list[dict[str, object]] = []
-    for planes, stopped in (("strongest", with_strong), ("other", with_weak)):
-        costs = changes(plain, stopped)
-        rows += rows_of(f"their {planes} planes stop", "positional", chosen, costs)
-    difference = changes(with_weak, with_strong)[0]
-    fair = difference[0] * (0.5 - share) >= 0
-    sentence = (
-        f"That stopping their strongest planes, which hold {share:.0%} of their push toward "
-        f"keys, costs more than stopping all other planes, which hold {1 - share:.0%}: it "
-        f"{say(difference, unless='' if fair else UNFAIR)}."
+) -> Part:
+    """Cost of the strongest planes of positional heads, and of their other planes."""
+    planes = planes_of(analysis, chosen)
+    if not planes.strongest or not planes.others:
+        return Part([], [])
+    with_strong = losses(analysis, planes.strongest)
+    with_weak = losses(analysis, planes.others)
+    rows = rows_of(
+        "their strongest planes stop", "positional", chosen, changes(plain, with_strong)
     )
-    return rows, [sentence]
+    rows += rows_of(
+        "their other planes stop", "positional", chosen, changes(plain, with_weak)
+    )
+    difference = changes(with_weak, with_strong)[0]
+    is_fair = difference.mean * (0.5 - planes.share) >= 0
+    finding = (
+        f"That stopping their strongest planes, which hold {planes.share:.0%} of their push "
+        f"toward keys, costs more than stopping all other planes, which hold "
+        f"{1 - planes.share:.0%}: it {difference.in_words('' if is_fair else UNFAIR)}."
+    )
+    return Part(rows, [finding])
 
 
-def without_previous(analysis: rl.Analysis) -> tuple[str, list[dict[str, object]]]:
-    """Induction without the previous-token heads: a sentence, and rows of the table."""
+def without_previous(analysis: rl.Analysis) -> Part:
+    """Induction without the previous-token heads."""
     heads = analysis.heads
     chosen = at_most_half(heads[heads["previous_token"] >= PREVIOUS], heads)
     if chosen.empty:
-        return f"No head has {PREVIOUS:.0%} of its attention on the previous token.", []
-    plain, words = repeats(analysis), ("previous-token heads", "random")
-    kind = {"measure": repeats, "tokens": REPEATED}
-    rows, silent, (beyond,), _ = against_random(analysis, chosen, plain, words, **kind)
+        finding = f"No head has {PREVIOUS:.0%} of its attention on the previous token."
+        return Part([], [finding])
+    plain = repeats(analysis)
+    comparison = against_random(
+        analysis,
+        chosen,
+        plain,
+        what="previous-token heads",
+        random="random",
+        measure=repeats,
+        tokens=REPEATED,
+    )
     best = plain["induction"].argmax(("layer", "head"))
-    before, after, *others = (float(run["induction"][best]) for run in (plain, *silent))
-    sentence = (
+    before = float(plain["induction"][best])
+    after = float(comparison.silent["induction"][best])
+    others = [float(run["induction"][best]) for run in comparison.random]
+    finding = (
         f"Silencing the heads with {PREVIOUS:.0%} or more of their attention on the previous "
         f"token ({names(chosen)}) takes the best induction head, "
         f"{int(best['layer'])}.{int(best['head'])}, from {before:.2f} to {after:.2f}; random "
         f"heads of the same layers leave it at {np.mean(others):.2f} ({min(others):.2f} to "
         f"{max(others):.2f} in {len(others)} draws). That this costs repeated random tokens "
-        f"more than silencing random heads: it {say(beyond)}."
+        f"more than silencing random heads: it {comparison.beyond[0].in_words()}."
     )
-    return sentence, rows
+    return Part(comparison.rows, [finding])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Silenced heads next to random other heads of the same layers.
+
+    `silent` and `random` are measured without the heads and without each random set. `beyond`
+    is how much more the heads cost, by kind of tokens. `is_complete` if every possible random
+    set was drawn.
+    """
+
+    rows: list[Row]
+    silent: xr.Dataset
+    random: list[xr.Dataset]
+    beyond: list[Change]
+    is_complete: bool
+
+    @property
+    def draws(self) -> str:
+        if self.is_complete:
+            return f"{len(self.random)}, which are all possible draws"
+        return str(len(self.random))
+
+    def verdicts(self) -> str:
+        verdicts = []
+        for tokens, change in zip(TOKENS, self.beyond, strict=True):
+            verdicts.append(f"on {tokens} it {change.in_words()}")
+        return "; ".join(verdicts)
 
 
 def against_random(
     analysis: rl.Analysis,
     chosen: pd.DataFrame,
     plain: xr.Dataset,
-    words: tuple[str, str],
     *,
+    what: str,
+    random: str,
     label: str = "positional",
-    measure: Callable[[rl.Analysis], xr.Dataset] | None = None,
+    measure: Measure | None = None,
     tokens: Sequence[str] = TOKENS,
-) -> tuple[list[dict[str, object]], list[xr.Dataset], list[Change], bool]:
+) -> Comparison:
     """Silence the `chosen` heads, then random other heads of the same layers, in up to 8 draws.
 
-    Returns rows of the table, in which `words` name the chosen heads and the draws; the result
-    of `measure` for each, `chosen` first; how much more the chosen heads cost than the random
-    heads; and whether all possible sets were drawn.
+    `what` and `random` name the chosen heads and the draws in the rows of the table.
     """
-    sets, possible = draws(analysis.heads, chosen)
-    silent = [silenced(analysis, heads, measure or losses) for heads in (chosen, *sets)]
-    what, random = words
-    rows = rows_of(what, label, chosen, changes(plain, silent[0]), tokens)
-    for n, (drawn, run) in enumerate(zip(sets, silent[1:], strict=True), start=1):
-        rows += rows_of(f"{random}, {n}", "", drawn, changes(plain, run), tokens)
-    beyond = changes_beyond(silent[1:], silent[0], 1 - len(sets) / possible)
-    return rows, silent, beyond, len(sets) == possible
+    measure = measure or losses
+    drawn = draws(analysis.heads, chosen)
+    silent = silenced(analysis, chosen, measure)
+    rows = rows_of(what, label, chosen, changes(plain, silent), tokens)
+    runs = []
+    for number, heads in enumerate(drawn.sets, start=1):
+        run = silenced(analysis, heads, measure)
+        rows += rows_of(f"{random}, {number}", "", heads, changes(plain, run), tokens)
+        runs.append(run)
+    left = 1 - len(drawn.sets) / drawn.possible
+    return Comparison(
+        rows=rows,
+        silent=silent,
+        random=runs,
+        beyond=changes_beyond(runs, silent, left),
+        is_complete=len(drawn.sets) == drawn.possible,
+    )
 
 
 def repeats(analysis: rl.Analysis) -> xr.Dataset:
@@ -195,7 +277,8 @@ def most(heads: pd.DataFrame, fraction: str) -> pd.DataFrame:
     """A ninth of all heads by `fraction`, without diffuse heads, at most half of a layer."""
     named = heads[heads["label"] != "diffuse"].dropna(subset=fraction)
     named = named.sort_values(fraction, ascending=False, kind="stable")
-    return at_most_half(named, heads).head(max(1, round(len(heads) / 9)))
+    ninth = max(1, round(len(heads) / 9))
+    return at_most_half(named, heads).head(ninth)
 
 
 def at_most_half(chosen: pd.DataFrame, heads: pd.DataFrame) -> pd.DataFrame:
@@ -203,19 +286,31 @@ def at_most_half(chosen: pd.DataFrame, heads: pd.DataFrame) -> pd.DataFrame:
     return chosen.groupby("layer").head(len(heads) // heads["layer"].nunique() // 2)
 
 
-def draws(heads: pd.DataFrame, chosen: pd.DataFrame) -> tuple[list[pd.DataFrame], int]:
-    """Random sets of other heads, as many in each layer as `chosen`; how many sets exist."""
+@dataclass(frozen=True)
+class Draws:
+    """Random sets of heads, and the number of sets that exist."""
+
+    sets: list[pd.DataFrame]
+    possible: int
+
+
+def draws(heads: pd.DataFrame, chosen: pd.DataFrame) -> Draws:
+    """Random sets of other heads, as many in each layer as `chosen`."""
     free = heads.drop(chosen.index).groupby("layer").groups
     counts = chosen["layer"].value_counts().sort_index()
-    possible = math.prod(math.comb(len(free[layer]), n) for layer, n in counts.items())
+    possible = 1
+    for layer, count in counts.items():
+        possible *= math.comb(len(free[layer]), count)
     random = np.random.default_rng(0)
-    sets: dict[tuple[int, ...], None] = {}
+    sets: list[list[int]] = []
     while len(sets) < min(DRAWS, possible):
-        rows = [
-            random.choice(free[layer], n, replace=False) for layer, n in counts.items()
-        ]
-        sets[tuple(sorted(np.concatenate(rows).tolist()))] = None
-    return [heads.loc[[*rows]] for rows in sets], possible
+        rows: list[int] = []
+        for layer, count in counts.items():
+            rows += random.choice(free[layer], count, replace=False).tolist()
+        rows.sort()
+        if rows not in sets:
+            sets.append(rows)
+    return Draws([heads.loc[rows] for rows in sets], possible)
 
 
 def losses(analysis: rl.Analysis, edits: Sequence = ()) -> xr.Dataset:
@@ -227,60 +322,80 @@ def losses(analysis: rl.Analysis, edits: Sequence = ()) -> xr.Dataset:
         measures=["loss"],
     ).isel(edit=-1)
     repeated = (evaluated["seen_loss"] * evaluated["seen_tokens"]).fillna(0)
-    total = evaluated["loss"] * evaluated["predicted_tokens"]
-    counts = evaluated["predicted_tokens"], evaluated["seen_tokens"]
+    count = evaluated["predicted_tokens"]
+    count_repeated = evaluated["seen_tokens"]
+    total = evaluated["loss"] * count
+    counts = [count, count_repeated, count - count_repeated]
     return xr.Dataset(
         {
             "loss": xr.concat([total, repeated, total - repeated], "tokens"),
-            "count": xr.concat([*counts, counts[0] - counts[1]], "tokens"),
+            "count": xr.concat(counts, "tokens"),
         }
     )
 
 
 def silenced(
-    analysis: rl.Analysis,
-    chosen: pd.DataFrame,
-    measure: Callable[[rl.Analysis], xr.Dataset] = losses,
+    analysis: rl.Analysis, chosen: pd.DataFrame, measure: Measure
 ) -> xr.Dataset:
     with rl.silence_heads(analysis.model, names(chosen), to="mean", text=analysis.text):
         return measure(analysis)
 
 
-def planes_of(analysis: rl.Analysis, chosen: pd.DataFrame) -> tuple[list, list, float]:
-    """Edits that stop the strongest planes of each head, edits that stop its other planes.
+@dataclass(frozen=True)
+class PlanesOfHeads:
+    """Edits that stop the strongest planes of each head, and edits that stop its other planes.
 
-    Also returns the mean share of the strongest planes in the push of their head toward keys.
-    It is as near to one half as a number of planes allows.
+    `share` is the mean share of the strongest planes in the push of their head toward keys. It
+    is as near to one half as a number of planes allows.
     """
-    strong, weak, shares = [], [], []
+
+    strongest: list[Edit]
+    others: list[Edit]
+    share: float
+
+
+def planes_of(analysis: rl.Analysis, chosen: pd.DataFrame) -> PlanesOfHeads:
+    strongest: list[Edit] = []
+    others: list[Edit] = []
+    shares = []
     for row in chosen.itertuples():
         push = analysis.profile["selectivity_keys"].isel(layer=row.layer, head=row.head)
-        push = push.where(np.isfinite(analysis.profile["wavelength"][row.layer])).clip(
-            min=0
-        )
-        order = np.argsort(-push.fillna(0).values, kind="stable")[
-            : int(push.notnull().sum())
-        ]
-        if not float(push.sum()):
+        rotates = np.isfinite(analysis.profile["wavelength"][row.layer])
+        push = push.where(rotates).clip(min=0)
+        total = float(push.sum())
+        if not total:
             continue
-        share = push.values[order].cumsum() / float(push.sum())
+        count = int(push.notnull().sum())
+        order = np.argsort(-push.fillna(0).values, kind="stable")[:count]
+        share = push.values[order].cumsum() / total
         half = 1 + int(np.abs(share - 0.5).argmin())
         shares.append(share[half - 1])
-        for edits, planes in ((strong, order[:half]), (weak, order[half:])):
-            if len(planes):
-                head = f"{row.layer}.{row.head}"
-                edits.append(rl.stop(rl.PlaneNumbers(planes.tolist()), heads=head))
-    return strong, weak, float(np.mean(shares)) if shares else 0.0
+        head = f"{row.layer}.{row.head}"
+        strongest += stops(order[:half], head)
+        others += stops(order[half:], head)
+    return PlanesOfHeads(
+        strongest, others, share=float(np.mean(shares)) if shares else 0.0
+    )
+
+
+def stops(planes: np.ndarray, head: str) -> list[Edit]:
+    """The edit that stops these planes of a head; none without planes."""
+    if not len(planes):
+        return []
+    numbers = rl.PlaneNumbers(planes.tolist())
+    return [rl.stop(numbers, heads=head)]
 
 
 def changes(before: xr.Dataset, after: xr.Dataset) -> list[Change]:
-    """The change of loss by kind of tokens (nats/token), with its 95 % interval."""
+    """The change of loss by kind of tokens."""
     intervals = []
     for kind in range(before.sizes["tokens"]):
-        a, b = (run.isel(tokens=kind) for run in (before, after))
+        a = before.isel(tokens=kind)
+        b = after.isel(tokens=kind)
         change = ((b["loss"] - a["loss"]) / a["count"]).where(a["count"] > 0, 0)
         weight = a["count"].values.astype(float)
-        intervals.append(paired_interval(change.values, weight, a["group"].values))
+        interval = paired_interval(change.values, weight, a["group"].values)
+        intervals.append(Change(*interval))
     return intervals
 
 
@@ -294,14 +409,16 @@ def changes_beyond(
     share of the possible sets that was not drawn. If `left` is 0, every possible set was drawn,
     so the draws do not widen the interval.
     """
-    means = np.array([[mean for mean, _, _ in changes(run, silent)] for run in random])
+    by_draw = [changes(run, silent) for run in random]
+    over_documents = changes(sum(random) / len(random), silent)
     intervals = []
-    for kind, (mean, _, high) in enumerate(changes(sum(random) / len(random), silent)):
-        half = high - mean
+    for kind, change in enumerate(over_documents):
+        half = change.high - change.mean
         if left:
-            middle, _, end = paired_interval(means[:, kind])
+            means = np.array([of_draw[kind].mean for of_draw in by_draw])
+            middle, _, end = paired_interval(means)
             half = math.hypot(half, math.sqrt(left) * (end - middle))
-        intervals.append((mean, mean - half, mean + half))
+        intervals.append(Change(change.mean, change.mean - half, change.mean + half))
     return intervals
 
 
@@ -311,30 +428,26 @@ def rows_of(
     heads: pd.DataFrame,
     intervals: list[Change],
     tokens: Sequence[str] = TOKENS,
-) -> list[dict[str, object]]:
+) -> list[Row]:
     """Rows of the table, with the heads that were silenced or lost planes."""
-    numbers = [
-        dict(zip(("change", "low", "high"), row, strict=True)) for row in intervals
-    ]
-    named = {"what": what, "label": label, "heads": names(heads)}
-    return [
-        named | {"tokens": kind} | row
-        for kind, row in zip(tokens, numbers, strict=True)
-    ]
+    rows: list[Row] = []
+    for kind, change in zip(tokens, intervals, strict=True):
+        rows.append(
+            {
+                "what": what,
+                "label": label,
+                "heads": names(heads),
+                "tokens": kind,
+                "change": change.mean,
+                "low": change.low,
+                "high": change.high,
+            }
+        )
+    return rows
 
 
 def names(heads: pd.DataFrame) -> str:
     return ",".join(f"{row.layer}.{row.head}" for row in heads.itertuples())
-
-
-def say(change: Change, unless: str = "") -> str:
-    mean, low, high = (f"{number:+.3f}".replace("-", "−") for number in change)
-    return f"{unless or verdict(change)} ({mean} nats/token, {low} to {high})"
-
-
-def verdict(change: Change) -> str:
-    _, low, high = change
-    return "holds" if low > 0 else "is contradicted" if high < 0 else "is unresolved"
 
 
 if __name__ == "__main__":

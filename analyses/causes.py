@@ -25,7 +25,7 @@ five heads make the answer, and attributions rank planes in the same order as dr
 Writes reports/causes/<model>/. Takes minutes for the bundled checkpoint, and for SmolLM2.
 """
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ from ropelens.intervals import paired_interval
 FIVE = 5
 DRAWS = 4
 APOSTROPHE = "*'*"
-SETS = 8  # of random tokens
+SETS = 8  # sets of random tokens
 SEARCHED = 16  # sequences, at most
 COPIED = 24  # random tokens that come twice
 CHECKED = (
@@ -53,10 +53,9 @@ CHECKED = (
 
 def answer(analysis: rl.Analysis) -> Answer:
     five = analysis.heads.nlargest(FIVE, "previous_token")
-    table, best, lead = five_heads(analysis, five)
-    search = apostrophes(analysis)
-    attributed, words = one_answer(analysis, five, best)
-    losses = plot_silenced(table)
+    silenced = five_heads(analysis, five)
+    attribution = one_answer(analysis, five, silenced.best)
+    losses = plot_silenced(silenced.table)
     losses.update_layout(
         title_text="Loss of copied tokens without heads, or their planes"
     )
@@ -65,134 +64,224 @@ def answer(analysis: rl.Analysis) -> Answer:
         "Change of the loss of repeated random tokens, with its 95% interval over sequences. "
         "Grey: random heads of the same layers.": losses,
         "The part of each plane in the logit of the right token minus the logit of another "
-        "token, by integrated gradients. Each line is a head.": plot_planes(attributed),
+        "token, by integrated gradients. Each line is a head.": plot_planes(attribution),
     }  # fmt: skip
-    more = {"causes.csv": table, "attribution.nc": attributed}
+    findings = [
+        silenced.sentence(five),
+        apostrophes(analysis),
+        *sentences_about(attribution),
+    ]
     question = "What do previous-token heads, and their planes, cause?"
-    return Answer(question, [*lead, *search, *words], figures, more)
+    tables = {"causes.csv": silenced.table, "attribution.nc": attribution}
+    return Answer(question, findings, figures, more=tables)
 
 
-def wavelength(tokens: float) -> str:
-    return f"{tokens:,.0f} tokens" if tokens >= 100 else f"{tokens:.3g} tokens"
+def in_tokens(wavelength: float) -> str:
+    if wavelength >= 100:
+        return f"{wavelength:,.0f} tokens"
+    return f"{wavelength:.3g} tokens"
 
 
-def named(heads: pd.DataFrame) -> str:
+def names_of(heads: pd.DataFrame) -> str:
     return ",".join(f"{row.layer}.{row.head}" for row in heads.itertuples())
 
 
 # five heads
 
+FAST_STOP = "fastest quarter of their planes stops"
+SLOW_STOP = "slowest half of their planes stops"
 
-def five_heads(
-    analysis: rl.Analysis, five: pd.DataFrame
-) -> tuple[pd.DataFrame, tuple[int, int], list[str]]:
-    """Losses without the heads or their planes, the best induction head, and sentences."""
-    model, text, heads = analysis.model, analysis.text, named(five)
+
+@dataclass(frozen=True)
+class Silenced:
+    """Losses without heads or planes, and the score of the best induction head, by name.
+
+    `best` is the layer and the index of this head.
+    """
+
+    table: pd.DataFrame
+    induction: dict[str, float]
+    best: tuple[int, int]
+
+    def sentence(self, five: pd.DataFrame) -> str:
+        unedited = self.induction["none"]
+        silent = self.induction[silent_name(five)]
+        fast = self.induction[FAST_STOP]
+        slow = self.induction[SLOW_STOP]
+        random = [
+            score for name, score in self.induction.items() if name.startswith("random")
+        ]
+        compared = ""
+        if random:
+            compared = f", {np.mean(random):.2f} without random heads"
+        layer, head = self.best
+        return (
+            f"Induction of head {layer}.{head} is {unedited:.2f}, and {silent:.2f} without "
+            f"the {len(five)} heads that attend most to the previous token "
+            f"({names_of(five).replace(',', ', ')}){compared}. It is {fast:.2f} if the "
+            f"fastest quarter of their planes stops, and {slow:.2f} if the slowest half stops."
+        )
+
+
+def silent_name(five: pd.DataFrame) -> str:
+    return f"{len(five)} previous-token heads silent"
+
+
+def five_heads(analysis: rl.Analysis, five: pd.DataFrame) -> Silenced:
+    """Losses and induction without the heads, without random heads, and without planes."""
+    heads = names_of(five)
     edits = {
-        "fastest quarter of their planes stops": rl.stop(rl.Fastest(0.25), heads=heads),
-        "slowest half of their planes stops": rl.stop_slowest(0.5, heads=heads),
+        FAST_STOP: rl.stop(rl.Fastest(0.25), heads=heads),
+        SLOW_STOP: rl.stop_slowest(0.5, heads=heads),
     }
-    plain = rl.evaluate(model, text, measures=["induction"], edits=edits)
-    best = plain["induction"].sel(edit="none").argmax(("layer", "head"))
-    measured = {name: plain.sel(edit=name) for name in plain["edit"].values}
-    silences = {f"{len(five)} previous-token heads silent": heads}
-    random = list(random_heads(analysis.heads, five))
-    silences |= {
-        f"random heads, draw {n}": drawn for n, drawn in enumerate(random, start=1)
-    }
-    for name, silent_heads in silences.items():
-        with rl.silence_heads(model, silent_heads):
-            without = rl.evaluate(model, text, measures=["induction"], edits={})
-        measured[name] = without.isel(edit=0)
-    rows: list[dict[str, Any]] = []
-    scores = {name: float(run["induction"][best]) for name, run in measured.items()}
-    for name, run in measured.items():
-        change = run["repeat_loss"].values - measured["none"]["repeat_loss"].values
-        change, low, high = paired_interval(change)
-        row = {"what": name, "label": "" if "random" in name else "positional"}
-        row |= {"tokens": "repeated tokens", "induction": scores[name]}
-        rows.append(row | {"change": change, "low": low, "high": high})
-    table = pd.DataFrame(rows[1:])
-    unedited, fast, slow, silent, *others = scores.values()
-    compared = f", {np.mean(others):.2f} without random heads" if others else ""
-    place = (int(best["layer"]), int(best["head"]))
-    sentence = (
-        f"Induction of head {place[0]}.{place[1]} is {unedited:.2f}, and {silent:.2f} without "
-        f"the {len(five)} heads that attend most to the previous token "
-        f"({heads.replace(',', ', ')}){compared}. It is {fast:.2f} if the fastest quarter of "
-        f"their planes stops, and {slow:.2f} if the slowest half stops."
+    edited = rl.evaluate(
+        analysis.model, analysis.text, measures=["induction"], edits=edits
     )
-    return table, place, [sentence]
+    measured = {str(name): edited.sel(edit=name) for name in edited["edit"].values}
+    measured[silent_name(five)] = without(analysis, heads)
+    for number, drawn in enumerate(random_heads(analysis.heads, five), start=1):
+        measured[f"random heads, draw {number}"] = without(analysis, drawn)
+    best = measured["none"]["induction"].argmax(("layer", "head"))
+    induction = {name: float(run["induction"][best]) for name, run in measured.items()}
+    rows: list[dict[str, Any]] = []
+    plain = measured.pop("none")["repeat_loss"].values
+    for name, run in measured.items():
+        change, low, high = paired_interval(run["repeat_loss"].values - plain)
+        rows.append(
+            {
+                "what": name,
+                "label": "" if "random" in name else "positional",
+                "tokens": "repeated tokens",
+                "induction": induction[name],
+                "change": change,
+                "low": low,
+                "high": high,
+            }
+        )
+    return Silenced(
+        table=pd.DataFrame(rows),
+        induction=induction,
+        best=(int(best["layer"]), int(best["head"])),
+    )
 
 
-def random_heads(heads: pd.DataFrame, chosen: pd.DataFrame) -> Iterator[str]:
+def without(analysis: rl.Analysis, heads: str) -> xr.Dataset:
+    """Losses and induction scores while `heads` are silent."""
+    with rl.silence_heads(analysis.model, heads):
+        evaluated = rl.evaluate(
+            analysis.model, analysis.text, measures=["induction"], edits={}
+        )
+    return evaluated.isel(edit=0)
+
+
+def random_heads(heads: pd.DataFrame, chosen: pd.DataFrame) -> list[str]:
     """Random other heads, as many in each layer as `chosen`, if the layer has enough heads."""
     free = heads.drop(chosen.index)
     random = np.random.default_rng(0)
+    draws = []
     for _ in range(DRAWS):
-        drawn = [
-            free[free["layer"] == layer].sample(len(in_layer), random_state=random)
-            for layer, in_layer in chosen.groupby("layer")
-            if (free["layer"] == layer).sum() >= len(in_layer)
-        ]
+        drawn: list[pd.DataFrame] = []
+        for layer, in_layer in chosen.groupby("layer"):
+            others = free[free["layer"] == layer]
+            count = len(in_layer)
+            if len(others) >= count:
+                drawn.append(others.sample(count, random_state=random))
         if drawn:
-            yield named(pd.concat(drawn))
+            heads_of_draw = pd.concat(drawn)
+            draws.append(names_of(heads_of_draw))
+    return draws
 
 
 # the apostrophe head
 
+StatisticPair = tuple[rl.Statistic, rl.Statistic]
 
-def apostrophes(analysis: rl.Analysis) -> list[str]:
+
+def apostrophes(analysis: rl.Analysis) -> str:
     """The head that attends most to apostrophes, compared with searches for random tokens."""
     tokenizer = analysis.tokenizer
-    text = analysis.text[
-        :: -(-len(analysis.text) // SEARCHED)
-    ]  # some sequences of every document
+    step = -(-len(analysis.text) // SEARCHED)
+    text = analysis.text[::step]  # some sequences of every document
+    sets = random_sets(text, tokenizer)
+    if sets is None:
+        return "The text has no apostrophe, so no head can be searched for."
+    pairs = [rl.attention_on(text, words, tokenizer) for words in (APOSTROPHE, *sets)]
+    found, *of_sets = search(analysis.model, text, pairs)
+    null = [of_set.lead for of_set in of_sets]
+    verdict = "does not stand out"
+    compared = "missing"
+    if null:
+        compared = f"{min(null):.2f} to {max(null):.2f}"
+        if found.lead > max(null):
+            verdict = "stands out"
+    heads = analysis.heads.set_index(["layer", "head"])
+    row = heads.loc[(found.layer, found.head)]
+    return (
+        f"Head {found.layer}.{found.head} ({row['label']}, mean wavelength "
+        f"{in_tokens(row['mean_wavelength'])}) attends most to apostrophes. If an apostrophe "
+        f"is in sight, the head puts {found.on:.2f} of its attention outside sinks on "
+        f"apostrophes, and {found.control:.2f} on tokens of similar frequency and distance. "
+        f"The head {verdict}: its lead is {found.lead:.2f}, and for {len(null)} sets of random "
+        f"tokens of similar frequency the lead of the best head is {compared}."
+    )
+
+
+def random_sets(text: rl.Text, tokenizer: Any) -> list[list[str]] | None:
+    """Sets of random words that are as frequent as apostrophes; None without apostrophes."""
     ids, counts = np.unique(text.ids, return_counts=True)
-    names = np.array([str(tokenizer.decode([token])) for token in ids.tolist()])
-    among = np.array(["'" in name for name in names])
-    if not among.any():
-        return ["The text has no apostrophe, so no head can be searched for."]
-    usual = float(np.median(counts[among]))
-    plain = np.char.isalpha(np.char.strip(names)) & (
-        np.abs(np.log2(counts / usual)) <= 2
-    )
+    decoded = [tokenizer.decode([token]) for token in ids.tolist()]
+    names = np.array(decoded, dtype=str)
+    have_apostrophe = np.array(["'" in name for name in names])
+    if not have_apostrophe.any():
+        return None
+    usual = float(np.median(counts[have_apostrophe]))
+    is_word = np.char.isalpha(np.char.strip(names))
+    is_similar = np.abs(np.log2(counts / usual)) <= 2
+    words = np.unique(np.char.strip(names[is_word & is_similar]))
+    if not len(words):
+        return []
     random = np.random.default_rng(0)
-    words, size = np.unique(np.char.strip(names[plain])), int(among.sum())
-    sets = [
-        random.choice(words, min(size, len(words)), replace=False).tolist()
-        for _ in range(SETS if len(words) else 0)
-    ]
-    statistics = {
-        number: rl.attention_on(text, targets, tokenizer)
-        for number, targets in enumerate([APOSTROPHE, *sets])
-    }
-    profile = rl.profile(
-        analysis.model,
-        text,
-        statistics=[row for pair in statistics.values() for row in pair],
-        rows=64,
-        surrogates=0,
-    )
-    leads = [
-        profile[on.name] - profile[control.name] for on, control in statistics.values()
-    ]
-    best = leads[0].argmax(("layer", "head"))
-    on, control = (float(profile[row.name][best]) for row in statistics[0])
-    null = [float(lead.max()) for lead in leads[1:]]
-    beyond = all(float(leads[0][best]) > lead for lead in null)
-    layer, head = int(best["layer"]), int(best["head"])
-    row = analysis.heads.set_index(["layer", "head"]).loc[(layer, head)]
-    verdict = "stands out" if beyond and null else "does not stand out"
-    compared = f"{min(null):.2f} to {max(null):.2f}" if null else "missing"
-    return [
-        f"Head {layer}.{head} ({row['label']}, mean wavelength "
-        f"{wavelength(row['mean_wavelength'])}) attends most to apostrophes. If an apostrophe "
-        f"is in sight, the head puts {on:.2f} of its attention outside sinks on apostrophes, "
-        f"and {control:.2f} on tokens of similar frequency and distance. The head {verdict}: "
-        f"its lead is {on - control:.2f}, and for {len(null)} sets of random tokens of similar "
-        f"frequency the lead of the best head is {compared}."
-    ]
+    size = min(int(have_apostrophe.sum()), len(words))
+    sets = []
+    for _ in range(SETS):
+        drawn = random.choice(words, size, replace=False)
+        sets.append(drawn.tolist())
+    return sets
+
+
+@dataclass(frozen=True)
+class Found:
+    """The head with the largest lead of attention on a set of tokens over control tokens."""
+
+    layer: int
+    head: int
+    on: float
+    control: float
+
+    @property
+    def lead(self) -> float:
+        return self.on - self.control
+
+
+def search(model: Any, text: rl.Text, pairs: list[StatisticPair]) -> list[Found]:
+    """The best head for each pair of statistics: attention on a set, and on its control."""
+    statistics: list[rl.Statistic] = []
+    for pair in pairs:
+        statistics += pair
+    profile = rl.profile(model, text, statistics=statistics, rows=64, surrogates=0)
+    found = []
+    for on, control in pairs:
+        lead = profile[on.name] - profile[control.name]
+        best = lead.argmax(("layer", "head"))
+        found.append(
+            Found(
+                layer=int(best["layer"]),
+                head=int(best["head"]),
+                on=float(profile[on.name][best]),
+                control=float(profile[control.name][best]),
+            )
+        )
+    return found
 
 
 # one answer
@@ -200,44 +289,43 @@ def apostrophes(analysis: rl.Analysis) -> list[str]:
 
 def one_answer(
     analysis: rl.Analysis, five: pd.DataFrame, best: tuple[int, int]
-) -> tuple[xr.Dataset, list[str]]:
-    """The attribution of an answer to planes, and sentences about it."""
+) -> xr.Dataset:
+    """The attribution of an answer to planes of the five heads and of the induction head."""
     first = int(analysis.text.ids[0, 0])
     vocabulary = analysis.model.config.get_text_config().vocab_size
     count = min(COPIED, vocabulary // 2)
     generator = torch.Generator().manual_seed(0)
-    *once, other = torch.randperm(vocabulary, generator=generator)[: count + 1].tolist()
-    prompts = [[first, *once[:-1], last, *once[:-1]] for last in (once[-1], other)]
-    prompt, source = map(torch.tensor, prompts)
-    causes = rl.attribute_planes(
+    drawn = torch.randperm(vocabulary, generator=generator).tolist()
+    *once, right = drawn[:count]
+    other = drawn[count]
+    return rl.attribute_planes(
         analysis.model,
-        prompt,
-        (once[-1], other),
-        heads=f"{named(five)},{best[0]}.{best[1]}",
+        torch.tensor([first, *once, right, *once]),
+        (right, other),
+        heads=f"{names_of(five)},{best[0]}.{best[1]}",
         steps=8,
         check=CHECKED,
-        source=source,
+        source=torch.tensor([first, *once, other, *once]),
     )
+
+
+def sentences_about(causes: xr.Dataset) -> list[str]:
     values = causes["attribution"].values
-    order = np.argsort(-np.abs(np.nan_to_num(values)), axis=None)[:3]
-    top = [tuple(map(int, np.unravel_index(index, values.shape))) for index in order]
-
-    def plane_name(layer: int, head: int, plane: int) -> str:
-        return (
-            f"{layer}.{head} at {wavelength(float(causes['wavelength'][layer, plane]))}"
-        )
-
-    most = ", ".join(f"{plane_name(*place)} ({values[place]:+.2f})" for place in top)
+    sizes = np.abs(np.nan_to_num(values))
+    order = np.argsort(-sizes, axis=None)[:3]
+    top = [np.unravel_index(index, values.shape) for index in order]
+    named = [f"{plane_name(causes, place)} ({values[place]:+.2f})" for place in top]
+    dropped = causes["dropped"].values[top[0]]
     patched = causes["patched"].values
-    place = np.unravel_index(np.nanargmax(np.abs(patched)), patched.shape)
+    largest = np.nanargmax(np.abs(patched))
+    most = np.unravel_index(largest, patched.shape)
     sentences = [
         f"After repeated random tokens, the right token is {causes.attrs['answer']:+.2f} nats "
         f"above another token; it is {causes.attrs['source_answer']:+.2f} in the prompt with "
-        f"the other token at its place. The planes with the largest attribution are {most}. "
-        f"Without the first of these planes the answer changes by "
-        f"{causes['dropped'].values[top[0]]:+.2f}. If planes are patched one at a time from "
-        f"the other prompt, the plane of {plane_name(*place)} changes the answer most, by "
-        f"{patched[place]:+.2f}.",
+        "the other token at its place. The planes with the largest attribution are "
+        f"{', '.join(named)}. Without the first of these planes the answer changes by "
+        f"{dropped:+.2f}. If planes are patched one at a time from the other prompt, the plane "
+        f"of {plane_name(causes, most)} changes the answer most, by {patched[most]:+.2f}.",
     ]
     if "rank_correlation" in causes.attrs:
         sentences.append(
@@ -247,14 +335,26 @@ def one_answer(
             "the wrong sign. The "
             f"largest error over all dropped planes is {causes.attrs['worst']:.2f} nats."
         )
-    return causes, [sentence.replace("-", "−") for sentence in sentences]
+    return [sentence.replace("-", "−") for sentence in sentences]
+
+
+def plane_name(causes: xr.Dataset, place: tuple[Any, ...]) -> str:
+    layer, head, plane = place
+    wavelength = float(causes["wavelength"][layer, plane])
+    return f"{layer}.{head} at {in_tokens(wavelength)}"
 
 
 LOOKS = (
-    *(("#006d9c", "square"), ("#b874ed", "diamond"), ("#935649", "triangle-up")),
-    *(("#fa5d14", "cross"), ("#ae0ee9", "star"), ("#d5794f", "pentagon")),
+    ("#006d9c", "square"),
+    ("#b874ed", "diamond"),
+    ("#935649", "triangle-up"),
+    ("#fa5d14", "cross"),
+    ("#ae0ee9", "star"),
+    ("#d5794f", "pentagon"),
 )
 """Colours and markers of lines, as for variants; colour-blind readers can tell them apart."""
+
+DASHES = ("solid", "dash", "dot")
 
 
 def plot_planes(causes: xr.Dataset) -> go.Figure:
@@ -263,21 +363,19 @@ def plot_planes(causes: xr.Dataset) -> go.Figure:
         layout={"title": "Attribution of one answer to planes", "height": 420}
     )
     places = np.argwhere(causes["attribution"].notnull().any("frequency").values)
-    for n, (layer, head) in enumerate(places):
-        dash, look = divmod(n, len(LOOKS))
-        color, symbol = LOOKS[look]
-        line = {
-            "name": f"{layer}.{head}",
-            "mode": "lines+markers",
-            "marker_symbol": symbol,
-        }
-        line |= {"line": {"color": color, "dash": ("solid", "dash", "dot")[dash % 3]}}
-        x, y = (
-            causes["wavelength"][layer].values,
-            causes["attribution"][layer, head].values,
+    for number, (layer, head) in enumerate(places):
+        color, symbol = LOOKS[number % len(LOOKS)]
+        dash = DASHES[number // len(LOOKS) % len(DASHES)]
+        wavelength = causes["wavelength"][layer].values
+        turns = np.isfinite(wavelength)
+        figure.add_scatter(
+            x=wavelength[turns],
+            y=causes["attribution"][layer, head].values[turns],
+            name=f"{layer}.{head}",
+            mode="lines+markers",
+            marker_symbol=symbol,
+            line={"color": color, "dash": dash},
         )
-        turns = np.isfinite(x)
-        figure.add_scatter(x=x[turns], y=y[turns], **line)
     figure.update_xaxes(
         type="log", dtick=1, title_text="wavelength (tokens, log scale)"
     )

@@ -36,7 +36,8 @@ ALL = "models"  # the folder that compares them
 STEPS = [f"bundled:rope-step-{step}" for step in (1000, 3000, 5000)]
 VARIANTS = [f"bundled:{name}" for name in ("p-rope-0.75", "p-rope-0.25")]
 VARIANTS += ["bundled:p-rope-reversed-0.75", "bundled:nope"]
-RANDOM, SAMPLE = Path("runs/random"), Path("ropelens/bundled/rope/sample.jsonl")
+RANDOM = Path("runs/random")
+SAMPLE = Path("ropelens/bundled/rope/sample.jsonl")
 
 
 def main(
@@ -51,11 +52,14 @@ def main(
     if text:
         rl.read_documents(text)  # raises for a missing file, before anything is written
     if not models:
-        models, text = [str(RANDOM), *STEPS, "bundled:rope", *VARIANTS], [SAMPLE]
+        models = [str(RANDOM), *STEPS, "bundled:rope", *VARIANTS]
+        text = [SAMPLE]
         random_weights(RANDOM)
     reports = REPORTS / "claims"
     reports.mkdir(parents=True, exist_ok=True)
-    measure = ["--context", context, "--sequences", sequences, *["--quick"] * quick]
+    measure = ["--context", context, "--sequences", sequences]
+    if quick:
+        measure.append("--quick")
     for model in models:
         texts = (
             [] if model.startswith("bundled:") else [f"--text={path}" for path in text]
@@ -78,9 +82,9 @@ def random_weights(folder: Path) -> None:
 
 def ropelens(*words: object) -> None:
     """Run a command. If it fails, it has printed the reason."""
-    if code := subprocess.run(
-        [sys.executable, "-m", "ropelens", *map(str, words)]
-    ).returncode:
+    command = [sys.executable, "-m", "ropelens", *map(str, words)]
+    code = subprocess.run(command).returncode
+    if code:
         raise typer.Exit(code)
 
 

@@ -18,7 +18,6 @@ first folder of runs keeps all measurements, so the weights of a measured run ma
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ import ropelens as rl
 from ropelens.analysis.answer import Answer
 from ropelens.commands.terminal import run_script
 from ropelens.intervals import paired_interval
+from ropelens.interventions.plane_edits import Edit
 from ropelens.report import write_index
 
 REPORTS = Path(__file__).parent.parent / "reports"
@@ -43,11 +43,6 @@ NO_ROLE = 0.1  # scores of a head without a role are below
 DRAWS = 3  # sets of random heads
 INDUCTION = "induction heads silent"
 RANDOM = "as many random heads as deep, without a role, silent"
-TASKS = {
-    "measures": ("copying", "retrieval"),
-    "distances": (16, 64, 240),
-    "prompt_lengths": (128, 512),
-}
 
 
 def main(
@@ -58,19 +53,14 @@ def main(
 ) -> None:
     cache = runs[0] / "measured"
     comparison = rl.compare(runs, cache=cache, sequences=sequences)
-    weights = comparison["fingerprint"].set_index(entry=RUN).to_series()
-    measured = []
-    for folder in sorted(run for study in runs for run in study.glob("*/*/seed-*")):
-        record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        if "finished" in record:
-            run = {name: record["settings"][name] for name in RUN}
-            file = cache / f"{folder.parent.name}-{folder.name}.json"
-            model = {"folder": folder, "data": folder / record["data"], "run": run}
-            measured.append(rows_of_run(file, weights[*run.values()], **model))
-    tables = {
-        f"{name}.csv": pd.DataFrame([row for rows in measured for row in rows[name]])
-        for name in ("heads", "costs")
-    }
+    fingerprints = comparison["fingerprint"].set_index(entry=RUN).to_series()
+    heads: list[dict] = []
+    costs: list[dict] = []
+    for folder in finished_runs(runs):
+        measured = measure_once(folder, cache, fingerprints)
+        heads += measured["heads"]
+        costs += measured["costs"]
+    tables = {"heads.csv": pd.DataFrame(heads), "costs.csv": pd.DataFrame(costs)}
     answer = Answer(
         "Which variants of RoPE learn to copy, how far, and through which planes?",
         findings=[
@@ -88,92 +78,153 @@ def main(
     typer.echo(page)
 
 
-def rows_of_run(file: Path, weights: str, **model: Any) -> dict:
-    """Rows of heads.csv and costs.csv, from `file` if it was measured on the same weights."""
+def finished_runs(studies: list[Path]) -> list[Path]:
+    """The folders of the finished runs of all studies."""
+    finished = []
+    for study in studies:
+        for folder in study.glob("*/*/seed-*"):
+            if "finished" in record_of(folder):
+                finished.append(folder)
+    return sorted(finished)
+
+
+def record_of(folder: Path) -> dict:
+    return json.loads((folder / "run.json").read_text(encoding="utf-8"))
+
+
+def measure_once(folder: Path, cache: Path, fingerprints: pd.Series) -> dict:
+    """Rows of heads.csv and costs.csv of a run, saved in `cache` with its fingerprint."""
+    record = record_of(folder)
+    run = {name: record["settings"][name] for name in RUN}
+    weights = fingerprints[*run.values()]
+    file = cache / f"{folder.parent.name}-{folder.name}.json"
     if file.exists():
         rows = json.loads(file.read_text(encoding="utf-8"))
         if rows["weights"] == weights:
             return rows
-    rows = {"weights": weights} | measure_run(**model)
+    measured = measure_run(folder, data=folder / record["data"])
+    rows = {"weights": weights}
+    for name, table in measured.items():
+        rows[name] = [run | row for row in table]
     file.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return rows
 
 
-def measure_run(folder: Path, *, data: Path, run: dict) -> dict[str, list]:
-    """Rows of heads.csv and costs.csv."""
+def measure_run(folder: Path, *, data: Path) -> dict[str, list[dict]]:
+    """Rows of heads.csv and costs.csv, without the columns that name the run."""
     model, _ = rl.load(folder)
     held_out = np.load(data / "valid.npy")
-    text = rl.Text(torch.from_numpy(held_out[-16:].astype(np.int64)))
+    last = held_out[-16:].astype(np.int64)
+    text = rl.Text(torch.from_numpy(last))
     profile = rl.profile(model, text, surrogates=0)
     names = {
         role: best_heads(profile[role].values, most) for role, most in ROLES.items()
     }
-    scores = np.maximum(*(profile[role].values for role in ROLES))
+    scores = np.maximum(profile["induction"].values, profile["previous_token"].values)
     turns = np.isfinite(profile["wavelength"]).any("layer").values
-    rows = {
+    return {
         "heads": heads_of(names, profile),
-        "costs": costs_of(model, text, names, scores, turns),
+        "costs": costs_of(model, text, names, scores=scores, turns=turns),
     }
-    return {name: [run | row for row in table] for name, table in rows.items()}
 
 
 def best_heads(scores: np.ndarray, most: int) -> list[str]:
     """The heads of highest `scores` [layer, head] that have a role, as layer.head."""
-    order = scores.argsort(axis=None)[::-1][:most]
-    best = [divmod(int(index), scores.shape[1]) for index in order]
-    return [f"{layer}.{head}" for layer, head in best if scores[layer, head] >= LEAST]
+    best = scores.argsort(axis=None)[::-1][:most]
+    names = []
+    for layer, head in np.transpose(np.unravel_index(best, scores.shape)):
+        if scores[layer, head] >= LEAST:
+            names.append(f"{layer}.{head}")
+    return names
 
 
-def heads_of(names: dict[str, list[str]], profile: xr.Dataset) -> Iterator[dict]:
+def heads_of(names: dict[str, list[str]], profile: xr.Dataset) -> list[dict]:
     """Each head with a role, and the share of slow planes in its push."""
     push = profile["selectivity_keys"].clip(min=0)
-    share = push[..., push.sizes["frequency"] * 3 // 4 :].sum("frequency") / push.sum(
-        "frequency"
-    )
+    first_slow = push.sizes["frequency"] * 3 // 4
+    share = push[..., first_slow:].sum("frequency") / push.sum("frequency")
+    rows = []
     for role, heads in names.items():
         for name in heads:
-            place = dict(zip(("layer", "head"), map(int, name.split(".")), strict=True))
-            yield {
-                "role": role,
-                "head": name,
-                "score": float(profile[role].sel(place)),
-                "share_of_slow_quarter": float(share.sel(place)),
-            }
+            layer, head = map(int, name.split("."))
+            score = profile[role].sel(layer=layer, head=head)
+            share_of_head = share.sel(layer=layer, head=head)
+            rows.append(
+                {
+                    "role": role,
+                    "head": name,
+                    "score": float(score),
+                    "share_of_slow_quarter": float(share_of_head),
+                }
+            )
+    return rows
 
 
 def costs_of(
     model,
     text: rl.Text,
     names: dict[str, list[str]],
+    *,
     scores: np.ndarray,
     turns: np.ndarray,
-) -> Iterator[dict]:
+) -> list[dict]:
     """Loss of copies and share of needles found, without some heads or planes of the model."""
     chosen = names["induction"]
-    quarters = {
-        f"planes {planes[0]} to {planes[-1]} of induction heads stop": rl.stop(
-            rl.PlaneNumbers(planes.tolist()), heads=",".join(chosen)
-        )
-        for planes in np.array_split(np.arange(len(turns)), min(4, len(turns)))
-        if chosen and turns[planes].any()
+    edited = evaluate_tasks(model, text, edits=quarters_stop(chosen, turns))
+    rows = []
+    for name in edited["edit"].values:
+        evaluated = edited.sel(edit=name)
+        rows.append(cost_row(name, "", evaluated))
+    for role, heads in names.items():
+        if heads:
+            rows.append(cost_without(model, text, heads, name=f"{role} heads silent"))
+    for heads in random_heads(scores, chosen):
+        rows.append(cost_without(model, text, heads, name=RANDOM))
+    return rows
+
+
+def quarters_stop(heads: list[str], turns: np.ndarray) -> dict[str, Edit]:
+    """Edits that stop a quarter of the planes of `heads`, for each quarter that turns."""
+    edits: dict[str, Edit] = {}
+    if not heads:
+        return edits
+    planes_of_head = np.arange(len(turns))
+    for planes in np.array_split(planes_of_head, min(4, len(turns))):
+        if turns[planes].any():
+            name = f"planes {planes[0]} to {planes[-1]} of induction heads stop"
+            numbers = rl.PlaneNumbers(planes.tolist())
+            edits[name] = rl.stop(numbers, heads=",".join(heads))
+    return edits
+
+
+def cost_without(model: Any, text: rl.Text, heads: list[str], *, name: str) -> dict:
+    """The row of some silent heads."""
+    listed = ",".join(heads)
+    with rl.silence_heads(model, listed, to="mean", text=text):
+        without = evaluate_tasks(model, text)
+    return cost_row(name, listed, without.isel(edit=0))
+
+
+def evaluate_tasks(
+    model: Any, text: rl.Text, edits: dict[str, Edit] | None = None
+) -> xr.Dataset:
+    return rl.evaluate(
+        model,
+        text,
+        edits=edits,
+        measures=("copying", "retrieval"),
+        distances=(16, 64, 240),
+        prompt_lengths=(128, 512),
+    )
+
+
+def cost_row(name: str, heads: str, evaluated: xr.Dataset) -> dict:
+    return {
+        "what": name,
+        "heads": heads,
+        "copy_loss": float(evaluated["copy_loss"].mean()),
+        "retrieval": float(evaluated["retrieval"].mean()),
     }
-    plain = rl.evaluate(model, text, edits=quarters, **TASKS)
-    measured = [(name, "", plain.sel(edit=name)) for name in plain["edit"].values]
-    silences = [
-        (f"{role} heads silent", heads) for role, heads in names.items() if heads
-    ]
-    silences += [(RANDOM, heads) for heads in random_heads(scores, chosen)]
-    for name, heads in silences:
-        with rl.silence_heads(model, ",".join(heads), to="mean", text=text):
-            without = rl.evaluate(model, text, **TASKS).isel(edit=0)
-        measured.append((name, ",".join(heads), without))
-    for name, heads, values in measured:
-        yield {
-            "what": name,
-            "heads": heads,
-            "copy_loss": float(values["copy_loss"].mean()),
-            "retrieval": float(values["retrieval"].mean()),
-        }
 
 
 def random_heads(scores: np.ndarray, chosen: list[str]) -> list[list[str]]:
@@ -184,16 +235,16 @@ def random_heads(scores: np.ndarray, chosen: list[str]) -> list[list[str]]:
     If the model has too few heads without a role, there are no sets.
     """
     without = np.argwhere(scores < NO_ROLE)
-    first = min((int(name.split(".")[0]) for name in chosen), default=0)
+    layers = [int(name.split(".")[0]) for name in chosen]
+    first = min(layers, default=0)
     while first > 0 and (without[:, 0] >= first).sum() < len(chosen):
         first -= 1
     free = [f"{layer}.{head}" for layer, head in without if layer >= first]
-    random, draws = (
-        np.random.default_rng(0),
-        DRAWS if len(free) >= len(chosen) > 0 else 0,
-    )
+    if not chosen or len(free) < len(chosen):
+        return []
+    random = np.random.default_rng(0)
     return [
-        random.choice(free, len(chosen), replace=False).tolist() for _ in range(draws)
+        random.choice(free, len(chosen), replace=False).tolist() for _ in range(DRAWS)
     ]
 
 
@@ -276,15 +327,16 @@ def how_far(comparison: xr.Dataset) -> list[str]:
 
 def against_baseline(name: str, values: xr.DataArray) -> list[str]:
     """How `values` [entry] of each variant differ from the paired values of the baseline."""
-    changes, partners = [], set()
+    changes = []
+    partners: set[int] = set()
     for group, runs in groups(values):
         pairs = rl.paired_changes(values, group)
         change = pairs.dropna("entry")
         if len(change):
-            count = f" in {len(change)} of {len(pairs)} pairs"
-            changes.append(
-                f"{group} {say(change.values)}{count * (len(change) < len(pairs))}"
-            )
+            count = ""
+            if len(change) < len(pairs):
+                count = f" in {len(change)} of {len(pairs)} pairs"
+            changes.append(f"{group} {say(change.values)}{count}")
             partners.update(runs["partner"].values.tolist())
     if not changes:
         return []
@@ -332,10 +384,13 @@ def what_it_costs(costs: pd.DataFrame) -> list[str]:
     ):
         wide = costs.pivot_table(column, ["variant", "seed"], "what", sort=False)
         change = wide.sub(wide["none"], axis="index").drop(columns="none")
-        parts = [f"{name}: {say(by_seed(change[name]))}" for name in change]
+        parts = []
+        for name in change:
+            of_seeds = by_seed(change[name])
+            parts.append(f"{name}: {say(of_seeds)}")
         if {INDUCTION, RANDOM} <= set(change):
-            beyond = say(by_seed(change[INDUCTION] - change[RANDOM]))
-            parts.append(f"induction heads minus random heads: {beyond}")
+            beyond = by_seed(change[INDUCTION] - change[RANDOM])
+            parts.append(f"induction heads minus random heads: {say(beyond)}")
         sentences.append(f"Change of the {measure}, over runs: {'; '.join(parts)}.")
     return sentences
 
@@ -353,7 +408,11 @@ def say(change: np.ndarray) -> str:
     mean, low, high = paired_interval(change)
     if len(change) == 1:
         return f"not testable ({mean:+.3f}, of one seed)".replace("-", "−")
-    word = "more" if low > 0 else "less" if high < 0 else "unresolved"
+    word = "unresolved"
+    if low > 0:
+        word = "more"
+    elif high < 0:
+        word = "less"
     return f"{word} ({mean:+.3f}, {low:+.3f} to {high:+.3f})".replace("-", "−")
 
 

@@ -21,7 +21,7 @@ import xarray as xr
 
 import ropelens as rl
 from ropelens.analysis.answer import Answer
-from ropelens.claims.arrays import parts_by_kind
+from ropelens.claims.arrays import ALL_LAYERS, parts_by_kind
 from ropelens.commands.terminal import run_analysis
 from ropelens.profiles.kinds import window_of
 
@@ -39,11 +39,10 @@ def answer(analysis: rl.Analysis) -> Answer:
     question = "Which frequencies carry the queries and keys?"
     sentences: list[str] = []
     for kind, part in parts_by_kind(profile).items():
-        first, *others = findings(part)
-        sentences += [
-            f"{kind.capitalize()} layers: {first}" if kind != "all" else first,
-            *others,
-        ]
+        of_kind = findings(part)
+        if kind != ALL_LAYERS:
+            of_kind[0] = f"{kind.capitalize()} layers: {of_kind[0]}"
+        sentences += of_kind
     return Answer(question, sentences, figures)
 
 
@@ -54,40 +53,47 @@ def products(profile: xr.Dataset) -> xr.DataArray:
 
 def findings(profile: xr.Dataset) -> list[str]:
     """Planes with the largest share of |q||k| in layers of one kind, and the prediction."""
-    product, wavelength = products(profile), profile["wavelength"].values[0]
-    share = product / product.sum("frequency")
-    context, trained = profile.attrs["context"], profile.attrs["trained_context"]
-    mean = share.values.mean(axis=0)
-    peak, planes = int(np.nanargmax(mean)), int(np.isfinite(wavelength).sum())
+    product = products(profile)
+    share = (product / product.sum("frequency")).values  # [layer, frequency]
+    mean = share.mean(axis=0)
+    wavelength = profile["wavelength"].values[0]
+    context = profile.attrs["context"]
+    planes = int(np.isfinite(wavelength).sum())
+    peak = int(np.nanargmax(mean))
     quarter = max(planes // 4, 1)
-    slow, fast = mean[planes - quarter : planes].sum(), mean[:quarter].sum()
-    by_layer = ", ".join(
-        f"{value:.0%}" for value in share.values[:, :quarter].sum(axis=1)
-    )
+    fast_by_layer = share[:, :quarter].sum(axis=1)
+    slow = mean[planes - quarter : planes].sum()
+    by_layer = ", ".join(f"{fast:.0%}" for fast in fast_by_layer)
     sentences = [
         f"The norms peak at plane {peak} of {planes}, wavelength {wavelength[peak]:,.0f} "
         f"tokens, with {mean[peak]:.0%} of |q||k| (evenly spread: {1 / planes:.0%}).",
         f"Planes that turn less than once in {context:,} tokens hold "
-        f"{mean[wavelength > context].sum():.0%} of |q||k|; "
-        f"the slowest quarter of all planes holds {slow:.0%}, the fastest {fast:.0%}.",
+        f"{mean[wavelength > context].sum():.0%} of |q||k|; the slowest quarter of all planes "
+        f"holds {slow:.0%}, the fastest {mean[:quarter].sum():.0%}.",
         f"The fastest quarter's share by layer: {by_layer}.",
         "The lengths of a head's planes vary (sd over mean, a mean over heads) by "
         f"{uneven(profile['q_norm']):.0%} in queries and {uneven(profile['k_norm']):.0%} in "
         f"keys; in values, which do not rotate, by {uneven(profile['v_norm']):.0%}.",
     ]
-    inv_freq = profile["inv_freq"].values[0]
-    steps = np.diff(np.log(inv_freq[inv_freq > 0]))
-    if (
-        len(steps) > 1 and np.ptp(steps) <= 1e-3
-    ):  # a power law of one base, as in Oka et al.
-        band = np.log(trained / 3.657) / -steps.mean()
+    band = predicted_band(profile)
+    if band is not None:
         window = window_of(profile, [0])
         length = window.name if window else "trained context"
         sentences.append(
             f"Oka et al. predict the band at plane {band:.1f}, given a {length} of "
-            f"{trained:,} tokens; measured over predicted: {peak / band:.2f}."
+            f"{profile.attrs['trained_context']:,} tokens; measured over predicted: "
+            f"{peak / band:.2f}."
         )
     return sentences
+
+
+def predicted_band(profile: xr.Dataset) -> float | None:
+    """Plane of the band by Oka et al.; None unless one base sets the frequencies."""
+    inv_freq = profile["inv_freq"].values[0]
+    steps = np.diff(np.log(inv_freq[inv_freq > 0]))
+    if len(steps) < 2 or np.ptp(steps) > 1e-3:
+        return None
+    return float(np.log(profile.attrs["trained_context"] / 3.657) / -steps.mean())
 
 
 def uneven(norm: xr.DataArray) -> float:

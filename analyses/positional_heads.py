@@ -24,7 +24,8 @@ from ropelens.report import describe
 
 
 def answer(analysis: rl.Analysis) -> Answer:
-    profile, heads = analysis.profile, analysis.heads
+    profile = analysis.profile
+    heads = analysis.heads
     figures = {
         "Colour and sign show the label of a head, and the strength of the colour shows its "
         "bits. The number is the distance, in tokens, that a positional head looks back.":

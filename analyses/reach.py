@@ -21,9 +21,11 @@ Writes reports/reach/<model>/. Takes half a minute for the bundled checkpoint, a
 a billion parameters on a GPU.
 """
 
-from functools import partial
+from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
 import xarray as xr
 
 import ropelens as rl
@@ -44,78 +46,113 @@ MOST = 24  # heads that are measured: the heads with the highest induction score
 
 
 def answer(analysis: rl.Analysis) -> Answer:
-    heads = analysis.heads
-    if "reach" in heads:  # heads with a window cannot see far copies
-        heads = heads[heads["reach"] == heads["reach"].max()]
-    others = heads[["positional_fraction", "interaction_fraction"]].max(axis=1)
-    measured = heads[
-        (heads["content_fraction"] > others) & (heads["label"] != "diffuse")
-    ]
-    semantic = (measured["label"] == "semantic").sum()
-    about = (
-        f"Content explains most bits (without sinks) of {len(measured)} of the {len(heads)} "
-        f"heads with the longest reach; {semantic} of these are semantic. Measured: "
-        f"{min(len(measured), MOST)}, by their induction scores."
-    )
-    measured = measured.nlargest(MOST, "induction")
-    if not len(measured):
-        measured = heads.nlargest(1, "content_fraction")
-        about = "Content explains most bits of no head. "
-        about += "Measured: the head that it explains best."
-    run = partial(
-        rl.reach,
+    chosen = heads_by_content(analysis.heads)
+    names = ",".join(f"{row.layer}.{row.head}" for row in chosen.table.itertuples())
+    context = analysis.profile.attrs["trained_context"]
+    is_long = context > SHORT
+    copies = None
+    if is_long:
+        copies = [apart for apart in APART if apart + 64 < context]
+    reach = rl.reach(
         analysis.model,
         analysis.text,
-        heads=",".join(f"{row.layer}.{row.head}" for row in measured.itertuples()),
+        heads=names,
+        copies=copies,
+        distances=DISTANCES,
+        variants=VARIANTS[:2] if is_long else VARIANTS,
     )
-    context = analysis.profile.attrs["trained_context"]
-    fit = (
-        [apart for apart in APART if apart + 64 < context] if context > SHORT else None
+    measured = reach["run_distance"].values.tolist()
+    needles = rl.reach(
+        analysis.model,
+        analysis.text,
+        heads=names,
+        copied=NEEDLE,
+        copies=[distance for distance in measured if distance < FARTHEST],
+        distances=(),
+        draws=8 if is_long else 16,
     )
-    variants = VARIANTS if fit is None else VARIANTS[:2]
-    reach = run(copies=fit, distances=DISTANCES, variants=variants)
-    near = [
-        apart for apart in reach["run_distance"].values.tolist() if apart < FARTHEST
+    best = chosen.table.loc[chosen.table["induction"].idxmax()]
+    figures = figures_of(reach, needles, best)
+    question = "How far back do heads that choose by content find a key?"
+    findings = [
+        *describe(reach),
+        *compare(reach, needles),
+        *describe(needles),
+        chosen.sentence,
     ]
-    needles = run(
-        copied=NEEDLE, copies=near, distances=(), draws=16 if fit is None else 8
+    return Answer(
+        question, findings, figures, more={"reach.nc": reach, "needles.nc": needles}
     )
-    best = measured.loc[measured["induction"].idxmax()]
-    of_needles = plot_reach(needles).update_layout(title_text="Needles, by distance")
-    figures = {
+
+
+def figures_of(
+    reach: xr.Dataset, needles: xr.Dataset, best: pd.Series
+) -> dict[str, go.Figure]:
+    """Copies found by all heads and by the `best` head, and needles found."""
+    of_best = plot_reach(reach, layer=int(best["layer"]), head=int(best["head"]))
+    of_needles = plot_reach(needles)
+    of_needles.update_layout(title_text="Needles, by distance")
+    of_needles.update_yaxes(title_text="needles found (% of rows)")
+    return {
         "Circles: how often heads find a copy at this distance, a mean over these heads. "
         "Dotted: distances beyond the runs, by turning the keys of the farthest run.":
             plot_reach(reach),
-        "The same for the head with the highest induction score.": plot_reach(
-            reach, layer=int(best["layer"]), head=int(best["head"])
-        ),
+        "The same for the head with the highest induction score.": of_best,
         "Needles (three random tokens, of which two ask for the third): how often these heads "
-        "find the third token, a mean over these heads.":
-            of_needles.update_yaxes(title_text="needles found (% of rows)"),
+        "find the third token, a mean over these heads.": of_needles,
     }  # fmt: skip
-    question = "How far back do heads that choose by content find a key?"
-    findings = [*describe(reach), *compare(reach, needles), *describe(needles), about]
-    more = {"reach.nc": reach, "needles.nc": needles}
-    return Answer(question, findings, figures, more=more)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The heads that are measured, and a sentence about them."""
+
+    table: pd.DataFrame
+    sentence: str
+
+
+def heads_by_content(heads: pd.DataFrame) -> Chosen:
+    """Heads that choose by content, with the highest induction scores."""
+    if "reach" in heads:  # heads with a window cannot see far copies
+        heads = heads[heads["reach"] == heads["reach"].max()]
+    other_fractions = heads[["positional_fraction", "interaction_fraction"]].max(axis=1)
+    by_content = heads["content_fraction"] > other_fractions
+    measured = heads[by_content & (heads["label"] != "diffuse")]
+    if measured.empty:
+        return Chosen(
+            heads.nlargest(1, "content_fraction"),
+            "Content explains most bits of no head. Measured: the head that it explains best.",
+        )
+    semantic = (measured["label"] == "semantic").sum()
+    return Chosen(
+        measured.nlargest(MOST, "induction"),
+        f"Content explains most bits (without sinks) of {len(measured)} of the {len(heads)} "
+        f"heads with the longest reach; {semantic} of these are semantic. Measured: "
+        f"{min(len(measured), MOST)}, by their induction scores.",
+    )
 
 
 def compare(reach: xr.Dataset, needles: xr.Dataset) -> list[str]:
     """Copies and needles by distance, means over the heads that find half of near copies."""
-    near = reach["found_share"].isel(variant=0, run_distance=0)
-    apart = needles["run_distance"].values.tolist()
-    copies, hidden = (
-        runs["found_share"].isel(variant=0).where(near >= 0.5).mean(("layer", "head"))
-        for runs in (reach.sel(run_distance=apart), needles)
-    )
-    shares = [
-        f"{copy:.0%} and {needle:.0%} {distance:,} tokens back"
-        for copy, needle, distance in zip(
-            copies.values, hidden.values, apart, strict=True
-        )
-    ]
-    heads = f"The {int((near >= 0.5).sum())} heads that find half of the nearest copies"
+    nearest = reach["found_share"].isel(variant=0, run_distance=0)
+    find_half = nearest >= 0.5
+    if not find_half.any():
+        return []
+    distances = needles["run_distance"].values.tolist()
+    copies = mean_found(reach.sel(run_distance=distances), find_half)
+    hidden = mean_found(needles, find_half)
+    shares = []
+    for copy, needle, distance in zip(copies, hidden, distances, strict=True):
+        shares.append(f"{copy:.0%} and {needle:.0%} {distance:,} tokens back")
+    heads = f"The {int(find_half.sum())} heads that find half of the nearest copies"
     about = "these shares of copies and needles:"
-    return [f"{heads} find {about} {', '.join(shares)}."] if (near >= 0.5).any() else []
+    return [f"{heads} find {about} {', '.join(shares)}."]
+
+
+def mean_found(runs: xr.Dataset, heads: xr.DataArray) -> np.ndarray:
+    """Share that some heads find at each distance, under the model's own rotation."""
+    found = runs["found_share"].isel(variant=0)
+    return found.where(heads).mean(("layer", "head")).values
 
 
 if __name__ == "__main__":

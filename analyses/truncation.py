@@ -30,7 +30,8 @@ OTHERS = ("far_loss", "copy_loss", "repeat_loss", "labels")
 
 
 def answer(analysis: rl.Analysis) -> Answer:
-    sweep, table = analysis.truncation, analysis.truncation_table
+    sweep = analysis.truncation
+    table = analysis.truncation_table
     figures = {
         "Planes stop step by step, the slowest first (left) or the fastest first (right), with "
         "95% intervals of the paired change. Grey: random planes.":

@@ -72,11 +72,9 @@ def where_norms_peak(comparison: xr.Dataset) -> str:
         peak = int(mean.argmax("frequency"))
         first = runs["entry"].values[0]
         wavelength = float(comparison["wavelength"].sel(entry=first)[0, peak])
-        place = (
-            f"{wavelength:,.0f} tokens"
-            if np.isfinite(wavelength)
-            else "does not rotate"
-        )
+        place = "does not rotate"
+        if np.isfinite(wavelength):
+            place = f"{wavelength:,.0f} tokens"
         peaks.append(f"{group} {mean[peak]:.0%} ({place})")
     even = 1 / np.isfinite(share).sum("frequency").max()
     return (
@@ -98,15 +96,11 @@ def stopped_planes(comparison: xr.Dataset) -> list[str]:
         still = np.isinf(wavelength)
         if not still.any() or still.all():
             continue
-        stopped, turning = (
-            ", ".join(
-                f"{share:.0%} of {name}" for name, share in shares(runs, still).items()
-            )
-            for runs in (entries, partners)
-        )
+        baseline = partners["group"].values[0]
         sentences.append(
             f"The {int(still.sum())} planes of {len(still)} that {group} stops carry "
-            f"{stopped}; in {partners['group'].values[0]}, which turns them, {turning}."
+            f"{shares(entries, still)}; in {baseline}, which turns them, "
+            f"{shares(partners, still)}."
         )
     return sentences
 
@@ -118,17 +112,18 @@ def groups(compared):
         yield group, compared.isel(entry=np.flatnonzero(names == group))
 
 
-def shares(entries: xr.Dataset, still: xr.DataArray) -> dict[str, float]:
-    """Shares of the squared norms and of the selectivity in the planes `still`."""
+def shares(entries: xr.Dataset, still: xr.DataArray) -> str:
+    """Shares of the squared norms and the selectivity in the planes `still`, in words."""
     parts = {"the squared query norm": entries["q_norm"] ** 2}
     for label in ("positional", "semantic"):
         known = entries["selectivity_keys"].where(entries["label"] == label)
         if known.notnull().any():
             parts[f"the selectivity of {label} heads"] = known
-    return {
-        name: float(part.where(still).sum() / part.sum())
-        for name, part in parts.items()
-    }
+    words = []
+    for name, part in parts.items():
+        share = float(part.where(still).sum() / part.sum())
+        words.append(f"{share:.0%} of {name}")
+    return ", ".join(words)
 
 
 if __name__ == "__main__":
