@@ -24,6 +24,7 @@ Writes reports/causal/<model>/. Takes minutes for the bundled checkpoint.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -34,7 +35,6 @@ from ropelens.analysis.answer import Answer
 from ropelens.commands.terminal import run_analysis
 from ropelens.figures.silenced import plot_silenced
 from ropelens.intervals import paired_interval
-from ropelens.interventions.plane_edits import Edit
 
 KINDS = {"positional": "position", "semantic": "content"}
 FRACTIONS = {"positional": "positional_fraction", "semantic": "content_fraction"}
@@ -349,14 +349,14 @@ class PlanesOfHeads:
     is as near to one half as a number of planes allows.
     """
 
-    strongest: list[Edit]
-    others: list[Edit]
+    strongest: list[Any]
+    others: list[Any]
     share: float
 
 
 def planes_of(analysis: rl.Analysis, chosen: pd.DataFrame) -> PlanesOfHeads:
-    strongest: list[Edit] = []
-    others: list[Edit] = []
+    strongest: list[Any] = []
+    others: list[Any] = []
     shares = []
     for row in chosen.itertuples():
         push = analysis.profile["selectivity_keys"].isel(layer=row.layer, head=row.head)
@@ -378,7 +378,7 @@ def planes_of(analysis: rl.Analysis, chosen: pd.DataFrame) -> PlanesOfHeads:
     )
 
 
-def stops(planes: np.ndarray, head: str) -> list[Edit]:
+def stops(planes: np.ndarray, head: str) -> list[Any]:
     """The edit that stops these planes of a head; none without planes."""
     if not len(planes):
         return []

@@ -31,7 +31,6 @@ import ropelens as rl
 from ropelens.analysis.answer import Answer
 from ropelens.commands.terminal import run_script
 from ropelens.intervals import paired_interval
-from ropelens.interventions.plane_edits import Edit
 from ropelens.report import write_index
 
 REPORTS = Path(__file__).parent.parent / "reports"
@@ -183,9 +182,9 @@ def costs_of(
     return rows
 
 
-def quarters_stop(heads: list[str], turns: np.ndarray) -> dict[str, Edit]:
+def quarters_stop(heads: list[str], turns: np.ndarray) -> dict[str, Any]:
     """Edits that stop a quarter of the planes of `heads`, for each quarter that turns."""
-    edits: dict[str, Edit] = {}
+    edits: dict[str, Any] = {}
     if not heads:
         return edits
     planes_of_head = np.arange(len(turns))
@@ -206,7 +205,7 @@ def cost_without(model: Any, text: rl.Text, heads: list[str], *, name: str) -> d
 
 
 def evaluate_tasks(
-    model: Any, text: rl.Text, edits: dict[str, Edit] | None = None
+    model: Any, text: rl.Text, edits: dict[str, Any] | None = None
 ) -> xr.Dataset:
     return rl.evaluate(
         model,

@@ -21,7 +21,7 @@ import xarray as xr
 
 import ropelens as rl
 from ropelens.analysis.answer import Answer
-from ropelens.claims.arrays import ALL_LAYERS, parts_by_kind
+from ropelens.claims.arrays import parts_by_kind
 from ropelens.commands.terminal import run_analysis
 from ropelens.profiles.kinds import window_of
 
@@ -40,7 +40,7 @@ def answer(analysis: rl.Analysis) -> Answer:
     sentences: list[str] = []
     for kind, part in parts_by_kind(profile).items():
         of_kind = findings(part)
-        if kind != ALL_LAYERS:
+        if kind != "all":
             of_kind[0] = f"{kind.capitalize()} layers: {of_kind[0]}"
         sentences += of_kind
     return Answer(question, sentences, figures)

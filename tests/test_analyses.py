@@ -143,12 +143,13 @@ def table_of(layers: int, heads: int) -> pd.DataFrame:
 def test_random_heads_come_from_the_layers_of_the_chosen_heads():
     causal, heads = script_named("causal"), table_of(6, 6)
     chosen = heads.loc[[24, 26, 27, 31]]  # layers 4, 4, 4 and 5
-    sets, possible = causal.draws(heads, chosen)
-    assert (len(sets), possible) == (5, 5)  # 1 set of layer 4 times 5 heads of layer 5
-    sets, possible = causal.draws(heads, heads.loc[[24, 26, 30, 31]])
-    assert (len(sets), possible) == (8, 36)
-    assert len({tuple(drawn.index) for drawn in sets}) == 8
-    for drawn in sets:
+    drawn_of_four = causal.draws(heads, chosen)
+    # 1 set of layer 4 times 5 heads of layer 5
+    assert len(drawn_of_four.sets) == drawn_of_four.possible == 5
+    drawn_of_two = causal.draws(heads, heads.loc[[24, 26, 30, 31]])
+    assert drawn_of_two.possible == 36
+    assert len({tuple(drawn.index) for drawn in drawn_of_two.sets}) == 8
+    for drawn in drawn_of_two.sets:
         assert drawn["layer"].tolist() == [4, 4, 5, 5]
         assert drawn.index.is_unique
         assert not {24, 26, 30, 31} & set(drawn.index)
@@ -188,20 +189,19 @@ def test_the_interval_covers_draws_and_documents():
     causal = script_named("causal")
     changes = np.random.default_rng(0).normal(size=6)
     (silent,) = losses_of(np.zeros((1, 6)))
-    wanted = (-changes).mean(), *stats.ttest_1samp(-changes, 0).confidence_interval()
-    for random in (
-        losses_of(np.tile(changes, (8, 1))),
-        losses_of(np.tile(changes, (6, 1)).T),
-    ):
-        for interval in causal.changes_beyond(random, silent, 1.0):
-            assert interval == pytest.approx(wanted)
+    by_scipy = stats.ttest_1samp(-changes, 0).confidence_interval()
+    only_documents = losses_of(np.tile(changes, (8, 1)))
+    only_draws = losses_of(np.tile(changes, (6, 1)).T)
+    for random in (only_documents, only_draws):
+        for change in causal.changes_beyond(random, silent, 1.0):
+            assert change.mean == pytest.approx(-changes.mean())
+            assert (change.low, change.high) == pytest.approx(tuple(by_scipy))
+    width = by_scipy.high - by_scipy.low
     both = losses_of(changes + changes[:, None])
-    interval = causal.changes_beyond(both, silent, 1.0)[0]
-    assert interval[2] - interval[1] == pytest.approx(
-        math.sqrt(2) * (wanted[2] - wanted[1])
-    )
+    some_drawn = causal.changes_beyond(both, silent, 1.0)[0]
+    assert some_drawn.high - some_drawn.low == pytest.approx(math.sqrt(2) * width)
     all_drawn = causal.changes_beyond(both, silent, 0.0)[0]
-    assert all_drawn[2] - all_drawn[1] == pytest.approx(wanted[2] - wanted[1])
+    assert all_drawn.high - all_drawn.low == pytest.approx(width)
 
 
 def test_planes_are_split_near_half_of_the_push():
@@ -213,14 +213,13 @@ def test_planes_are_split_near_half_of_the_push():
     wavelength = xr.DataArray([[6.0, 60.0, 600.0, 6000.0]], dims=("layer", "frequency"))
     profile = xr.Dataset({"selectivity_keys": push, "wavelength": wavelength})
     chosen = pd.DataFrame({"layer": [0], "head": [0]})
-    strong, weak, share = causal.planes_of(SimpleNamespace(profile=profile), chosen)
-    stopped = [
-        [(edit.select, edit.heads) for edit in edits] for edits in (strong, weak)
-    ]
-    assert stopped == [
-        [(rl.PlaneNumbers(planes), "0.0")] for planes in ([0], [2, 1, 3])
-    ]
-    assert share == pytest.approx(0.45)
+    planes = causal.planes_of(SimpleNamespace(profile=profile), chosen)
+    (strongest,) = planes.strongest
+    (others,) = planes.others
+    assert strongest.select == rl.PlaneNumbers([0])
+    assert others.select == rl.PlaneNumbers([2, 1, 3])
+    assert strongest.heads == others.heads == "0.0"
+    assert planes.share == pytest.approx(0.45)
 
 
 @pytest.mark.thorough
@@ -228,7 +227,9 @@ def test_induction_needs_previous_token_heads():
     """In the bundled model head 3.4 is such a head; random heads of its layer matter little."""
     causal = script_named("causal")
     options = rl.Options(context=64, sequences=4, surrogates=0)
-    sentence, rows = causal.without_previous(rl.analyze("bundled", options=options))
+    analysis = rl.analyze("bundled", options=options)
+    part = causal.without_previous(analysis)
+    (sentence,) = part.findings
     words = r"3\.4\) takes .* 4\.4, from (\S+) to (\S+); .* leave it at (\S+) "
     match = re.search(words, sentence)
     assert match is not None
@@ -237,7 +238,9 @@ def test_induction_needs_previous_token_heads():
     assert after < 0.05
     assert random > before / 2
     assert "it holds (+" in sentence
-    assert [row["tokens"] for row in rows] == ["random tokens, repeated"] * 5  # 4 draws
+    assert [row["tokens"] for row in part.rows] == [
+        "random tokens, repeated"
+    ] * 5  # 4 draws
 
 
 def test_copying_is_compared_with_random_heads_without_a_role():
