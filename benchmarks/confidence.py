@@ -28,7 +28,8 @@ def main() -> None:
     options = parser.parse_args()
 
     model, tokenizer = rl.load(options.model)
-    documents, heads = rl.read_documents(options.text), []
+    documents = rl.read_documents(options.text)
+    heads = []
     sizes = {"context": options.context, "sequences": options.sequences}
     for seed in range(options.draws):
         text = rl.tokenize(documents, tokenizer, **sizes, seed=seed)

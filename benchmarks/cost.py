@@ -171,7 +171,8 @@ def cost_of_profile(live: LiveModel, text: rl.Text) -> dict[str, float]:
 def parts_of_a_profile(device: torch.device) -> Table:
     """Cost of a profile of the bundled checkpoint: once for a text, and for each token."""
     model, tokenizer = rl.load("bundled", device=str(device))
-    live, context = as_live_model(model), 512
+    live = as_live_model(model)
+    context = 512
     text = rl.tokenize(rl.read_documents([SAMPLE]), tokenizer, context=context)
     measurement = Measurement.of(live, text)
     planes = RotationProbe(live).planes(context)

@@ -110,16 +110,12 @@ def correlated(
     layers: int, alike: float, draws: int, random: np.random.Generator
 ) -> np.ndarray:
     """Layers of 6 heads, with two normal numbers that correlate by -0.7; [draw, interval]."""
-    mix, truth = (
-        np.linalg.cholesky([[1, -0.7], [-0.7, 1]]),
-        6 / np.pi * np.arcsin(-0.7 / 2),
-    )
+    mix = np.linalg.cholesky([[1, -0.7], [-0.7, 1]])
+    truth = 6 / np.pi * np.arcsin(-0.7 / 2)
     hits = []
     for _ in range(draws):
-        shared, noise = (
-            random.normal(size=(2, layers, 1)),
-            random.normal(size=(2, layers, 6)),
-        )
+        shared = random.normal(size=(2, layers, 1))
+        noise = random.normal(size=(2, layers, 6))
         x, y = np.einsum(
             "ij,jlh->ilh", mix, alike**0.5 * shared + (1 - alike) ** 0.5 * noise
         )
@@ -228,7 +224,8 @@ def profiled(
         claims.append(rl.classify_heads(profile, resamples=0).attrs["claim"])
     print(f"{documents} novels of {count} sequences, {draws} draws")
     rho = np.array([claim["rank_correlation"] for claim in claims])
-    mean, sd = rho.mean(), rho.std()
+    mean = rho.mean()
+    sd = rho.std()
     covered = np.mean([claim["low"] <= mean <= claim["high"] for claim in claims])
     print(f"rank correlation {mean:+.2f}, sd {sd:.2f} over draws: {covered:.1%}")
 

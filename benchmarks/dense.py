@@ -39,7 +39,8 @@ def dense_sums(model: LlamaForCausalLM, ids: Tensor) -> list[dict[str, Tensor]]:
     finally:
         for hook in hooks:
             hook.remove()
-    length, size = ids.shape[1], model.config.head_dim
+    length = ids.shape[1]
+    size = model.config.head_dim
     positions = torch.arange(length)[None]
     cos, sin = model.model.rotary_emb(outputs.logits, positions)
     layers = []
@@ -73,7 +74,8 @@ def head_sums(query: Tensor, key: Tensor, attention: Tensor) -> dict[str, Tensor
     """Sums of one head; scaled `query` and `key` [position, coordinate], square `attention`."""
     length = len(query)
     count = torch.arange(1, length + 1)[:, None]
-    attended_key, mean_key = attention @ key, key.cumsum(0) / count
+    attended_key = attention @ key
+    mean_key = key.cumsum(0) / count
     on_sink = attention[:, :1]
     others = (mean_key * count - key[:1]) / (count - 1).clamp(min=1)
     no_sink = attended_key - on_sink * key[:1] - (1 - on_sink) * others

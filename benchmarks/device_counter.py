@@ -36,7 +36,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ropelens as rl
 
-GPU, META = torch.device("cuda:0"), torch.device("meta")
+GPU = torch.device("cuda:0")
+META = torch.device("meta")
 PACKAGE = Path(rl.__file__).parent
 
 
@@ -112,7 +113,9 @@ class DeviceNames(TorchFunctionMode):
             return args[0].to(META)
         if func is Tensor.new_tensor:
             like = {"dtype": args[0].dtype, "device": args[0].device}
-            func, args, kwargs = torch.tensor, args[1:], like | kwargs
+            func = torch.tensor
+            args = args[1:]
+            kwargs = like | kwargs
         if func in (
             torch.tensor,
             torch.as_tensor,
@@ -144,7 +147,10 @@ class LaunchCounter(TorchDispatchMode):
         super().__init__()
         self.counts: dict[str, Count] = defaultdict(Count)
         self.lines: Counter[tuple[str, str, str]] = Counter()
-        self.stage, self._start, self._allocated, self.counting = "rest", 0, 0, True
+        self.stage = "rest"
+        self._start = 0
+        self._allocated = 0
+        self.counting = True
         self._storages: dict[int, int] = {}  # bytes
 
     @contextmanager
@@ -215,7 +221,8 @@ class LaunchCounter(TorchDispatchMode):
     def wrap(self, data: Tensor) -> DeviceTensor:
         """The device's tensor that holds `data`."""
         storage = data.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
+        key = storage._cdata
+        size = storage.nbytes()
         if key not in self._storages:
             self._storages[key] = size
             self._allocated += size
@@ -237,7 +244,8 @@ class LaunchCounter(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        kwargs, facts = dict(kwargs or {}), facts_of(func)
+        kwargs = dict(kwargs or {})
+        facts = facts_of(func)
         inputs = _tensors([*args, *kwargs.values()])
         there = [x for x in inputs if isinstance(x, DeviceTensor)]
         if facts.composite:  # count the operators that it calls

@@ -60,7 +60,8 @@ class Facts:
 
 @cache
 def facts_of(func: OpOverload) -> Facts:
-    name, arguments = func._schema.name.split("::")[1], func._schema.arguments
+    name = func._schema.name.split("::")[1]
+    arguments = func._schema.arguments
     written = [
         x for x in arguments if x.alias_info is not None and x.alias_info.is_write
     ]

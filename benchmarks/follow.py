@@ -64,7 +64,8 @@ def numbers_of(profile: xr.Dataset) -> dict[str, np.ndarray]:
     """Scores, fractions and labels [layer, head], before and after shared bits are assigned."""
     names = ("total", "sink", "position", "content", "interaction")
     bits = {name: profile[f"{name}_bits"].values for name in names}
-    before, heads = fractions(bits), rl.classify_heads(profile)
+    before = fractions(bits)
+    heads = rl.classify_heads(profile)
     table = {
         name: head_grid(profile, heads, heads[name]) for name in ("label", "uncertain")
     }
@@ -111,7 +112,8 @@ def with_interval(score: np.ndarray, other: np.ndarray, label: np.ndarray) -> st
             stats.spearmanr(x[known], y[known]).statistic if known.sum() > 2 else np.nan
         )
 
-    random, count = np.random.default_rng(0), len(score)
+    random = np.random.default_rng(0)
+    count = len(score)
     draws = [correlation(random.integers(count, size=count)) for _ in range(DRAWS)]
     low, high = np.nanquantile(draws, [0.025, 0.975])
     return f"{correlation(np.arange(count)):.2f} ({low:.2f} to {high:.2f})"

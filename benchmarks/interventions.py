@@ -31,7 +31,8 @@ from ropelens.attention.call import AttentionCall
 from ropelens.profiles.kinds import layers_by_kind
 from ropelens.rope.planes import Planes, unrotate
 
-BLOCKS, DISTANCES = (8, 16, 32), (1, 8, 64)
+BLOCKS = (8, 16, 32)
+DISTANCES = (1, 8, 64)
 DRAWS = 2000  # resamples of the layers
 EARLY = 1 / 3  # share of a sequence whose rows have too few keys
 
@@ -39,9 +40,11 @@ EARLY = 1 / 3  # share of a sequence whose rows have too few keys
 def overlaps(call: AttentionCall, planes: Planes) -> dict[str, np.ndarray]:
     """Sums [head, part] over the late rows of position, content, chance and weight."""
     group = call.query.shape[1] // call.key.shape[1]
-    query, place = call.query.float() * call.scale, torch.arange(call.key.shape[2])
+    query = call.query.float() * call.scale
+    place = torch.arange(call.key.shape[2])
     shared = planes if planes.inv_freq.ndim == 1 else planes.of_keys(call.key.shape[1])
-    still, rows = unrotate(call.key.float(), place, shared), place >= EARLY * len(place)
+    still = unrotate(call.key.float(), place, shared)
+    rows = place >= EARLY * len(place)
     sees = call.visibility.sees().expand(len(query), -1, -1)
     keys = sees.clone()
     keys[..., 0] = False  # the first position is a sink
@@ -65,10 +68,12 @@ def overlaps(call: AttentionCall, planes: Planes) -> dict[str, np.ndarray]:
             [x[..., rows].sum((0, 2)) for x in (*parts, weight)], -1
         ).numpy()
 
-    before, sums = attention(call.key.float()), {}
+    before = attention(call.key.float())
+    sums = {}
     generator = torch.Generator().manual_seed(call.layer)
     for size in BLOCKS:
-        number, source = (len(place) - 1) // size, place.clone()
+        number = (len(place) - 1) // size
+        source = place.clone()
         inside = 1 + torch.arange(number * size).unflatten(0, (number, size))
         order = torch.randperm(number, generator=generator)
         source[1 : 1 + number * size] = inside[
@@ -76,10 +81,8 @@ def overlaps(call: AttentionCall, planes: Planes) -> dict[str, np.ndarray]:
         ].flatten()  # contents at each position
         new = source.argsort()
         both = keys & moved(keys, new)
-        first, after = (
-            shares(before, both),
-            attention(unrotate(still[..., source, :], place, shared, sign=1)),
-        )
+        first = shares(before, both)
+        after = attention(unrotate(still[..., source, :], place, shared, sign=1))
         there, itself = (shares(moved(x, new), both) for x in (after, before))
         pairs = (first, shares(after, both)), (first, there), (first, itself)
         sums[f"blocks of {size} keys"] = summed(
@@ -89,7 +92,8 @@ def overlaps(call: AttentionCall, planes: Planes) -> dict[str, np.ndarray]:
         closer = (place + distance).clamp(max=len(place) - 1)
         behind = keys & (place <= place[:, None] - distance)
         after = shares(attention(unrotate(still, closer, shared, sign=1)), behind)
-        near, same = shares(moved(before, closer), behind), shares(before, behind)
+        near = shares(moved(before, closer), behind)
+        same = shares(before, behind)
         weight = behind.any(-1)[:, None].expand(before.shape[:3]).float()
         sums[f"keys moved by {distance}"] = summed(
             weight, (near, after), (same, after), (near, same)
@@ -101,7 +105,9 @@ def scores(sums: np.ndarray) -> np.ndarray:
     """Score of each head from its sums [..., part]; NaN for even attention."""
     position, content, chance, mass = np.moveaxis(sums, -1, 0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        position, content, chance = position / mass, content / mass, chance / mass
+        position = position / mass
+        content = content / mass
+        chance = chance / mass
         return np.where(1 - chance < 0.05, np.nan, (position - content) / (1 - chance))
 
 

@@ -84,7 +84,8 @@ def main() -> None:
     lines: list[str] = []
     for shape in options.shape or SHAPES:
         for context in options.context or CONTEXTS:
-            counter, setting = count_profile(shape, context), f"{shape} {context:,}"
+            counter = count_profile(shape, context)
+            setting = f"{shape} {context:,}"
             rows += rows_of(shape, context, counter.counts)
             lines += [f"{setting} {x}" for x in busiest_lines(counter, options.lines)]
     if options.json:

@@ -216,7 +216,8 @@ def findings(table: pd.DataFrame) -> list[str]:
         f"pass and in {ours.peak_mib:,.0f} MiB"
     )
     if len(others):
-        slower, larger = others.seconds / ours.seconds, others.peak_mib / ours.peak_mib
+        slower = others.seconds / ours.seconds
+        larger = others.peak_mib / ours.peak_mib
         sentence += (
             f"; only collecting attention with other libraries takes {slower.min():.1f} to "
             f"{slower.max():.1f} times as long and {larger.min():.0f} to {larger.max():.0f} "
@@ -246,10 +247,8 @@ def page(table: pd.DataFrame) -> str:
         "Peak of the first run, above the memory that the process held before.":
             draw(table, "peak_mib", "peak memory (MiB)", mebibytes),
     }  # fmt: skip
-    threads, processor = (
-        torch.get_num_threads(),
-        platform.processor() or platform.machine(),
-    )
+    threads = torch.get_num_threads()
+    processor = platform.processor() or platform.machine()
     return render_figures(
         "answer.html",
         figures,

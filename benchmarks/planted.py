@@ -22,10 +22,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropelens as rl
 
-Floats, Complex = NDArray[np.float64], NDArray[np.complex128]
+Floats = NDArray[np.float64]
+Complex = NDArray[np.complex128]
 BOS = 0
 
-CONTEXT, SEQUENCES, PLANES = 96, 8, 16
+CONTEXT = 96
+SEQUENCES = 8
+PLANES = 16
 PLACE = np.arange(PLANES)
 RAMP = np.linspace(1, 4, PLANES)
 APOSTROPHES = (3, 4, 5)
@@ -310,7 +313,8 @@ def reader(planes: slice, gain: float, **more: Any) -> Planted:
 def long_for_nothing(first: int, gain: float) -> Planted:
     """Queries and keys of the planes from `first` on are long in different heads."""
     planted = reader(slice(0, first), gain, heads=2)
-    planted.q[0, 0, :, first:], planted.k[0, 1, :, first:] = 30, 30
+    planted.q[0, 0, :, first:] = 30
+    planted.k[0, 1, :, first:] = 30
     return planted
 
 
@@ -394,7 +398,8 @@ MODELS: dict[str, tuple[Make, Make]] = {
 
 def row_of(name: str, planted: Planted) -> pd.Series:
     """Row of a claim in the ledger of a planted model."""
-    tokens, model = planted.tokens(), planted.model()
+    tokens = planted.tokens()
+    model = planted.model()
     text = rl.Text(tokens, documents=range(len(tokens)))
     few = {
         "excerpts": [tokens[0, :8]],

@@ -22,7 +22,8 @@ from ropelens.claims.ledger import ledger
 from ropelens.claims.nulls import FREQUENCIES, OFFSETS
 from ropelens.claims.verdict import judge
 
-DRAWS, OFTEN = 120, 0.8
+DRAWS = 120
+OFTEN = 0.8
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
@@ -32,14 +33,16 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=30)
     options = parser.parse_args()
     profile = rl.open(options.profile)
-    arrays, rows = claim_arrays(profile), ledger(profile).set_index("claim")
+    arrays = claim_arrays(profile)
+    rows = ledger(profile).set_index("claim")
     print(
         "claim | number | holds from | share of the effect found | layers that show it"
     )
     for claim in CLAIMS:
         if claim.null is FREQUENCIES or not arrays.keys() >= {*claim.arrays}:
             continue
-        values, row = [arrays[name] for name in claim.arrays], rows.loc[claim.name]
+        values = [arrays[name] for name in claim.arrays]
+        row = rows.loc[claim.name]
         share, layers = smallest(claim, values, options.trials)
         print(
             f"{claim.name} | {row['number']:.3g} | {row['threshold']:.3g} | {share} | {layers}"

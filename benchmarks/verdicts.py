@@ -20,7 +20,8 @@ from ropelens.claims.verdict import VERDICTS
 SIZES = ((4, 8, 8, 32), (6, 6, 2, 32), (4, 8, 4, 64), (10, 4, 4, 16))
 """Layers, heads, key-value heads, and coordinates of a head."""
 SCALES = (0.02, 0.1, 0.3, 1.0)
-VOCABULARY, APOSTROPHE = 64, 5
+VOCABULARY = 64
+APOSTROPHE = 5
 
 
 class Letters:
@@ -39,7 +40,8 @@ def main() -> None:
     options = parser.parse_args()
     tables = []
     for seed in range(options.random):
-        begin, model = time.process_time(), random_model(seed)
+        begin = time.process_time()
+        model = random_model(seed)
         generator = torch.Generator().manual_seed(seed)
         shape = (options.sequences, options.context)
         tokens = torch.randint(3, VOCABULARY, shape, generator=generator)

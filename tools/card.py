@@ -221,12 +221,16 @@ def loss_table(rows: Sequence[Row]) -> str:
 
 def loss_curve(rows: Sequence[Row], *, width: int = 640, height: int = 320) -> str:
     """An SVG of training and validation loss (nats/token) over tokens seen."""
-    left, right, top, bottom = 50, 15, 15, 40
+    left = 50
+    right = 15
+    top = 15
+    bottom = 40
     most = max(row["tokens"] for row in rows)
     losses = [
         row[key] for row in rows for key in ("train_loss", "valid_loss") if key in row
     ]
-    low, high = math.floor(min(losses)), math.ceil(max(losses))
+    low = math.floor(min(losses))
+    high = math.ceil(max(losses))
 
     def point(tokens: float, loss: float) -> tuple[float, float]:
         x = left + tokens / most * (width - left - right)

@@ -122,14 +122,16 @@ def prose(make: Maker) -> np.ndarray:
 
 
 def phrases(make: Maker) -> np.ndarray:
-    words, length = make.pool(), int(make.random.integers(2, 6))
+    words = make.pool()
+    length = int(make.random.integers(2, 6))
     count = min(make.between(2, make.stage.phrases), len(words) // length)
     drawn = make.random.permutation(words)[: count * length].reshape(count, length)
     return drawn[make.random.integers(count, size=make.room // length + 1)].ravel()
 
 
 def repeats(make: Maker) -> np.ndarray:
-    words, distance = make.pool(), make.between(4, make.room * 2 // 3)
+    words = make.pool()
+    distance = make.between(4, make.room * 2 // 3)
     segment = (
         distance
         if make.random.random() < 0.5
@@ -142,7 +144,9 @@ def repeats(make: Maker) -> np.ndarray:
 
 
 def needles(make: Maker) -> np.ndarray:
-    words, hidden, start = make.random.permutation(make.text.words), [], 0
+    words = make.random.permutation(make.text.words)
+    hidden = []
+    start = 0
     for _ in range(make.between(1, make.room // HIDDEN)):
         length = int(make.random.integers(3, 6))
         hidden += [words[start : start + length]] * int(make.random.integers(2, 4))
@@ -163,10 +167,8 @@ def lists(make: Maker) -> np.ndarray:
     line = key + 2
     words = make.random.permutation(make.pool())
     count = min(make.between(2, make.room // 2 // line), len(words) // (key + 1))
-    keys, values = (
-        words[: count * key].reshape(count, key),
-        words[count * key :][:count],
-    )
+    keys = words[: count * key].reshape(count, key)
+    values = words[count * key :][:count]
     pairs = np.column_stack([keys, values, np.full(count, make.text.line_end)])
     rounds = make.room // pairs.size + 1
     return np.concatenate(

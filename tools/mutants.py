@@ -128,7 +128,8 @@ def mutants_of(file: str, package: Path) -> dict[str, list[Mutant]]:
         )
         shown = outer if small else node
         for fields in changes(node):
-            before, old = dict(vars(node)), ast.unparse(shown)
+            before = dict(vars(node))
+            old = ast.unparse(shown)
             vars(node).update(fields)
             new = ast.unparse(ast.fix_missing_locations(shown))
             vars(node).update(before)

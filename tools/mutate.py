@@ -124,7 +124,9 @@ EQUIVALENT = {
 
 def run_tests(copy: Path, tests: Sequence[str], limit: float) -> tuple[str, str, float]:
     """Run tests in a fork: "survived", "killed" or "timeout", the failed test, and seconds."""
-    started, log, ended = time.monotonic(), copy.parent / "log", (0, 0)
+    started = time.monotonic()
+    log = copy.parent / "log"
+    ended = (0, 0)
     if not (child := os.fork()):
         _run_in_child(copy, tests, log)
     os.setpgid(child, child)  # with the processes that tests start
@@ -137,7 +139,8 @@ def run_tests(copy: Path, tests: Sequence[str], limit: float) -> tuple[str, str,
         if not ended[0]:
             os.killpg(child, signal.SIGKILL)
             os.waitpid(child, 0)
-    code, seconds = os.waitstatus_to_exitcode(ended[1]), time.monotonic() - started
+    code = os.waitstatus_to_exitcode(ended[1])
+    seconds = time.monotonic() - started
     failures = re.findall(r"^(?:FAILED|ERROR) (\S+)", log.read_text(), re.MULTILINE)
     return "killed" if code else "survived", " ".join(failures[:1]), seconds
 
@@ -176,10 +179,8 @@ def try_mutants(mutants: list[Mutant], package: Path, out: Path) -> dict[str, st
         )
         for mutant in mutants:
             tests = TESTS.get(mutant.file) or TESTS[mutant.file.split("/")[0]]
-            source, known = (
-                mutant.source(package),
-                results.get(mutant.name, {"outcome": ""}),
-            )
+            source = mutant.source(package)
+            known = results.get(mutant.name, {"outcome": ""})
             row = {"source": _digest(source), "tests": _digest(*map(_read, tests))}
             unchanged = (
                 ("source", "tests") if known["outcome"] == "survived" else ("source",)
@@ -229,7 +230,8 @@ def main(
     for name in SLOW_IMPORTS:
         importlib.import_module(name)
     gc.freeze()
-    package, survivors = ROOT / "ropelens", []
+    package = ROOT / "ropelens"
+    survivors = []
     for name in [room] if room else [key for key in TESTS if "/" not in key]:
         outcomes = try_mutants(choose(name, package, most), package, out)
         survivors += [

@@ -18,7 +18,8 @@ from ropelens.profiles.tasks import Repeats
 from ropelens.schema.rows import Derived, Statistic, Variable
 
 PAGE = Path("docs/measures.md")
-BEGIN, END = "<!-- reference: begin -->", "<!-- reference: end -->"
+BEGIN = "<!-- reference: begin -->"
+END = "<!-- reference: end -->"
 FITTED: dict[str, Callable[..., object]] = {
     r"kernel|offset\w*": describe_kernel,
     r"found_sink": find_sinks,
@@ -65,7 +66,8 @@ def source(row: Variable) -> str:
 
 def name_of(function: Callable[..., object]) -> str:
     """The file and the name of a function, or the file of the table for an expression there."""
-    file, name = function.__module__.rsplit(".", 1)[-1], function.__name__
+    file = function.__module__.rsplit(".", 1)[-1]
+    name = function.__name__
     return f"`{file}`" if name == "<lambda>" else f"`{file}.{name}`"
 
 

@@ -46,7 +46,8 @@ def _sample(
     The model never sees positions beyond its context, and the surplus leaves room to cut. EOS
     and a second BOS are not sampled, so all rows have the same length.
     """
-    bos, eos = model.config.bos_token_id, model.config.eos_token_id
+    bos = model.config.bos_token_id
+    eos = model.config.eos_token_id
     start = torch.full((rows, 1), bos, device=model.device)
     first = _continue(
         model, start, new=context - 1, temperature=temperature, barred=[bos, eos]

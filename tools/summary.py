@@ -59,11 +59,9 @@ def summary(claims: pd.DataFrame) -> go.Figure:
     rows = claims[
         (claims["claim"] == "positional_fast") & (claims["verdict"] != "not testable")
     ]
-    low, high, place = (
-        rows["null_low"],
-        rows["null_high"],
-        {"y": rows["model"], "row": 1, "col": 2},
-    )
+    low = rows["null_low"]
+    high = rows["null_high"]
+    place = {"y": rows["model"], "row": 1, "col": 2}
     bar = {"base": low, "x": high - low, "orientation": "h", "width": 0.3}
     figure.add_bar(
         **bar, **place, marker_color="#bbbbbb", name="ρ of 40 surrogates (95 %)"
@@ -86,10 +84,8 @@ def summary(claims: pd.DataFrame) -> go.Figure:
     )
     figure.update_xaxes(range=[-1, 1], zeroline=True, zerolinecolor="#777777", col=2)
     figure.update_annotations(yshift=46)
-    legend, margin = (
-        {"orientation": "h", "y": -0.06, "x": -0.6},
-        {"l": 8, "r": 8, "t": 92, "b": 8},
-    )
+    legend = {"orientation": "h", "y": -0.06, "x": -0.6}
+    margin = {"l": 8, "r": 8, "t": 92, "b": 8}
     return figure.update_layout(
         template="simple_white", font_size=14, legend=legend, margin=margin
     )
