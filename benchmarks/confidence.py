@@ -30,9 +30,14 @@ def main() -> None:
     model, tokenizer = rl.load(options.model)
     documents = rl.read_documents(options.text)
     heads = []
-    sizes = {"context": options.context, "sequences": options.sequences}
     for seed in range(options.draws):
-        text = rl.tokenize(documents, tokenizer, **sizes, seed=seed)
+        text = rl.tokenize(
+            documents,
+            tokenizer,
+            context=options.context,
+            sequences=options.sequences,
+            seed=seed,
+        )
         profile = rl.profile(model, text, surrogates=0, seed=seed)
         heads.append(rl.classify_heads(profile))
     label = np.array([table["label"] for table in heads])

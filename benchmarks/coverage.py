@@ -91,8 +91,8 @@ def holds(
     """Whether the interval over groups and the interval over sequences contain the truth."""
     group = assign_groups(torch.from_numpy(document), len(document)).numpy()
     bounds = [paired_interval(change, weight, units)[1:] for units in (group, None)]
-    groups, single = (low <= truth <= high for low, high in bounds)
-    return bool(groups), bool(single)
+    groups, single = [bool(low <= truth <= high) for low, high in bounds]
+    return groups, single
 
 
 def synthetic(
@@ -103,7 +103,8 @@ def synthetic(
     shared = random.normal(size=(draws, documents, 1)) * alike**0.5
     noise = random.normal(size=(draws, documents, SEQUENCES)) * (1 - alike) ** 0.5
     weight = np.ones(document.size)
-    return np.array([holds(0.0, x.ravel(), weight, document) for x in shared + noise])
+    draws = shared + noise
+    return np.array([holds(0.0, x.ravel(), weight, document) for x in draws])
 
 
 def correlated(

@@ -61,7 +61,8 @@ def dense_sums(model: LlamaForCausalLM, ids: Tensor) -> list[dict[str, Tensor]]:
         norms = {
             f"{name}_norm": by_plane(x[0].square()).sqrt() for name, x in heads.items()
         }
-        layers.append(stacked | {name: x.mean(1) for name, x in norms.items()})
+        means = {name: x.mean(1) for name, x in norms.items()}
+        layers.append(stacked | means)
     return layers
 
 

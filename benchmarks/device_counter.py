@@ -393,12 +393,16 @@ def _fused_attention(
 ) -> Tensor:
     """Attention of torch, by one kernel on the device."""
     if not isinstance(query, DeviceTensor):
-        options: Any = {
-            "is_causal": is_causal,
-            "scale": scale,
-            "enable_gqa": enable_gqa,
-        }
-        return _attention_of_torch(query, key, value, attn_mask, dropout_p, **options)
+        return _attention_of_torch(
+            query,
+            key,
+            value,
+            attn_mask,
+            dropout_p,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
+        )
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         hidden = torch.zeros_like(attn_mask, dtype=query.dtype)
         attn_mask = hidden.masked_fill_(~attn_mask, -torch.inf)

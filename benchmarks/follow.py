@@ -38,26 +38,33 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=16)
     options = parser.parse_args()
     if not options.text:
-        print_rows(f"{options.model}", rl.open(Path(options.model) / "profile.nc"))
+        profile = rl.open(Path(options.model) / "profile.nc")
+        print_rows(options.model, profile)
         return
     model, tokenizer = rl.load(options.model)
     measured = {}
     for path, context in itertools.product(options.text, options.context):
-        cut = {"context": context, "sequences": options.sequences}
-        text = rl.tokenize(rl.read_documents([path]), tokenizer, **cut)
+        text = rl.tokenize(
+            rl.read_documents([path]),
+            tokenizer,
+            context=context,
+            sequences=options.sequences,
+        )
         setting = f"{path.stem}, {context} tokens"
         profile = rl.profile(model, text, surrogates=0)
         measured[setting] = numbers_of(profile)
         print_rows(setting, profile)
     for (first, one), (second, other) in itertools.combinations(measured.items(), 2):
-        print(f"| {first}; {second} | {' | '.join(pair_of(one, other))} |")
+        cells = pair_of(one, other)
+        print(f"| {first}; {second} | {' | '.join(cells)} |")
 
 
 def print_rows(setting: str, profile: xr.Dataset) -> None:
     """Print a row for the layers of each kind."""
     for kind, layers in layers_by_kind(profile).items():
-        row = row_of(numbers_of(profile.isel(layer=layers)))
-        print(f"| {setting} | {kind} | {' | '.join(row)} |", flush=True)
+        numbers = numbers_of(profile.isel(layer=layers))
+        cells = row_of(numbers)
+        print(f"| {setting} | {kind} | {' | '.join(cells)} |", flush=True)
 
 
 def numbers_of(profile: xr.Dataset) -> dict[str, np.ndarray]:
@@ -66,17 +73,17 @@ def numbers_of(profile: xr.Dataset) -> dict[str, np.ndarray]:
     bits = {name: profile[f"{name}_bits"].values for name in names}
     before = fractions(bits)
     heads = rl.classify_heads(profile)
-    table = {
-        name: head_grid(profile, heads, heads[name]) for name in ("label", "uncertain")
-    }
-    table |= {
-        name: head_grid(profile, heads, heads[name]).astype(float) for name in PARTS
-    }
+    table = {}
+    for name in ("label", "uncertain"):
+        table[name] = head_grid(profile, heads, heads[name])
+    for name in PARTS:
+        table[name] = head_grid(profile, heads, heads[name]).astype(float)
+    rows = float(profile["group_scored"].sum())
     return {
         "score": profile["follow_score"].values,
         "before": before[PARTS[0]] - before[PARTS[1]],
         "after": table[PARTS[0]] - table[PARTS[1]],
-        "label_before": label_heads(bits, rows=float(profile["group_scored"].sum())),
+        "label_before": label_heads(bits, rows=rows),
         **table,
     }
 
@@ -92,10 +99,15 @@ def row_of(numbers: dict[str, np.ndarray]) -> list[str]:
         agree = np.where(
             label == "positional", numbers["score"] > 0, numbers["score"] < 0
         )
-        counts = " + ".join(str(int((label == name).sum())) for name in NAMED)
-        cells += [counts, f"{int((agree & shown).sum())} of {int(shown.sum())}"]
-        cells.append(with_interval(numbers["score"], numbers[when], numbers["label"]))
-    return [*cells, str(sum(mark is True for mark in numbers["uncertain"].flat))]
+        counts = [str(np.count_nonzero(label == name)) for name in NAMED]
+        agreeing = np.count_nonzero(agree & shown)
+        cells += [
+            " + ".join(counts),
+            f"{agreeing} of {np.count_nonzero(shown)}",
+            with_interval(numbers["score"], numbers[when], numbers["label"]),
+        ]
+    uncertain = [mark for mark in numbers["uncertain"].flat if mark is True]
+    return [*cells, str(len(uncertain))]
 
 
 def with_interval(score: np.ndarray, other: np.ndarray, label: np.ndarray) -> str:
@@ -103,10 +115,8 @@ def with_interval(score: np.ndarray, other: np.ndarray, label: np.ndarray) -> st
     chooses = np.isin(label, (*NAMED, "mixed"))
 
     def correlation(layers: np.ndarray) -> float:
-        x, y = (
-            np.where(chooses, values, np.nan)[layers].ravel()
-            for values in (score, other)
-        )
+        x = np.where(chooses, score, np.nan)[layers].ravel()
+        y = np.where(chooses, other, np.nan)[layers].ravel()
         known = np.isfinite(x) & np.isfinite(y)
         return (
             stats.spearmanr(x[known], y[known]).statistic if known.sum() > 2 else np.nan
@@ -114,9 +124,11 @@ def with_interval(score: np.ndarray, other: np.ndarray, label: np.ndarray) -> st
 
     random = np.random.default_rng(0)
     count = len(score)
-    draws = [correlation(random.integers(count, size=count)) for _ in range(DRAWS)]
+    resampled = random.integers(count, size=(DRAWS, count))
+    draws = [correlation(layers) for layers in resampled]
     low, high = np.nanquantile(draws, [0.025, 0.975])
-    return f"{correlation(np.arange(count)):.2f} ({low:.2f} to {high:.2f})"
+    measured = correlation(np.arange(count))
+    return f"{measured:.2f} ({low:.2f} to {high:.2f})"
 
 
 def pair_of(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> list[str]:
@@ -130,8 +142,9 @@ def pair_of(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> list[st
     for name in ("label_before", "label"):
         cells.append(f"{(one[name] == other[name]).mean():.2f}")
     labels = np.stack([one["label"], other["label"]])
-    against = [(labels == name).any(0) for name in NAMED]
-    return [*cells, str(int((against[0] & against[1]).sum()))]
+    positional, semantic = [(labels == name).any(0) for name in NAMED]
+    contradicting = np.count_nonzero(positional & semantic)
+    return [*cells, str(contradicting)]
 
 
 if __name__ == "__main__":

@@ -37,78 +37,116 @@ DRAWS = 2000  # resamples of the layers
 EARLY = 1 / 3  # share of a sequence whose rows have too few keys
 
 
+class ReadRows:
+    """The rows of an attention call, which read keys as they are or with other contents."""
+
+    def __init__(self, call: AttentionCall, planes: Planes) -> None:
+        self.call = call
+        self.group = call.query.shape[1] // call.key.shape[1]
+        self.query = call.query.float() * call.scale
+        self.place = torch.arange(call.key.shape[2])
+        self.planes = planes
+        if planes.inv_freq.ndim > 1:
+            self.planes = planes.of_keys(call.key.shape[1])
+        self.still = unrotate(call.key.float(), self.place, self.planes)
+        self.is_late = self.place >= EARLY * len(self.place)
+        self.sees = call.visibility.sees().expand(len(self.query), -1, -1)
+        self.keys = self.sees.clone()
+        self.keys[..., 0] = False  # the first position is a sink
+
+    def attention(self, keys: torch.Tensor) -> torch.Tensor:
+        keys = keys.repeat_interleave(self.group, 1)
+        scores = self.call.squash(self.query @ keys.mT)
+        return scores.masked_fill(~self.sees[:, None], -torch.inf).softmax(-1)
+
+    def rotated(self, still: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return unrotate(still, places, self.planes, sign=1)
+
+    def sums(
+        self, weight: torch.Tensor, *pairs: tuple[torch.Tensor, torch.Tensor]
+    ) -> np.ndarray:
+        """Sums over the late rows of the overlap of each pair, and of the weight."""
+        parts = []
+        for one, other in pairs:
+            overlap = torch.minimum(one, other).sum(-1)
+            parts.append(overlap * weight)
+        parts.append(weight)
+        late = [part[..., self.is_late].sum((0, 2)) for part in parts]
+        return torch.stack(late, -1).numpy()
+
+
+def shares(weights: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    weights = weights * keys[:, None]
+    return weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
+
+
+def moved(weights: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    return weights.gather(-1, index.expand(weights.shape))
+
+
 def overlaps(call: AttentionCall, planes: Planes) -> dict[str, np.ndarray]:
     """Sums [head, part] over the late rows of position, content, chance and weight."""
-    group = call.query.shape[1] // call.key.shape[1]
-    query = call.query.float() * call.scale
-    place = torch.arange(call.key.shape[2])
-    shared = planes if planes.inv_freq.ndim == 1 else planes.of_keys(call.key.shape[1])
-    still = unrotate(call.key.float(), place, shared)
-    rows = place >= EARLY * len(place)
-    sees = call.visibility.sees().expand(len(query), -1, -1)
-    keys = sees.clone()
-    keys[..., 0] = False  # the first position is a sink
-
-    def attention(keys: torch.Tensor) -> torch.Tensor:
-        scores = call.squash(query @ keys.repeat_interleave(group, 1).mT)
-        return scores.masked_fill(~sees[:, None], -torch.inf).softmax(-1)
-
-    def shares(weights: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        weights = weights * keys[:, None]
-        return weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
-
-    def moved(weights: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        return weights.gather(-1, index.expand(weights.shape))
-
-    def summed(
-        weight: torch.Tensor, *pairs: tuple[torch.Tensor, torch.Tensor]
-    ) -> np.ndarray:
-        parts = [torch.minimum(*pair).sum(-1) * weight for pair in pairs]
-        return torch.stack(
-            [x[..., rows].sum((0, 2)) for x in (*parts, weight)], -1
-        ).numpy()
-
-    before = attention(call.key.float())
-    sums = {}
+    rows = ReadRows(call, planes)
+    before = rows.attention(call.key.float())
     generator = torch.Generator().manual_seed(call.layer)
+    sums = {}
     for size in BLOCKS:
-        number = (len(place) - 1) // size
-        source = place.clone()
-        inside = 1 + torch.arange(number * size).unflatten(0, (number, size))
-        order = torch.randperm(number, generator=generator)
-        source[1 : 1 + number * size] = inside[
-            order
-        ].flatten()  # contents at each position
-        new = source.argsort()
-        both = keys & moved(keys, new)
-        first = shares(before, both)
-        after = attention(unrotate(still[..., source, :], place, shared, sign=1))
-        there, itself = (shares(moved(x, new), both) for x in (after, before))
-        pairs = (first, shares(after, both)), (first, there), (first, itself)
-        sums[f"blocks of {size} keys"] = summed(
-            (before * both[:, None]).sum(-1), *pairs
-        )
+        source = exchanged_blocks(len(rows.place), size, generator)
+        sums[f"blocks of {size} keys"] = sums_of_exchange(rows, before, source)
     for distance in DISTANCES:
-        closer = (place + distance).clamp(max=len(place) - 1)
-        behind = keys & (place <= place[:, None] - distance)
-        after = shares(attention(unrotate(still, closer, shared, sign=1)), behind)
-        near = shares(moved(before, closer), behind)
-        same = shares(before, behind)
-        weight = behind.any(-1)[:, None].expand(before.shape[:3]).float()
-        sums[f"keys moved by {distance}"] = summed(
-            weight, (near, after), (same, after), (near, same)
-        )
+        sums[f"keys moved by {distance}"] = sums_of_move(rows, before, distance)
     return sums
+
+
+def exchanged_blocks(
+    length: int, size: int, generator: torch.Generator
+) -> torch.Tensor:
+    """The position from which each position gets its contents. Position 0 keeps its own."""
+    number = (length - 1) // size
+    inside = 1 + torch.arange(number * size).unflatten(0, (number, size))
+    order = torch.randperm(number, generator=generator)
+    source = torch.arange(length)
+    source[1 : 1 + number * size] = inside[order].flatten()
+    return source
+
+
+def sums_of_exchange(
+    rows: ReadRows, before: torch.Tensor, source: torch.Tensor
+) -> np.ndarray:
+    new = source.argsort()
+    both = rows.keys & moved(rows.keys, new)
+    exchanged = rows.rotated(rows.still[..., source, :], rows.place)
+    after = rows.attention(exchanged)
+    first = shares(before, both)
+    same_place = shares(after, both)
+    same_content = shares(moved(after, new), both)
+    by_chance = shares(moved(before, new), both)
+    weight = (before * both[:, None]).sum(-1)
+    return rows.sums(
+        weight, (first, same_place), (first, same_content), (first, by_chance)
+    )
+
+
+def sums_of_move(rows: ReadRows, before: torch.Tensor, distance: int) -> np.ndarray:
+    place = rows.place
+    closer = (place + distance).clamp(max=len(place) - 1)
+    behind = rows.keys & (place <= place[:, None] - distance)
+    after = shares(rows.attention(rows.rotated(rows.still, closer)), behind)
+    same_place = shares(moved(before, closer), behind)
+    same_content = shares(before, behind)
+    weight = behind.any(-1)[:, None].expand(before.shape[:3]).float()
+    return rows.sums(
+        weight, (same_place, after), (same_content, after), (same_place, same_content)
+    )
 
 
 def scores(sums: np.ndarray) -> np.ndarray:
     """Score of each head from its sums [..., part]; NaN for even attention."""
     position, content, chance, mass = np.moveaxis(sums, -1, 0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        position = position / mass
-        content = content / mass
-        chance = chance / mass
-        return np.where(1 - chance < 0.05, np.nan, (position - content) / (1 - chance))
+        beyond_chance = 1 - chance / mass
+        score = (position / mass - content / mass) / beyond_chance
+    return np.where(beyond_chance < 0.05, np.nan, score)
 
 
 def row_of(heads: pd.DataFrame, column: str) -> str:
@@ -138,41 +176,55 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=16)
     options = parser.parse_args()
     model, tokenizer = rl.load(options.model)
-    cut = {"context": options.context, "sequences": options.sequences}
-    text = rl.tokenize(rl.read_documents(options.text), tokenizer, **cut)
+    text = rl.tokenize(
+        rl.read_documents(options.text),
+        tokenizer,
+        context=options.context,
+        sequences=options.sequences,
+    )
     profile = rl.profile(model, text, surrogates=0, progress=True)
     heads = rl.classify_heads(profile)
-    place = heads["layer"].to_numpy(), heads["head"].to_numpy()
+    heads["single keys"] = heads["follow_score"]
+    whole = text.ids[(text.lengths == options.context).nonzero().flatten()]
+    interventions = sum_overlaps(model, whole)
+    for name, by_layer in interventions.items():
+        values = np.full(profile["follow_score"].shape, np.nan)
+        for layer, sums in by_layer.items():
+            values[layer, : len(sums)] = scores(sums)
+        heads[name] = values[heads["layer"].to_numpy(), heads["head"].to_numpy()]
+    print("| layers | intervention | labels that agree | rank correlation |")
+    print("|---|---|---|---|")
+    for kind, layers in layers_by_kind(profile).items():
+        part = heads[heads["layer"].isin(layers)]
+        for name in ("single keys", *interventions):
+            print(f"| {kind} | {name} | {row_of(part, name)} |")
+    opposed = heads[heads["opposed"].eq(True).fillna(False)]
+    neither = heads[heads["follows_position"] + heads["follows_content"] < 0.5]
+    print(f"opposed: {named(opposed)}")
+    print(f"follow neither: {named(neither)}")
+    print(heads.nlargest(5, "total_bits").round(3).T.to_string())
+
+
+def sum_overlaps(
+    model: torch.nn.Module, sequences: torch.Tensor
+) -> dict[str, dict[int, np.ndarray]]:
+    """`overlaps` of each intervention and layer, summed over the sequences."""
     total: dict[str, dict[int, np.ndarray]] = {}
 
-    def see(call: AttentionCall, planes: Planes) -> None:
+    def add(call: AttentionCall, planes: Planes) -> None:
         for name, sums in overlaps(call, planes).items():
             layers = total.setdefault(name, {})
             layers[call.layer] = layers.get(call.layer, 0) + sums
 
-    whole = text.ids[(text.lengths == options.context).nonzero().flatten()]
-    with torch.no_grad(), rl.observe(model, see):
-        for ids in whole:
+    with torch.no_grad(), rl.observe(model, add):
+        for ids in sequences:
             model(ids[None], use_cache=False)
-    heads["single keys"] = heads["follow_score"]
-    for name, layers in total.items():
-        values = np.full((*profile["follow_score"].shape,), np.nan)
-        for layer, sums in layers.items():
-            values[layer, : len(sums)] = scores(sums)
-        heads[name] = values[place]
-    print(
-        "| layers | intervention | labels that agree | rank correlation |\n|---|---|---|---|"
-    )
-    for kind, layers in layers_by_kind(profile).items():
-        part = heads[heads["layer"].isin(layers)]
-        for name in ("single keys", *total):
-            print(f"| {kind} | {name} | {row_of(part, name)} |")
-    opposed = heads[heads["opposed"].eq(True).fillna(False)]
-    neither = heads[(heads["follows_position"] + heads["follows_content"] < 0.5)]
-    for words, rows in (("opposed", opposed), ("follow neither", neither)):
-        names = [f"{row.layer}.{row.head} ({row.label})" for row in rows.itertuples()]
-        print(f"{words}: {', '.join(names) or 'none'}")
-    print(heads.nlargest(5, "total_bits").round(3).T.to_string())
+    return total
+
+
+def named(heads: pd.DataFrame) -> str:
+    names = [f"{row.layer}.{row.head} ({row.label})" for row in heads.itertuples()]
+    return ", ".join(names) or "none"
 
 
 if __name__ == "__main__":

@@ -99,7 +99,8 @@ def main() -> None:
             heading, justify="left" if heading in ("shape", "stage") else "right"
         )
     for row in rows:
-        table.add_row(*(f"{x:,}" if isinstance(x, int) else x for x in row.values()))
+        cells = [f"{x:,}" if isinstance(x, int) else x for x in row.values()]
+        table.add_row(*cells)
         if row["stage"] == "rl.profile":
             table.add_section()
     Console(width=120).print(table)
@@ -109,14 +110,15 @@ def main() -> None:
 def count_profile(shape: str, context: int, rows: int = ROWS) -> LaunchCounter:
     """Count `rl.profile` of a random Llama without its first layer, on one sequence."""
     torch.manual_seed(0)
-    small: dict[str, Any] = {
-        "vocab_size": 1000,
-        "intermediate_size": 128,
-        "max_position_embeddings": 8192,
-    }
     spread = QUERY_STD / SHAPES[shape]["hidden_size"] ** 0.5
-    small |= {"num_hidden_layers": 2, "initializer_range": spread}
-    config = LlamaConfig(**small, **SHAPES[shape])
+    config = LlamaConfig(
+        vocab_size=1000,
+        intermediate_size=128,
+        max_position_embeddings=8192,
+        num_hidden_layers=2,
+        initializer_range=spread,
+        **SHAPES[shape],
+    )
     model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     ids = torch.randint(3, config.vocab_size, (1, context))
     counter = LaunchCounter()

@@ -124,7 +124,8 @@ class Planted:
     def __post_init__(self) -> None:
         self.vocabulary = 1 + self.codes * self.places
         shape = self.layers, self.heads, self.vocabulary, self.planes
-        self.q, self.k = (self.noise * self.gaussian(shape) for _ in "qk")
+        self.q = self.noise * self.gaussian(shape)
+        self.k = self.noise * self.gaussian(shape)
         self.v = self.gaussian(shape)
         if self.copies_to:
             one_hot = np.eye(self.vocabulary, 2 * self.planes)
@@ -196,9 +197,12 @@ class Planted:
 
 def long_in(qk: Any = 1.0, v: Any = 1.0) -> Planted:
     """Random vectors with these lengths [plane] or [layer, plane]."""
-    qk, v = (np.atleast_2d(x)[:, None, None] for x in (qk, v))
+    qk = np.atleast_2d(qk)[:, None, None]
+    v = np.atleast_2d(v)[:, None, None]
     planted = Planted(layers=max(6, len(qk), len(v)), heads=2, noise=0.3)
-    planted.q, planted.k, planted.v = planted.q * qk, planted.k * qk, planted.v * v
+    planted.q = planted.q * qk
+    planted.k = planted.k * qk
+    planted.v = planted.v * v
     return planted
 
 
@@ -401,15 +405,14 @@ def row_of(name: str, planted: Planted) -> pd.Series:
     tokens = planted.tokens()
     model = planted.model()
     text = rl.Text(tokens, documents=range(len(tokens)))
-    few = {
-        "excerpts": [tokens[0, :8]],
-        "surrogates": 40 if name == "positional_fast" else 0,
-    }
-    profile = rl.profile(model, text, **few)
+    surrogates = 40 if name == "positional_fast" else 0
+    excerpt = tokens[0, :8]
+    profile = rl.profile(model, text, excerpts=[excerpt], surrogates=surrogates)
     table = rl.test_claims(profile, draws=200)
     if name not in {*table["claim"]}:  # the model runs again for this claim
-        run = {"model": model, "text": text, "tokenizer": Letters()}
-        table = rl.test_claims(profile, draws=200, **run)
+        table = rl.test_claims(
+            profile, model=model, text=text, tokenizer=Letters(), draws=200
+        )
     return table.set_index("claim").loc[name]
 
 

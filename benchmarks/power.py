@@ -10,6 +10,8 @@ that shows the claim equally often.
 
 import argparse
 import contextlib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -53,10 +55,9 @@ def smallest(claim: Claim, arrays: list[np.ndarray], trials: int) -> tuple[str, 
     """The smallest share of the effect, and the fewest layers, with which the claim holds."""
     random = np.random.default_rng(0)
 
-    def often(trial) -> bool:
-        return (
-            sum(holds(claim, trial(), random) for _ in range(trials)) >= OFTEN * trials
-        )
+    def often(trial: Callable[[], list[np.ndarray]]) -> bool:
+        held = [holds(claim, trial(), random) for _ in range(trials)]
+        return sum(held) >= OFTEN * trials
 
     drawn = [*claim.null.draw(tuple(arrays), random, 10 * trials)]
 
@@ -65,16 +66,22 @@ def smallest(claim: Claim, arrays: list[np.ndarray], trials: int) -> tuple[str, 
         return [share * x + (1 - share) * y for x, y in zip(arrays, other, strict=True)]
 
     def random_layers(count: int) -> list[np.ndarray]:
-        layers = np.sort(random.choice(len(arrays[0]), count, replace=False))
+        layers = random.choice(len(arrays[0]), count, replace=False)
+        layers.sort()
         return [x[layers] for x in arrays]
 
-    shares = (
-        SHARES if claim.null is not OFFSETS else ()
-    )  # draws of OFFSETS cannot be mixed
-    smallest_share = next((s for s in shares if often(lambda s=s: mixed(s))), None)
-    counts = range(2, len(arrays[0]) + 1)
-    layers = next((n for n in counts if often(lambda n=n: random_layers(n))), None)
-    return (f"{smallest_share:.0%}" if smallest_share else "–"), (str(layers or "–"))
+    smallest_share = "–"
+    if claim.null is not OFFSETS:  # draws of OFFSETS cannot be mixed
+        for share in SHARES:
+            if often(partial(mixed, share)):
+                smallest_share = f"{share:.0%}"
+                break
+    fewest_layers = "–"
+    for count in range(2, len(arrays[0]) + 1):
+        if often(partial(random_layers, count)):
+            fewest_layers = str(count)
+            break
+    return smallest_share, fewest_layers
 
 
 def holds(claim: Claim, arrays: list[np.ndarray], random: np.random.Generator) -> bool:

@@ -18,7 +18,7 @@ import typer
 import ropelens as rl
 
 SAMPLE = Path(rl.__file__).parent / "bundled/rope/sample.jsonl"
-CUTS = {"keep": (0.75, 0.5), "controls": 2}
+KEEP = (0.75, 0.5)
 
 
 def main(
@@ -35,11 +35,13 @@ def main(
     loaded, tokenizer = rl.load(model)
     documents = rl.read_documents(text or [SAMPLE])
     sample = rl.tokenize(documents, tokenizer, context=context, sequences=sequences)
-    options = {"rows": rows if rows == "all" else int(rows)}
-    cuts = rl.truncate(loaded, sample, measures="loss", **options, **CUTS)
+    count = rows if rows == "all" else int(rows)
+    cuts = rl.truncate(loaded, sample, measures="loss", keep=KEEP, controls=2)
     entries = len(set(cuts["planes"].values))
-    plain = cpu_seconds(lambda: rl.evaluate(loaded, sample, **options))
-    sweep = cpu_seconds(lambda: rl.truncate(loaded, sample, **options, **CUTS))
+    plain = cpu_seconds(lambda: rl.evaluate(loaded, sample, rows=count))
+    sweep = cpu_seconds(
+        lambda: rl.truncate(loaded, sample, rows=count, keep=KEEP, controls=2)
+    )
     typer.echo(
         f"{entries} entries: sweep {sweep:.1f} s, one evaluation {plain:.1f} s, "
         f"ratio to {entries} evaluations {sweep / (entries * plain):.2f}"

@@ -47,8 +47,14 @@ def main() -> None:
         tokens = torch.randint(3, VOCABULARY, shape, generator=generator)
         tokens[:, 0] = 1
         profile = rl.profile(model, tokens, seed=seed)
-        run = {"model": model, "text": tokens, "tokenizer": Letters()}
-        table = rl.test_claims(profile, draws=options.draws, seed=seed, **run)
+        table = rl.test_claims(
+            profile,
+            model=model,
+            text=tokens,
+            tokenizer=Letters(),
+            draws=options.draws,
+            seed=seed,
+        )
         tables.append(table)
         holding = table.loc[table["verdict"] == "holds", "claim"].tolist()
         layers, heads, _, size = SIZES[seed % 4]

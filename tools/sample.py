@@ -30,9 +30,10 @@ def sample_documents(
             tokens = _sample(
                 model, rows=documents, context=context, temperature=temperature
             )
-            written = (_text(row, tokenizer) for row in tokens.tolist())
-            cut = (_cut(text, tokenizer, tokens=context) for text in written)
-            texts += [text for text in cut if text is not None]
+            for row in tokens.tolist():
+                text = _cut(_text(row, tokenizer), tokenizer, tokens=context)
+                if text is not None:
+                    texts.append(text)
             if len(texts) >= documents:
                 break
     return texts[:documents]

@@ -54,24 +54,46 @@ def summary(claims: pd.DataFrame) -> go.Figure:
             "size": 12,
             "line": {"color": color, "width": 2},
         }
-        points = {"x": rows["model"], "y": rows["statement"], "name": verdict}
-        figure.add_scatter(**points, mode="markers", marker=marker, row=1, col=1)
+        figure.add_scatter(
+            x=rows["model"],
+            y=rows["statement"],
+            name=verdict,
+            mode="markers",
+            marker=marker,
+            row=1,
+            col=1,
+        )
     rows = claims[
         (claims["claim"] == "positional_fast") & (claims["verdict"] != "not testable")
     ]
     low = rows["null_low"]
     high = rows["null_high"]
-    place = {"y": rows["model"], "row": 1, "col": 2}
-    bar = {"base": low, "x": high - low, "orientation": "h", "width": 0.3}
     figure.add_bar(
-        **bar, **place, marker_color="#bbbbbb", name="ρ of 40 surrogates (95 %)"
+        base=low,
+        x=high - low,
+        y=rows["model"],
+        orientation="h",
+        width=0.3,
+        marker_color="#bbbbbb",
+        name="ρ of 40 surrogates (95 %)",
+        row=1,
+        col=2,
     )
-    marker = {"color": "#0072b2", "symbol": "diamond", "size": 15}
     figure.add_scatter(
-        x=rows["number"], **place, mode="markers", marker=marker, name="ρ of the model"
+        x=rows["number"],
+        y=rows["model"],
+        mode="markers",
+        marker={"color": "#0072b2", "symbol": "diamond", "size": 15},
+        name="ρ of the model",
+        row=1,
+        col=2,
     )
-    order = {"categoryorder": "array", "categoryarray": holding.sort_values().index}
-    figure.update_yaxes(**order, dtick=1, col=1)
+    figure.update_yaxes(
+        categoryorder="array",
+        categoryarray=holding.sort_values().index,
+        dtick=1,
+        col=1,
+    )
     figure.update_yaxes(
         categoryorder="array", categoryarray=[*MODELS.values()][4::-1], col=2
     )
