@@ -204,14 +204,14 @@ def parts_of_a_profile(device: torch.device) -> Table:
     return table
 
 
-SMALL: dict[str, Any] = {
+SMALL: dict[str, int] = {
     "hidden_size": 512,
     "intermediate_size": 1408,
     "num_hidden_layers": 8,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
 }
-LARGE: dict[str, Any] = {
+LARGE: dict[str, int | torch.dtype] = {
     "hidden_size": 2048,
     "intermediate_size": 5632,
     "num_hidden_layers": 22,

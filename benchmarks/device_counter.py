@@ -72,12 +72,14 @@ class DeviceTensor(Tensor):
 
     @staticmethod
     def __new__(cls, data: Tensor) -> "DeviceTensor":
-        layout: Any = {
-            "strides": data.stride(),
-            "storage_offset": data.storage_offset(),
-        }
-        options: Any = {"dtype": data.dtype, "device": META, **layout}
-        made = Tensor._make_wrapper_subclass(cls, data.shape, **options)
+        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls,
+            data.shape,
+            dtype=data.dtype,
+            device=META,
+            strides=data.stride(),
+            storage_offset=data.storage_offset(),
+        )
         made.data_on_host = data
         return made
 
@@ -156,10 +158,9 @@ class LaunchCounter(TorchDispatchMode):
     @contextmanager
     def active(self) -> Iterator["LaunchCounter"]:
         """Count in this block. Compiled and scripted functions run operator by operator."""
-        patches: dict[str, Any] = {
-            "torch.cuda._lazy_init": lambda: (
-                None
-            ),  # a backward pass keeps the name "cuda"
+        patches: dict[str, Callable[..., object]] = {
+            # A backward pass keeps the name "cuda".
+            "torch.cuda._lazy_init": lambda: None,
             "torch.cuda.mem_get_info": lambda device=None: (2**36, 2**36),
             "torch.cuda.synchronize": lambda device=None: self._add({"waits": 1}),
             "torch.nn.functional.scaled_dot_product_attention": _fused_attention,

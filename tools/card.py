@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from ropelens.figures.formats import plural
 from ropelens.rope.variant_config import frequencies
 from ropelens.rope.variants import OWN, Shape, parse_variant
 
@@ -168,7 +169,7 @@ def model_card(
         table=loss_table(rows),
         seen=seen,
         rate=round(median(rates)),
-        threads=f"{record['threads']} CPU thread" + "s" * (record["threads"] > 1),
+        threads=plural(record["threads"], "CPU thread"),
         sample=SAMPLE.format(**drawn) if samples else EARLY,
     )
 

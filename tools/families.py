@@ -24,7 +24,7 @@ import re
 import resource
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -380,14 +380,16 @@ def page(rows: list[Row]) -> str:
         ("Not tried", "why no tiny model ran here", untried),
     ]
     parts = [
-        f"## {title}\n\n| class | model types | {words} |\n|---|---|---|"
-        + "---|\n" * ("|" in words)
-        + "\n" * ("|" not in words)
-        + "".join(f"{row}\n" for row in listed)
-        for title, words, listed in tables
-        if listed
+        table_of(title, words, listed) for title, words, listed in tables if listed
     ]
     return "\n".join([head, *parts])
+
+
+def table_of(title: str, columns: str, rows: Sequence[object]) -> str:
+    """A table with a title; `columns` are the headings after the class and its types."""
+    rule = "|---" * (3 + columns.count("|"))
+    head = f"## {title}\n\n| class | model types | {columns} |\n{rule}|\n"
+    return head + "".join(f"{row}\n" for row in rows)
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import typer
 from reference import reference
@@ -30,7 +30,7 @@ SECTIONS = {
     "docs/measures.md": ["Notation", "Labels"],
 }
 """Sections that llms.txt has, by page."""
-SHORT: dict[str, Any] = {
+SHORT: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"\b(?:[a-z_]+\.)+(?=[A-Z])": "",
     r"Annotated\[Integral, Is\[lambda number: number >= \d\]\]": "int",
     r"Optional\[((?:[^][]|\[[^]]*\])*)\]": r"\1 | None",
@@ -165,8 +165,9 @@ def commands() -> Iterator[str]:
             p.metavar or "" for p in command.params if p.param_type_name == "argument"
         )
         parts = [f"### ropelens {name} {usage}".strip(), words, "\n".join(new)]
-        parts += [f"As above: {', '.join(also)}"] * bool(also)
-        yield "\n\n".join(filter(None, parts))
+        if also:
+            parts.append(f"As above: {', '.join(also)}")
+        yield "\n\n".join(part for part in parts if part)
 
 
 def option_line(parameter: object, context: typer.Context) -> str:

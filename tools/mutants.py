@@ -135,7 +135,8 @@ def mutants_of(file: str, package: Path) -> dict[str, list[Mutant]]:
             vars(node).update(before)
             name = f"{file}: {function}: {old} -> {new}"
             names[name] += 1
-            name += f" #{names[name]}" * (names[name] > 1)
+            if names[name] > 1:
+                name += f" #{names[name]}"
             by_function.setdefault(function, []).append(
                 Mutant(name, file, place, fields)
             )

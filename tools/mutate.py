@@ -222,11 +222,9 @@ def main(
     out = out.absolute()
     out.parent.mkdir(parents=True, exist_ok=True)
     os.chdir(ROOT / "tests")
-    os.environ |= {
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     for name in SLOW_IMPORTS:
         importlib.import_module(name)
     gc.freeze()
