@@ -186,7 +186,7 @@ def test_a_plan_is_made_before_a_model_is_read(tmp_path: Path):
     weights = {"a": torch.zeros(7, 10)}  # of which no model can be made
     save_file(weights, model / "model.safetensors")
     texts = [torch.randint(40, (6, context)) for context in (64, 2_049)]
-    short, long = (plan_analysis(model, ids, rl.Options()) for ids in texts)
+    short, long = [plan_analysis(model, ids, rl.Options()) for ids in texts]
     assert (
         short.facts["model"] == "tiny, 2 layers x 4 heads, 18,080 parameters in float32"
     )
@@ -194,7 +194,7 @@ def test_a_plan_is_made_before_a_model_is_read(tmp_path: Path):
     assert (short.facts["rows"], short.batch_size) == ("all rows", 6)
     told = r"fits and surrogates take .* of ([\d,]+) tokens, .*budget=False"
     words = [re.match(told, plan.facts["budget"])[1] for plan in (short, long)]
-    few, many = (int(number.replace(",", "")) for number in words)
+    few, many = [int(number.replace(",", "")) for number in words]
     assert many / few == pytest.approx((2_049 + 4_000) / (64 + 4_000), rel=1e-3)
     more = plan_analysis(model, texts[0], rl.Options(statistics=("reversal",)))
     assert more.cost == pytest.approx(short.cost + 0.3 * (1 + OBSERVED) * 384)
@@ -220,7 +220,8 @@ def test_less_memory_makes_smaller_batches():
         sequences_at_once(config, free=n * 10**9, **given) for n in (1_000, 7, 3, 0)
     ]
     assert found == [8, 4, 2, 1]
-    few, config.vocab_size = pass_bytes(config, **given), 128_000
+    few = pass_bytes(config, **given)
+    config.vocab_size = 128_000
     assert (
         pass_bytes(config, **given) - few > 60e6
     )  # logits are counted, a piece of them
@@ -228,9 +229,9 @@ def test_less_memory_makes_smaller_batches():
 
 def test_unusual_configs_are_planned():
     options = {"context": 16, "width": 4, "device": "cpu"}
-    single, pair = (
+    single, pair = [
         pass_bytes(tiny("gemma4").config, sequences=n, **options) for n in (1, 2)
-    )
+    ]
     assert single < pair
     shape = {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 4}
     usual = LlamaConfig(

@@ -97,7 +97,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         kind, *parts = unquote(self.path.partition("?")[0]).strip("/").split("/")
         parts = parts[kind == "api" and 1 :]
-        repo, rest = "/".join(parts[:2]), parts[2:]
+        repo = "/".join(parts[:2])
+        rest = parts[2:]
         files = self.server.files.get(repo)
         if files is None or "models" in self.path:
             self.answer({}, 404, X_Error_Code="RepoNotFound")
@@ -121,7 +122,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        path, server = self.path, self.server
+        path = self.path
+        server = self.server
         repo = "/".join(path.removeprefix("/api").removesuffix(".git").split("/")[2:4])
         if path == "/api/repos/create":
             server.created.append(asked := json.loads(body))
@@ -167,7 +169,8 @@ def test_an_analysis_comes_back_from_the_hub(hub: Hub, tmp_path: Path):
         "HF_HOME": str(tmp_path / "hf"),
         "HF_TOKEN": "hf_x",
     }
-    changed |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    changed["HF_HUB_DISABLE_XET"] = "1"
+    changed["HF_HUB_DISABLE_TELEMETRY"] = "1"
     env = {n: v for n, v in os.environ.items() if n != "HF_HUB_OFFLINE"} | changed
     command = [sys.executable, "-c", CLIENT, str(tmp_path / "out"), HOSTILE]
     done = subprocess.run(command, env=env, capture_output=True, text=True)

@@ -14,7 +14,10 @@ from ropelens.analysis.ranks import write_ranks
 from ropelens.commands.app import app
 from ropelens.errors import BadArgument
 
-LAYERS, HEADS, KV_HEADS, HEAD_DIM = 2, 4, 2, 16
+LAYERS = 2
+HEADS = 4
+KV_HEADS = 2
+HEAD_DIM = 16
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +25,8 @@ def measured() -> tuple[xr.Dataset, dict[str, Tensor]]:
     """A profile of a tiny Llama, and its q and k [layer, token, head, coordinate]."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 50}
-    sizes |= {"num_hidden_layers": LAYERS, "num_key_value_heads": KV_HEADS}
+    sizes["num_hidden_layers"] = LAYERS
+    sizes["num_key_value_heads"] = KV_HEADS
     config = transformers.LlamaConfig(
         **sizes, num_attention_heads=HEADS, head_dim=HEAD_DIM, initializer_range=0.3
     )
@@ -54,7 +58,7 @@ def test_mha2mla_reads_the_ranks_of_the_norms_of_its_own_measurement(
     ranks = torch.load(file, weights_only=True)
     assert (ranks.shape, ranks.dtype) == ((LAYERS, KV_HEADS, HEAD_DIM), torch.uint8)
     half = HEAD_DIM // 2
-    q, k = (x.unflatten(-1, (2, half)).norm(dim=-2).mean(1) for x in outputs.values())
+    q, k = [x.unflatten(-1, (2, half)).norm(dim=-2).mean(1) for x in outputs.values()]
     product = (q * k.repeat_interleave(2, dim=1)).unflatten(1, (KV_HEADS, 2)).sum(2)
     for kept in range(1, half):  # planes that MHA2MLA still rotates
         mask = ranks < kept
@@ -113,7 +117,8 @@ def test_duoattention_reads_a_score_for_each_key_value_head(measured, tmp_path):
 
 def test_a_profile_without_the_numbers_is_refused(measured, tmp_path):
     profile, _ = measured
-    planes, differ = xr.DataArray([1, 2], dims="layer"), "planes that do not pair"
+    planes = xr.DataArray([1, 2], dims="layer")
+    differ = "planes that do not pair"
     unusable = [
         ("duoattention", profile.drop_vars("induction"), "no induction"),
         (

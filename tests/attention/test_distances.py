@@ -35,15 +35,14 @@ OPTIONS = {"statistics": NAMES, "budget": False}
 
 def rotated_scores(model: Any, q: Tensor, k: Tensor, layer: int) -> Tensor:
     """q . k [head, row, key, distance]; functions of the model rotate each key anew."""
-    count, module = q.shape[1], sys.modules[type(model).__module__]
+    count = q.shape[1]
+    module = sys.modules[type(model).__module__]
     kinds = [model.config.layer_types[layer]] if "gemma3" in module.__name__ else []
     cos, sin = model.base_model.rotary_emb(q, torch.arange(count)[None], *kinds)
 
     def rotate(x: Tensor, at: int) -> Tensor:
-        turning, waves = (
-            x[None, ..., : cos.shape[-1]],
-            (cos[:, at, None], sin[:, at, None]),
-        )
+        turning = x[None, ..., : cos.shape[-1]]
+        waves = (cos[:, at, None], sin[:, at, None])
         turned, _ = module.apply_rotary_pos_emb(turning, turning, *waves)
         return torch.cat([turned[0], x[..., cos.shape[-1] :]], dim=-1)
 
@@ -65,17 +64,16 @@ def draw(weight: np.ndarray, numbers: Tensor) -> list[int]:
 
 def true_measures(model: Any, tokens: Tensor, name: str) -> dict[str, np.ndarray]:
     """Means over rows [layer, head, bin]; `position_sensitivity` is the same in all bins."""
-    calls, count, bins = (
-        attention_calls(model, tokens)[0],
-        len(tokens),
-        2 ** np.arange(6),
-    )
+    calls = attention_calls(model, tokens)[0]
+    count = len(tokens)
+    bins = 2 ** np.arange(6)
     found = {x: np.full((len(calls), 4, count, len(bins)), np.nan) for x in NAMES}
     near, far, start = distances.sampled_distances(len(bins))
     order = exchange_order(torch.tensor([count]), width=count, seed=0, numbers=[0])
     turnings = rotations(model, name=name)
     for layer, (call, turning) in enumerate(zip(calls, turnings, strict=True)):
-        q, k = turning.unrotate(call.query), turning.unrotate(call.key)
+        q = turning.unrotate(call.query)
+        k = turning.unrotate(call.key)
         k = k.repeat_interleave(len(q) // len(k), dim=0)
         scores = (call.scale * rotated_scores(model, q, k, layer)).numpy()
         norms = ([x[..., pair].norm(dim=-1) for pair in turning.pairs] for x in (q, k))
@@ -83,13 +81,15 @@ def true_measures(model: Any, tokens: Tensor, name: str) -> dict[str, np.ndarray
         parts.append(q[..., turning.rest] @ k[..., turning.rest].mT)
         lengths = call.scale * torch.stack(parts).norm(dim=0).numpy()
         for head, i in ((head, i) for head in range(4) for i in range(1, count)):
-            seen, weight = call.visible[i].numpy(), call.attention[head, i].numpy()
-            pair, even = (
-                draw(weight * seen, order[0, :2, i]),
-                draw(1.0 * seen, order[0, 2:, i]),
-            )
-            sees, score, row = far <= i - seen.argmax(), scores[head, i], {}
-            n, f = near * sees, far * sees
+            seen = call.visible[i].numpy()
+            weight = call.attention[head, i].numpy()
+            pair = draw(weight * seen, order[0, :2, i])
+            even = draw(1.0 * seen, order[0, 2:, i])
+            sees = far <= i - seen.argmax()
+            score = scores[head, i]
+            row = {}
+            n = near * sees
+            f = far * sees
             if pair:
                 key = score[pair[0]]
                 steps = abs(key[f] - key[f - 1]) / lengths[head, i, pair[0]]
@@ -131,7 +131,8 @@ def single_plane(wavelength: float) -> Any:
 
 
 def test_one_plane_of_many_turns_is_chance_and_a_falling_score_is_local(monkeypatch):
-    fast, drawn = single_plane(2 * np.pi), distances.drawn_keys
+    fast = single_plane(2 * np.pi)
+    drawn = distances.drawn_keys
     for name in NAMES[:3]:
         assert fast[name][..., 5:].mean() == pytest.approx(0.5, abs=0.02), name
     swapped = lambda *x, **how: reversed([*drawn(*x, **how)])  # noqa: E731
@@ -154,13 +155,16 @@ def test_many_planes_agree_with_the_normal_approximation():
 
     def normal(block: Block) -> Tensor:
         first, second = distances.drawn_keys(block, evenly=True)
-        c, d, two = first.terms, second.terms, second.exists
+        c = first.terms
+        d = second.terms
+        two = second.exists
         lead = ((c - d) @ distances.waves(block, torch.arange(512)).to(c)).real
         share = torch.special.ndtr(-lead[..., 0].sign() * lead.mean(-1) / lead.std(-1))
         return share.where(two, 0).unflatten(1, block.q.shape[1:3])
 
     row = rl.Statistic("normal", ("layer", "head"), "1", "approximation", values=normal)
-    model, tokens = tiny("llama_gqa", head_dim=128), random_tokens(length=512)
+    model = tiny("llama_gqa", head_dim=128)
+    tokens = random_tokens(length=512)
     profile = rl.profile(
         model, tokens, statistics=["uniform_reversal", row], budget=False
     )
@@ -175,7 +179,8 @@ def test_many_planes_agree_with_the_normal_approximation():
 
 
 def test_a_head_that_does_not_rotate_keeps_every_order():
-    model, others = tiny("llama_gqa").double(), [0, 2, 3]
+    model = tiny("llama_gqa").double()
+    others = [0, 2, 3]
     plain = rl.profile(model, TOKENS, **OPTIONS)
     with rl.edit_rope(model, rl.stop(rl.PlaneNumbers(range(8)), heads="0.1")):
         edited = rl.profile(model, TOKENS, **OPTIONS)
@@ -188,7 +193,8 @@ def test_a_head_that_does_not_rotate_keeps_every_order():
 def test_batches_and_chunks_do_not_change_the_numbers(
     rows, monkeypatch: pytest.MonkeyPatch
 ):
-    model, text = tiny("gemma2").double(), rl.Text(TOKENS, lengths=(40, 23, 40))
+    model = tiny("gemma2").double()
+    text = rl.Text(TOKENS, lengths=(40, 23, 40))
     expected = rl.profile(model, text, batch_size=3, rows=rows, **OPTIONS)
     assert_alike(rl.profile(model, text, batch_size=1, rows=rows, **OPTIONS), expected)
     monkeypatch.setattr(live_model, "ONE_PASS", 23)
@@ -268,10 +274,11 @@ def test_against_transformers_p_rope(name: str, monkeypatch: pytest.MonkeyPatch)
 def test_a_learned_sink_is_one_key_more():
     change = measured(tiny("gpt_oss"), rl.stop_slowest(0.75))
     # In float64, because the share of the sink is 1 minus the sum over the keys.
-    model, fast = (
-        tiny("gpt_oss").double(),
-        lambda count: torch.arange(count) < count // 4,
-    )
+    model = tiny("gpt_oss").double()
+
+    def fast(count):
+        return torch.arange(count) < count // 4
+
     other = keep(tiny("gpt_oss"), fast).double()
     assert attentions(model)[0][..., -1].max() > 0.1
     np.testing.assert_allclose(change, expected(model, other), rtol=1e-3, atol=1e-5)
@@ -280,11 +287,12 @@ def test_a_learned_sink_is_one_key_more():
 def test_rows_that_see_other_keys_afterwards_have_no_divergence():
     x = torch.randn(1, 2, 6, 4, generator=torch.manual_seed(0))
     mask = torch.rand(1, 6, 6, generator=torch.manual_seed(1)) < 0.5
-    seen, other = (mask | torch.eye(6).bool(), mask | torch.ones(6, 6).tril().bool())
+    seen = mask | torch.eye(6).bool()
+    other = mask | torch.ones(6, 6).tril().bool()
     sees = [Visibility.from_mask(mask, range(6)) for mask in (seen, other)]
-    before, after = (
+    before, after = [
         replace(call_of(x, x), visibility=visibility) for visibility in sees
-    )
+    ]
     rows = all_rows(torch.tensor([6]))
     every = torch.ones(1, 1, 6, dtype=torch.bool)
     assert attention_change(before, after, rows, every).isnan().all()

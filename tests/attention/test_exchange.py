@@ -42,8 +42,10 @@ def turned(x: Tensor, positions: Tensor, planes: Planes, sign: int) -> Tensor:
     pairs = torch.complex(x[:, planes.first], x[:, planes.second])
     angle = sign * positions[:, None] * planes.inv_freq.double()
     turn = torch.polar(torch.ones_like(angle), angle)
-    result, pairs = x.clone(), pairs * turn
-    result[:, planes.first], result[:, planes.second] = pairs.real, pairs.imag
+    result = x.clone()
+    pairs = pairs * turn
+    result[:, planes.first] = pairs.real
+    result[:, planes.second] = pairs.imag
     return result
 
 
@@ -67,10 +69,8 @@ def dense_sums(
     call: AttentionCall, planes: Planes, sequence: int, sinks: Tensor, batch: Any
 ) -> Iterator[Tensor]:
     """`FOLLOW` of each query head, row by row; rows use the permutations in turn, or all."""
-    length, group = (
-        int(batch.text.lengths[sequence]),
-        call.query.shape[1] // call.key.shape[1],
-    )
+    length = int(batch.text.lengths[sequence])
+    group = call.query.shape[1] // call.key.shape[1]
     hidden = torch.zeros(length, dtype=torch.bool)
     if batch.text.hidden is not None:
         hidden = batch.text.hidden[sequence, :length]
@@ -78,25 +78,23 @@ def dense_sums(
         sequence, :length, :length
     ]
     seen = [sees[row].nonzero()[:, 0] for row in range(length) if not hidden[row]]
-    window, real = max(map(len, seen)), int((~hidden).sum())
+    window = max(map(len, seen))
+    real = int((~hidden).sum())
     slides = len({int(keys[0]) for keys in seen}) > 1
     if call.visibility.mask is not None:
         slides = window < real * 2 / 3
-    block, at = window // 2 if slides else length, torch.arange(length)
+    block = window // 2 if slides else length
+    at = torch.arange(length)
     for head in range(call.query.shape[1]):
         members = range(head // group * group, (head // group + 1) * group)
         kinds = sinks[sequence, :, :length].expand(call.query.shape[1], -1)
         movable = [not (kinds[[*members], j].any() or hidden[j]) for j in range(length)]
-        q, k = (
-            call.query[sequence, head].double(),
-            call.key[sequence, head // group].double(),
-        )
+        q = call.query[sequence, head].double()
+        k = call.key[sequence, head // group].double()
         by_head = planes.inv_freq.ndim > 1
         of_head = replace(planes, inv_freq=planes.inv_freq[head]) if by_head else planes
-        still, total = (
-            turned(k[:length], at, of_head, -1),
-            torch.zeros(len(FOLLOW)).double(),
-        )
+        still = turned(k[:length], at, of_head, -1)
+        total = torch.zeros(len(FOLLOW)).double()
         for draw in range(batch.scored.order.shape[1]):
             order = batch.scored.order[sequence, draw, :length].tolist()
             pi = torch.tensor(permutation(order, movable, block))
@@ -114,13 +112,14 @@ def dense_sums(
                     call.squash(call.scale * x @ q[row])
                     for x in (k[:length], exchanged)
                 ]
-                a, b = (x.masked_fill(~sees[row], -math.inf).exp() for x in scores)
+                a, b = [x.masked_fill(~sees[row], -math.inf).exp() for x in scores]
                 sink = (
                     0
                     if call.sink_logits is None
                     else call.sink_logits[head].double().exp()
                 )
-                a, b = a / (a.sum() + sink), b / (b.sum() + sink)
+                a = a / (a.sum() + sink)
+                b = b / (b.sum() + sink)
                 v = sees[row] & sees[row][inverse] & torch.tensor(movable)
                 total[4] += weight
                 if not v.any():
@@ -195,10 +194,8 @@ def measured(case: Case) -> Measured:
             rl.edit_rope(model, rl.stop(rl.PlaneNumbers([1]), heads="0.1"))
         )
     measurement = Measurement.of(model, TEXTS.get(situation, PADDED), seed=3)
-    planes, text = (
-        measurement.rotation.planes(measurement.text.context),
-        measurement.text,
-    )
+    planes = measurement.rotation.planes(measurement.text.context)
+    text = measurement.text
     fits = LayerFitter(measurement, planes, surrogates=0).fit_layers()
     if situation == "found sinks":
         found = torch.zeros(4, 30, dtype=torch.bool)
@@ -231,7 +228,8 @@ def follow_of(case: Case, **options: Any) -> dict[int, np.ndarray]:
 
 
 def check(case: Case, **options: Any) -> None:
-    sums, expected = follow_of(case, **options), measured(case)[-1]
+    sums = follow_of(case, **options)
+    expected = measured(case)[-1]
     atol = 1e-5 if case[1] == "float32" else 1e-6
     assert sums.keys() == expected.keys()
     for layer, ours in sums.items():

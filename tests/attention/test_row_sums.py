@@ -31,10 +31,8 @@ counts = st.sampled_from([None, 1, 4, 16])
 
 @st.composite
 def any_planes(draw: st.DrawFn) -> Planes:
-    count, (offset, rest) = (
-        draw(st.integers(1, 4)),
-        draw(st.tuples(*[st.integers(0, 3)] * 2)),
-    )
+    count = draw(st.integers(1, 4))
+    (offset, rest) = draw(st.tuples(*[st.integers(0, 3)] * 2))
     pairing = draw(st.sampled_from(["half", "interleaved"]))
     speeds = draw(st.lists(st.floats(-3, 3, width=32), min_size=count, max_size=count))
     return Planes(torch.tensor(speeds), 2 * count + offset + rest, pairing, offset)
@@ -45,20 +43,23 @@ def rotated(x: Tensor, positions: Tensor, planes: Planes) -> Tensor:
     z = torch.complex(x[..., planes.first], x[..., planes.second])
     z = z * torch.polar(torch.ones_like(angle.double()), angle.double())
     result = x.clone()
-    result[..., planes.first], result[..., planes.second] = z.real, z.imag
+    result[..., planes.first] = z.real
+    result[..., planes.second] = z.imag
     return result
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_table_moves_once_for_all_layers(mode: type):
     with mode():
-        table, meta = torch.arange(3), torch.device("meta")
+        table = torch.arange(3)
+        meta = torch.device("meta")
         assert on_device(table, meta) is on_device(table, meta)
 
 
 def test_threads_do_not_lose_the_results_that_they_keep():
     """Models that are measured at the same time share tables of positions."""
-    owner, interval = SimpleNamespace(), sys.getswitchinterval()
+    owner = SimpleNamespace()
+    interval = sys.getswitchinterval()
     negative = kept(most=1)(lambda _, *numbers: -numbers[0])
 
     def repeat(number: int) -> bool:
@@ -101,10 +102,11 @@ def test_terms_add_up_to_the_score_and_lengths_bound_them(planes: Planes, seed: 
 @st.composite
 def any_call(draw: st.DrawFn) -> tuple[AttentionCall, Planes, Tensor, Tensor]:
     planes = draw(any_planes())
-    batch, kv_heads, group = (draw(st.integers(1, 3)) for _ in range(3))
+    batch, kv_heads, group = [draw(st.integers(1, 3)) for _ in range(3)]
     context = draw(st.sampled_from([2, 3, 17, 40]))
     window = draw(st.sampled_from([1, 2, 5, 16, 1000]))
-    seed, sharpness = draw(seeds), draw(st.sampled_from([0.1, 1.0, 6.0]))
+    seed = draw(seeds)
+    sharpness = draw(st.sampled_from([0.1, 1.0, 6.0]))
     q = normal(batch, kv_heads * group, context, planes.head_dim, seed=seed)
     k = normal(batch, kv_heads, context, planes.head_dim, seed=seed + 1)
     lengths = torch.tensor(
@@ -125,7 +127,8 @@ def any_call(draw: st.DrawFn) -> tuple[AttentionCall, Planes, Tensor, Tensor]:
             .bool()
         )
         visibility = replace(visibility, mask=mask)
-    output, scale = q.transpose(1, 2), sharpness / math.sqrt(planes.head_dim)
+    output = q.transpose(1, 2)
+    scale = sharpness / math.sqrt(planes.head_dim)
     softcap = draw(st.sampled_from([None, 2.0]))
     sink_logits = draw(st.sampled_from([None, normal(kv_heads * group, seed=seed)]))
     call = AttentionCall(0, q, k, k, output, scale, softcap, sink_logits, visibility)
@@ -137,7 +140,8 @@ def brute_force(
 ) -> dict:
     """Sums over `rows` (position, weight) of one head, by loops over rows and keys."""
     kv_head = head // (call.query.shape[1] // call.key.shape[1])
-    q, k = call.query[sequence, head], call.key[sequence, kv_head]
+    q = call.query[sequence, head]
+    k = call.key[sequence, kv_head]
     seen = call.visibility.sees()
     seen = seen[min(sequence, len(seen) - 1)]
 
@@ -155,7 +159,8 @@ def brute_force(
         terms = torch.stack([call.scale * q[i] * k[j] for j in keys])
         scores = squashed(terms.sum(1))
         log_a = scores.log_softmax(0)
-        a, other = log_a.exp(), sinks[keys] == 0
+        a = log_a.exp()
+        other = sinks[keys] == 0
         sums["selectivity"] += weight * ((a - 1 / len(keys))[:, None] * terms).sum(0)
         sums["law"] += weight * ((a - 1 / len(keys)) * terms.sum(1)).sum()
         sums["entropy"] -= weight * (a * log_a).sum()
@@ -181,19 +186,15 @@ def test_row_sums_by_brute_force(made: tuple, count: int | None, block: int):
         if count is None
         else sample_rows(lengths, count=count, seed=3)
     )
-    before, fast_products.BLOCK_ELEMENTS["cpu"] = (
-        fast_products.BLOCK_ELEMENTS["cpu"],
-        block,
-    )
+    before = fast_products.BLOCK_ELEMENTS["cpu"]
+    fast_products.BLOCK_ELEMENTS["cpu"] = block
     try:
         sums = sum_attention(SampledCall(call, rows, planes, sinks=sinks), STATISTICS)
     finally:
         fast_products.BLOCK_ELEMENTS["cpu"] = before
     for sequence, head in itertools.product(*map(range, call.query.shape[:2])):
-        positions, weights = (
-            rows.position[sequence].tolist(),
-            rows.weight[sequence].tolist(),
-        )
+        positions = rows.position[sequence].tolist()
+        weights = rows.weight[sequence].tolist()
         taken = [
             (i, weight) for i, weight in zip(positions, weights, strict=True) if weight
         ]

@@ -49,7 +49,8 @@ def test_the_first_token_of_one_sequence_marks_a_sink_if_it_is_bos():
 
 
 def test_named_tokens_are_sinks_of_a_profile():
-    model, tokens = tiny("llama_gqa"), random_tokens(sequences=1, length=30)
+    model = tiny("llama_gqa")
+    tokens = random_tokens(sequences=1, length=30)
     tokens[0, [4, 11, 12]] = 50
     with torch.no_grad():
         out = model(tokens, output_attentions=True)
@@ -63,7 +64,8 @@ def test_named_tokens_are_sinks_of_a_profile():
 def at_key(key: int, *, share: float, sequences: int, only: int) -> AttentionCall:
     """Two heads with even attention, but head 1 puts `share` on a key in `only` sequences."""
     context = 60
-    q, k = torch.zeros(sequences, 2, context, 8), torch.zeros(sequences, 1, context, 8)
+    q = torch.zeros(sequences, 2, context, 8)
+    k = torch.zeros(sequences, 1, context, 8)
     q[:, 1, :, 7] = (share / (1 - share) * torch.arange(context).clamp(min=1)).log()
     k[:only, 0, key, 7] = 1
     return call_of(q, k, scale=1.0, window=context)
@@ -117,7 +119,9 @@ def test_sinks_are_found_by_later_rows_by_brute_force():
     for rows in (all_rows(lengths), sample_rows(lengths, count=30, seed=1)):
         attention = attention_map(call)
         none = torch.zeros(3, 1, 60, dtype=torch.long)
-        takes, has, count = torch.zeros(4, 60), torch.zeros(60), torch.zeros(60)
+        takes = torch.zeros(4, 60)
+        has = torch.zeros(60)
+        count = torch.zeros(60)
         first = call.visibility.first[0].tolist()
         for b in range(3):
             pairs = [

@@ -71,11 +71,14 @@ def test_log_z_and_masses_by_brute_force(
     )
     table = OffsetRows.of(rows_of_call).of_problems(torch.arange(2), 2)
     moments = table.moments(weights)
-    expected, squares, norm = weights * 0, weights * 0, torch.zeros(2).double()
+    expected = weights * 0
+    squares = weights * 0
+    norm = torch.zeros(2).double()
     each = [(b, int(i)) for b, own in enumerate(rows.position) for i in own]
     for head in range(2):
         for row, (b, i) in enumerate(each):
-            score, parts = [], []
+            score = []
+            parts = []
             for j in range(max(0, i - window + 1), i + 1):
                 kind = int(sinks[b, head if by_head else 0, j])
                 place = int((edges <= i - j).sum()) - 1
@@ -108,7 +111,8 @@ BITS = st.tuples(*[st.floats(-3, 12, width=32) for _ in GAINS])
 def test_bits_add_up_and_never_go_below_zero(gains: list[tuple[float, ...]]):
     total, *models = np.array(gains, dtype=np.float64).T
     bits = attention_budget(np.maximum(total, 0), *models)
-    whole, shared = bits.pop("total"), bits.pop("shared")
+    whole = bits.pop("total")
+    shared = bits.pop("shared")
     np.testing.assert_allclose(sum(bits.values()), whole, atol=1e-12)
     assert all((part >= 0).all() for part in (shared, *bits.values()))
     assert (whole >= total).all()
@@ -146,7 +150,8 @@ def test_a_model_gains_at_least_as_much_as_a_model_that_it_contains(gains, expec
 
 
 def drawn(lengths: list[int], *, documents=None, seed: int = 0) -> Sample:
-    count, context = len(lengths), max(lengths)
+    count = len(lengths)
+    context = max(lengths)
     tokens = torch.arange(count * context).view(count, context)
     return Sample.draw(
         Text(tokens, torch.tensor(lengths), documents=documents), seed=seed
@@ -169,7 +174,8 @@ def test_a_sample_has_sequences_of_both_folds_from_many_groups():
 
 
 def test_a_fold_has_a_fixed_number_of_rows_and_tokens():
-    short, long = drawn([100] * 40), drawn([4096] * 6)
+    short = drawn([100] * 40)
+    long = drawn([4096] * 6)
     assert len(short.text) == 16
     assert len(long.text) == 4, "two of each fold: 8,192 tokens"
     for sample in (short, long):
@@ -209,9 +215,9 @@ def test_a_single_sequence_is_scored_on_rows_of_the_opposite_fold():
         )
         assert torch.equal(scored.position, sample.rows.position)
         halves = [scored.every(2, first) for first in (0, 1)]
-        first, second = (
+        first, second = [
             set(half.position[half.weight > 0].tolist()) for half in halves
-        )
+        ]
         assert not first & second
         assert len(first) + len(second) == min(length - 1, 2 * FOLD_ROWS)
         assert abs(len(first) - len(second)) <= 1
@@ -229,7 +235,8 @@ def test_a_text_is_scored_on_2048_rows_and_each_sequence_on_32_at_least(
 
 
 def test_a_step_changes_no_weight_by_more_than_eight():
-    curvature, points = 1e-3, []
+    curvature = 1e-3
+    points = []
 
     def moments(point: torch.Tensor, *_: torch.Tensor) -> Moments:
         points.append(point)
@@ -239,10 +246,8 @@ def test_a_step_changes_no_weight_by_more_than_eight():
 
     start = torch.zeros(1, 2).double()
     options = {"ridge": torch.zeros(1), "smooth": slice(0, 0)}
-    observed, tolerance = (
-        torch.tensor([[0.5, 0.0]]).double(),
-        torch.tensor([1e-9]).double(),
-    )
+    observed = torch.tensor([[0.5, 0.0]]).double()
+    tolerance = torch.tensor([1e-9]).double()
     fit_log_linear(moments, observed, start=start, tolerance=tolerance, **options)
     assert points[1].tolist() == [[8.0, 0.0]]
     torch.testing.assert_close(points[-1], observed / curvature)
@@ -254,8 +259,10 @@ def test_the_compact_form_divides_as_the_two_loops_do(
     seed: int, kept: int, skipped: bool
 ):
     """Nocedal and Wright 2006, algorithm 7.4, for one problem at a time."""
-    steps, noise = normal(2, kept, 9, seed=seed), normal(2, kept, 9, seed=seed + 1)
-    changes, gradient = 2 * steps + 0.3 * noise, normal(2, 9, seed=seed + 2)
+    steps = normal(2, kept, 9, seed=seed)
+    noise = normal(2, kept, 9, seed=seed + 1)
+    changes = 2 * steps + 0.3 * noise
+    gradient = normal(2, 9, seed=seed + 2)
     diagonal = normal(2, 9, seed=seed + 3).exp()
     if skipped:
         steps[0, kept // 2] = changes[0, kept // 2] = 0
@@ -264,7 +271,8 @@ def test_the_compact_form_divides_as_the_two_loops_do(
         pairs = torch.stack([steps[problem], changes[problem]], 1)[
             steps[problem].any(1)
         ]
-        result, shares = gradient[problem].clone(), []
+        result = gradient[problem].clone()
+        shares = []
         for step, change in pairs.flip(0):
             shares.append((step @ result) / (step @ change))
             result -= shares[-1] * change
@@ -293,7 +301,8 @@ def test_groups_are_scored_by_models_of_the_opposite_fold():
     fitted.weights[:, 1] = 0
     of_call = SampledCall(call, all_rows(lengths), planes, sinks=text.sinks)
     scores = fitted.score(of_call, text, None)[:, 0]
-    total, both = gains(scores)["total"], gains(scores)["both_gain"]
+    total = gains(scores)["total"]
+    both = gains(scores)["both_gain"]
     assert (both[1:4:2].abs() > 0.05).all()
     torch.testing.assert_close(
         both[0:4:2], torch.zeros_like(both[0:4:2]), rtol=0, atol=1e-5

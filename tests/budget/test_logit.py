@@ -29,7 +29,8 @@ ALLOWED = 0.002
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_gains_are_scipys_on_tiny_models(name: str):
-    model, tokens = tiny(name), random_tokens(sequences=2, length=40)
+    model = tiny(name)
+    tokens = random_tokens(sequences=2, length=40)
     recorded = [attention_calls(model, sequence)[0] for sequence in tokens]
     turning = rotations(model, name=name)
     ours = observed_calls(model, tokens)
@@ -38,15 +39,14 @@ def test_gains_are_scipys_on_tiny_models(name: str):
         rows = SampledCall(call, all_rows(torch.full((2,), 40)), planes)
         scores = logit.score_models(rows, fits.fit_models(rows)).sum((0, 1))[head]
         gain_of = {key: float(values) for key, values in logit.gains(scores).items()}
-        calls, is_sink = (
-            (of_sequence[layer] for of_sequence in recorded),
-            np.arange(40) == 0,
-        )
+        calls = (of_sequence[layer] for of_sequence in recorded)
+        is_sink = np.arange(40) == 0
         parts = (
             head_rows(one, turning[layer], head=head, sinks=is_sink) for one in calls
         )
         true = reduce(HeadRows.joined, parts)
-        total, allowed = information(true), ALLOWED
+        total = information(true)
+        allowed = ALLOWED
         assert gain_of["total"] == pytest.approx(total, rel=1e-3, abs=1e-5)
         for which, (content, offsets) in PARTS.items():
             dense = gain(true, content=content, offsets=offsets, ridge=logit.RIDGE)
@@ -64,14 +64,14 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
     sinks = sinks * (sinks <= 3)
     rows = SampledCall(call, all_rows(torch.full((3,), 30)), planes, sinks=sinks)
     weights = fits.fit_models(rows)
-    attention, scores = (
-        attention_map(call).double(),
-        logit.score_models(rows, weights)[:, 0],
-    )
+    attention = attention_map(call).double()
+    scores = logit.score_models(rows, weights)[:, 0]
     offset = (torch.arange(30)[:, None] - torch.arange(30)).clamp(min=0)
     for name, model in zip(("sink", "position"), weights[:, 0], strict=False):
         parts = split_weights(model, planes.terms, 30)
-        sigma, kappa, tau = parts.sigma, parts.kappa, parts.tau
+        sigma = parts.sigma
+        kappa = parts.kappa
+        tau = parts.tau
         assert (sigma.diff(dim=-1).abs() > 0.05).any(0).all()
         sigma = (
             torch.nn.functional.pad(sigma, (1, 0)).expand(3, -1, -1).gather(-1, sinks)
@@ -102,7 +102,7 @@ def test_a_row_that_sees_no_key_changes_no_model():
     """Hidden tokens that fill a window leave a hidden row without keys; its weight is 0."""
     mask = torch.ones(2, 40, 40, dtype=torch.bool).tril().triu(-7)
     mask[:, :, 10:20] = False
-    q, k = (normal(2, 2, 40, 8, seed=s) for s in (1, 2))
+    q, k = [normal(2, 2, 40, 8, seed=s) for s in (1, 2)]
     call = replace(call_of(q, k), visibility=Visibility.from_mask(mask, range(40)))
     hidden = (torch.arange(40) // 10 == 1).expand(2, -1)
     rows = all_rows(torch.full((2,), 40)).zero_hidden(hidden)
@@ -120,7 +120,8 @@ def test_a_few_keys_of_each_row_give_the_covariance(name: str):
     rows = logit.normalize_weights(
         SampledCall(call, all_rows(torch.full((2,), 150)), planes)
     )
-    first, heads = planes.terms + 3, slice(0, rows.k.shape[1])
+    first = planes.terms + 3
+    heads = slice(0, rows.k.shape[1])
     weights = torch.zeros(1, *rows.row_q.shape[1:3], first).double()
     weights[..., : planes.terms] = 0.7
     drawn, true = torch.zeros(2, 1)
@@ -132,10 +133,8 @@ def test_a_few_keys_of_each_row_give_the_covariance(name: str):
         values = block.planes.sum_coordinates(call.scale * products)
         at_first = torch.zeros(*values.shape[:-1], 3).index_fill_(-2, block.sinks, 1)
         at_first[..., 1:] = 0
-        values, share = (
-            torch.cat([values, at_first], -1).double(),
-            log_p.double().softmax(-1),
-        )
+        values = torch.cat([values, at_first], -1).double()
+        share = log_p.double().softmax(-1)
         values = values - (share[..., None] * values).sum(-2, keepdim=True)
         share = share[..., None] * block.weight[:, None, None, :, None, None]
         true = true + ((share * values).flatten(3, 4).mT @ values.flatten(3, 4)).sum(0)

@@ -61,7 +61,7 @@ def test_a_surrogate_is_the_layer_with_permuted_frequencies(name: str, changes: 
             targets = [TargetRotation(f, torch.ones_like(f)) for f in frequencies]
             pairs = zip((call.query, call.key), targets, strict=True)
             positions = torch.arange(40)[None]
-            q, k = (rotate_to(x, positions, planes, target) for x, target in pairs)
+            q, k = [rotate_to(x, positions, planes, target) for x, target in pairs]
             turned = AttentionCall(**(vars(call) | {"query": q, "key": k}))
             of_turned = SampledCall(turned, rows, planes, sinks=sinks)
             scores = score_models(of_turned, fit_models(of_turned)).sum((0, 1))
@@ -81,9 +81,11 @@ def test_a_surrogate_is_the_layer_with_permuted_frequencies(name: str, changes: 
 
 def test_diffuse_heads_and_sink_heads_do_not_count():
     q = torch.zeros(1, 3, 50, 8)
-    q[:, 1, :, 7], q[:, 2] = 12.0, torch.randn(50, 8) * 4
+    q[:, 1, :, 7] = 12.0
+    q[:, 2] = torch.randn(50, 8) * 4
     k = torch.randn(1, 3, 50, 8)
-    k[:, 1], k[:, 1, 0, 7] = 0, 1
+    k[:, 1] = 0
+    k[:, 1, 0, 7] = 1
     causal = Visibility.causal(range(50))
     call = AttentionCall(0, q, k, k, q.transpose(1, 2), 1.0, None, None, causal)
     planes = Planes(torch.tensor([1.0, 0.1, 0.01, 0.001]), 8, "half")
@@ -99,14 +101,17 @@ def test_diffuse_heads_and_sink_heads_do_not_count():
 def test_sampled_offsets_stand_for_all_of_a_long_context(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    context, places = 1200, torch.arange(1200)
+    context = 1200
+    places = torch.arange(1200)
     planes = Planes(2.0 ** -torch.arange(0, 16, 2), 16, "half")
-    q, k = (
+    q, k = [
         normal(2, 4, context, 16, seed=s) + normal(4, 1, 16, seed=9) for s in (1, 2)
-    )
-    q, k = (unrotate(x, -places, planes) for x in (q, k))
+    ]
+    q, k = [unrotate(x, -places, planes) for x in (q, k)]
     sinks = torch.zeros(2, 4, context, dtype=torch.long)
-    sinks[..., ::200], sinks[:, 1, 300], sinks[..., 0] = 2, 3, 1
+    sinks[..., ::200] = 2
+    sinks[:, 1, 300] = 3
+    sinks[..., 0] = 1
     rows = sample_rows(torch.tensor([context, 1100]), count=64, seed=0)
     rows = SampledCall(call_of(q, k), rows, planes, sinks=sinks)
     few = draw_surrogates(rows, draws=10)
@@ -120,11 +125,15 @@ def test_sampled_offsets_stand_for_all_of_a_long_context(
 
 
 def test_attention_of_equal_keys_is_the_attention_of_model_s():
-    context, sigma = 1200, torch.tensor([3.0, 1.0, 2.0])
+    context = 1200
+    sigma = torch.tensor([3.0, 1.0, 2.0])
     sinks = torch.zeros(2, 1, context, dtype=torch.long)
-    sinks[..., ::200], sinks[..., 300], sinks[..., 0] = 2, 3, 1
+    sinks[..., ::200] = 2
+    sinks[..., 300] = 3
+    sinks[..., 0] = 1
     q, k = torch.zeros(2, 2, 1, context, 4)
-    q[..., 0], k[..., 0] = 1, pad(sigma, (1, 0))[sinks]
+    q[..., 0] = 1
+    k[..., 0] = pad(sigma, (1, 0))[sinks]
     rows = sample_rows(torch.tensor([context, 1100]), count=64, seed=0)
     rows = SampledCall(
         call_of(q, k), rows, Planes(torch.zeros(2), 4, "half"), sinks=sinks
@@ -134,7 +143,8 @@ def test_attention_of_equal_keys_is_the_attention_of_model_s():
     table = OffsetRows.of(rows, samples)
     orders = torch.zeros(1, 1, 2, dtype=torch.long)
     sums = Draws(rows, table.float(), orders, samples).sums()
-    masses, information = sums.masses[:1], sums.information[:1]
+    masses = sums.masses[:1]
+    information = sums.information[:1]
     weights = pad(sigma.double(), (0, masses.shape[1] - 3))[None]
     moments = table.moments(weights)
     assert_close(masses.double(), moments.expected, rtol=1e-4, atol=1e-6)
@@ -162,7 +172,8 @@ def test_a_head_without_information_can_converge():
 
 def test_a_sharp_head_is_fitted_in_single_precision():
     """After a full first step of Newton, single precision cannot return to the minimum."""
-    rows, planes = all_rows(torch.tensor([300])), Planes(torch.zeros(1), 2, "half")
+    rows = all_rows(torch.tensor([300]))
+    planes = Planes(torch.zeros(1), 2, "half")
     call = call_of(*torch.zeros(2, 1, 1, 300, 2))
     rows = normalize_weights(SampledCall(call, rows, planes))
     table = OffsetRows.of(rows)
@@ -177,7 +188,8 @@ def test_a_sharp_head_is_fitted_in_single_precision():
 @pytest.mark.parametrize("context", [1, 511, 512, 513, 4096])
 def test_an_offset_is_drawn_from_each_stretch(context: int):
     samples = sampled_offsets(context, generator=torch.Generator().manual_seed(1))
-    offset, size = samples.offset, samples.size
+    offset = samples.offset
+    size = samples.size
     first = size.cumsum(0) - size
     assert ((first <= offset) & (offset < first + size)).all()
     assert size.sum() == context
@@ -285,7 +297,8 @@ def test_the_interval_covers_with_few_layers():
     """Six layers of six similar heads; a bootstrap over layers would cover less than 90 %."""
     random = np.random.default_rng(4)
     truth = 6 / np.pi * np.arcsin(-0.7 / 2)  # Spearman's of two normals
-    mix, hits = np.linalg.cholesky([[1, -0.7], [-0.7, 1]]), 0
+    mix = np.linalg.cholesky([[1, -0.7], [-0.7, 1]])
+    hits = 0
     for _ in range(400):
         noise = random.normal(size=(2, 6, 1)) * 0.2**0.5
         own = noise + random.normal(size=(2, 6, 6)) * 0.8**0.5

@@ -193,10 +193,8 @@ def test_weights_outside_the_folder_are_not_read(folder: Path):
 
 
 def test_an_adapter_is_added_to_its_model(folder: Path):
-    model, adapter = (
-        hf.LlamaForCausalLM.from_pretrained(folder),
-        folder.parent / "adapter",
-    )
+    model = hf.LlamaForCausalLM.from_pretrained(folder)
+    adapter = folder.parent / "adapter"
     peft = pytest.importorskip("peft", MIN_PEFT_VERSION)
     model.add_adapter(
         peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
@@ -204,7 +202,8 @@ def test_an_adapter_is_added_to_its_model(folder: Path):
     model.save_pretrained(adapter)
     edit_config(adapter, "adapter_config.json", base_model_name_or_path=str(folder))
     tokens = torch.arange(20)[None]
-    usual, expected = load(folder)[0], hf.AutoModelForCausalLM.from_pretrained(adapter)
+    usual = load(folder)[0]
+    expected = hf.AutoModelForCausalLM.from_pretrained(adapter)
     copies = shutil.copytree(folder, folder.parent / "both")
     for file in adapter.glob("adapter_*"):
         shutil.copy(file, copies)

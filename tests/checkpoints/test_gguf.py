@@ -76,7 +76,8 @@ def write_bundled(
     writer.add_eos_token_id(config.eos_token_id)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for torch_name, weight in model.named_parameters():
-        name, x = names.get_name(torch_name, (".weight",)), weight.detach()
+        name = names.get_name(torch_name, (".weight",))
+        x = weight.detach()
         for _ in range(
             permutations * name.endswith(("attn_q.weight", "attn_k.weight"))
         ):
@@ -128,7 +129,8 @@ def test_a_file_is_parsed_twice_and_its_names_are_mapped_once(
 
 
 def test_fields_are_those_of_the_plain_reader(bundled_file, tmp_path):
-    plain, fast = gguf.GGUFReader(bundled_file), gguf_reader.FastReader(bundled_file)
+    plain = gguf.GGUFReader(bundled_file)
+    fast = gguf_reader.FastReader(bundled_file)
     assert len(plain.fields["tokenizer.ggml.tokens"].data) > 200
     for name, field in plain.fields.items():
         ours = fast.fields[name]
@@ -139,7 +141,8 @@ def test_fields_are_those_of_the_plain_reader(bundled_file, tmp_path):
         assert [
             gguf_reader.parse_value(ours.parts[n], ours.types) for n in ours.data
         ] == parsed
-    content, cut = bundled_file.read_bytes(), tmp_path / "cut.gguf"
+    content = bundled_file.read_bytes()
+    cut = tmp_path / "cut.gguf"
     begin = content.index(b"tokenizer.ggml.tokens") + len("tokenizer.ggml.tokens") + 8
     numbers = content[: begin - 4] + b"\x05" + content[begin - 3 :]  # a list of int32
     endless = (
@@ -156,14 +159,13 @@ def test_fields_are_those_of_the_plain_reader(bundled_file, tmp_path):
 @pytest.mark.parametrize(("kind", "error"), [("Q8_0", 0.01), ("Q4_1", 0.15)])
 def test_a_quantized_file_is_the_model_except_for_rounding(kind, error, tmp_path):
     write_bundled(tmp_path / "small.gguf", kind=kind)
-    (model, tokenizer), (original, _) = (
-        rl.load(tmp_path / "small.gguf"),
-        rl.load("bundled"),
-    )
+    (model, tokenizer) = rl.load(tmp_path / "small.gguf")
+    (original, _) = rl.load("bundled")
     tokens = tokenizer(
         "Call me Ishmael. The old man lived.", return_tensors="pt"
     ).input_ids
-    expected, logits = original(tokens).logits, model(tokens).logits
+    expected = original(tokens).logits
+    logits = model(tokens).logits
     assert error / 10 < float((logits - expected).norm() / expected.norm()) < error
     assert not check_row_order(as_live_model(model, tokenizer)).wrong
 
@@ -203,7 +205,8 @@ def test_a_file_that_is_not_gguf_is_refused(tmp_path: Path):
         rl.load(file)
 
 
-SHORT, LONG = np.linspace(1, 2, 16), np.linspace(1, 8, 16)
+SHORT = np.linspace(1, 2, 16)
+LONG = np.linspace(1, 8, 16)
 YARN = {
     "scaling.type": "yarn",
     "scaling.factor": 4.0,
@@ -212,7 +215,7 @@ YARN = {
 LINEAR = {"rope_type": "linear", "factor": 4.0}
 FROM_128 = {"original_max_position_embeddings": 128}
 LLAMA3 = FROM_128 | {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
-LLAMA3 |= {"high_freq_factor": 4.0}
+LLAMA3["high_freq_factor"] = 4.0
 
 
 def described(rope_parameters: dict[str, Any]) -> LlamaConfig:

@@ -152,10 +152,8 @@ def test_float8_becomes_numbers_that_a_processor_computes_with(
     stated = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     edit_config(folder, dtype="bfloat16", quantization_config=stated)
     plain.save_pretrained(folder.parent / "plain")
-    usual, tokens = (
-        load(folder.parent / "plain", dtype=dtype)[0],
-        torch.arange(2, 22)[None],
-    )
+    usual = load(folder.parent / "plain", dtype=dtype)[0]
+    tokens = torch.arange(2, 22)[None]
     model, _ = load(folder, dtype=dtype)
     assert torch.equal(model(tokens).logits, usual(tokens).logits)
     assert (
@@ -215,7 +213,8 @@ def test_bundled_is_small_and_described(name: str):
 
 @pytest.mark.parametrize("name", [name for name in BUNDLED if "-step-" not in name])
 def test_bundled_predicts_and_writes(name: str):
-    folder, tokenizer = bundled_path(name), bundled_tokenizer(name)
+    folder = bundled_path(name)
+    tokenizer = bundled_tokenizer(name)
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype="float32", local_files_only=True
     )
@@ -319,7 +318,8 @@ def test_an_adapter_counts_as_it_is_used(tmp_path: Path):
     assert len(set(identities)) == 4
     model = adapted()
     assert identity(model) == identities[1]
-    folder, adapter = save_tiny(tmp_path / "model"), tmp_path / "adapter"
+    folder = save_tiny(tmp_path / "model")
+    adapter = tmp_path / "adapter"
     assert identity(load(folder)[0]) == identity(load(folder)[0])
     of_adapter = []
     for edit in (

@@ -38,7 +38,7 @@ def analyzed(ropelens, model, text, tmp_path_factory, pageless) -> Path:
         assert (ended.code, ended.out) == (0, f"{out / 'index.html'}\n")
         lines = ended.err.splitlines()  # a slow machine prints its progress
         stages = ("measuring: ", "probing: ", "fitting the budget: ")
-        plan, *findings = (x for x in lines if not x.startswith(stages))
+        plan, *findings = [x for x in lines if not x.startswith(stages)]
         assert plan.startswith(PLAN)
         assert re.match(
             r"Of 8 heads, \d .*\. The claim that positional heads ", findings[0]
@@ -63,13 +63,11 @@ def test_heads_csv_has_one_row_per_head_and_the_promised_columns(analyzed: Path)
 def test_profile_nc_has_the_promised_attributes(analyzed, model, text):
     attrs = rl.open(analyzed / "profile.nc").attrs
     words = {"model": "tiny llama", "revision": "", "dtype": "float32", "rows": "all"}
-    words |= {
-        "backend": "hf",
-        "warnings": "",
-        "seed": 3,
-        "context": 64,
-        "sequences": 48,
-    }
+    words["backend"] = "hf"
+    words["warnings"] = ""
+    words["seed"] = 3
+    words["context"] = 64
+    words["sequences"] = 48
     # each of 12 documents has 200 letters: 3 sequences of BOS and 63 letters, and a rest
     assert (words | {"tokens": 12 * (200 + 4)}).items() <= attrs.items()
     stated = json.loads(attrs["versions"])["torch"]
@@ -147,12 +145,13 @@ def test_a_plan_describes_the_run_and_measures_nothing(
 def test_transformer_lens_gives_the_same_heads(
     ropelens, analyzed, model, text, tmp_path
 ):
-    other, backend = tmp_path / "other", ("--backend", "transformer-lens")
+    other = tmp_path / "other"
+    backend = ("--backend", "transformer-lens")
     ended = ropelens("analyze", model, "--text", text, *FEW, "--out", other, *backend)
     assert ended.code == 0
     assert ended.err.startswith(PLAN)
     assert "warning" not in ended.err
-    bridged, plain = (pd.read_csv(folder / "heads.csv") for folder in (other, analyzed))
+    bridged, plain = [pd.read_csv(folder / "heads.csv") for folder in (other, analyzed)]
     assert bridged["label"].equals(plain["label"])
     np.testing.assert_allclose(
         bridged["total_bits"], plain["total_bits"], rtol=1e-4, atol=1e-5

@@ -83,7 +83,8 @@ def test_wrong_usage(ropelens, args: list[str], words: str):
 
 
 def test_a_place_that_cannot_be_written_to(ropelens, folder, text, tmp_path):
-    before, content = sorted(tmp_path.rglob("*")), text.read_bytes()
+    before = sorted(tmp_path.rglob("*"))
+    content = text.read_bytes()
     ended = ropelens("analyze", folder, "--text", text, "--out", text)
     assert (ended.code, "text.txt cannot be written to" in ended.problem) == (1, True)
     assert (sorted(tmp_path.rglob("*")), text.read_bytes()) == (before, content)
@@ -235,10 +236,8 @@ def test_a_signal_while_a_page_is_drawn(ropelens, model, text, out, monkeypatch)
 
 def test_ctrl_c_while_training(text, tmp_path, ropelens, monkeypatch):
     sizes = ("--size", "1x16x1x1", "--context", 16, "--vocabulary", 258, "--steps", 4)
-    args, batches = (
-        ("train", "--text", text, "--out", tmp_path / "run", *sizes),
-        loop.batches,
-    )
+    args = ("train", "--text", text, "--out", tmp_path / "run", *sizes)
+    batches = loop.batches
 
     def stop(*args: object, **options: object):
         for number, batch in enumerate(batches(*args, **options)):

@@ -97,7 +97,7 @@ def test_models_of_other_depths_are_compared(ropelens, analyses, prose, tmp_path
     assert (row["over"], row["pairs"]) == ("groups", 1)
     change = profiles[1].attrs["loss"] - profiles[0].attrs["loss"]
     assert row["loss_change"] == pytest.approx(change)
-    deep, shallow = (losses_of(folder, prose) for folder in analyses[:2])
+    deep, shallow = [losses_of(folder, prose) for folder in analyses[:2]]
     interval = stats.ttest_rel(shallow, deep).confidence_interval()
     assert [row["low"], row["high"]] == pytest.approx(list(interval), abs=1e-6)
     assert np.isnan(table.loc["other/out", "loss_change"])  # another text
@@ -191,7 +191,7 @@ def test_saved_analyses_become_a_ledger_and_ledgers_one(ledger: Path, tmp_path: 
 def test_an_analysis_stays_and_no_model_is_in_a_ledger_twice(
     ledger: Path, tmp_path: Path
 ):
-    first, second = (ledger.parent / name for name in ("one", "two"))
+    first, second = [ledger.parent / name for name in ("one", "two")]
     assert "would replace" in error_line("claims", first, "--out", first)
     text = ("--text", first / "run.json")
     words = error_line("claims", ledger, first, *text, "--out", tmp_path / "out")
@@ -222,7 +222,8 @@ def test_an_unsuitable_folder_is_described(tmp_path: Path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "run.json").write_text('{"kind": "claims"}')
     words = {"nothere": "does not exist", "empty": "holds no results"}
-    words |= {"one/profile.nc": "is a file", "other": "holds a ledger of claims"}
+    words["one/profile.nc"] = "is a file"
+    words["other"] = "holds a ledger of claims"
     saved(tmp_path / "one", seed=0)
     for place, what in words.items():
         line = error_line("report", tmp_path / place)
@@ -288,7 +289,8 @@ def test_claims_that_were_left_out_run_only_with_the_model(
 
 @pytest.mark.usefixtures("pageless")
 def test_settings_are_saved_as_they_end(ropelens, model: Path, texts, tmp_path):
-    out, what = tmp_path / "out", {"--contexts": "24,32", "--model": "bundled"}
+    out = tmp_path / "out"
+    what = {"--contexts": "24,32", "--model": "bundled"}
     for option, value in what.items():  # they need --robust, or an analyzed folder
         assert f"{option} " in ropelens("claims", model, *texts, option, value).problem
     robust = (

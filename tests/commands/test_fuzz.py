@@ -132,7 +132,8 @@ def command_lines(draw: st.DrawFn) -> list[str]:
 @given(args=command_lines())
 def test_arguments(tmp_path_factory: pytest.TempPathFactory, args: list[str]):
     """Models are not loaded, because the names are not names of models."""
-    out, err = io.StringIO(), io.StringIO()
+    out = io.StringIO()
+    err = io.StringIO()
     with (
         contextlib.chdir(tmp_path_factory.getbasetemp()),
         contextlib.redirect_stdout(out),

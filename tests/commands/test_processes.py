@@ -91,7 +91,8 @@ SWEPT = ("--keep", 0.5, "--controls", 0, "--measures", "loss,induction,change")
 @pytest.fixture(scope="module")
 def args(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
     folder = tmp_path_factory.mktemp("measured")
-    model, text = save_tiny(folder / "model", num_hidden_layers=1), folder / "text.txt"
+    model = save_tiny(folder / "model", num_hidden_layers=1)
+    text = folder / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog " * 20)
     sizes = ("--context", 32, "--sequences", 5, "--rows", 8, "--surrogates", 2)
     return model, "--text", text, *sizes
@@ -119,7 +120,9 @@ def test_three_processes_give_the_same_sweep_as_one(args, single, tmp_path):
 @pytest.mark.thorough
 def test_remaining_checkpoints_are_shared_one_after_another(args, single, tmp_path):
     model, _, text, *_ = args
-    out, other, same = tmp_path / "out", tmp_path / "other", tmp_path / "same"
+    out = tmp_path / "out"
+    other = tmp_path / "other"
+    same = tmp_path / "same"
     for folder in (other, same):
         shutil.copytree(model, folder)
     edit_weights(other, lambda weights: weights["lm_head.weight"].neg_())
@@ -139,7 +142,7 @@ def test_remaining_checkpoints_are_shared_one_after_another(args, single, tmp_pa
     ]
     assert_same(rl.open(out / "same").profile, single.profile)
     names = ("other", "same", "model")
-    first, second, third = (rl.open(out / name).profile.attrs["loss"] for name in names)
+    first, second, third = [rl.open(out / name).profile.attrs["loss"] for name in names]
     assert second == pytest.approx(third, rel=1e-6)
     assert first != pytest.approx(third, rel=1e-6)
 
@@ -150,7 +153,8 @@ def test_remaining_checkpoints_are_shared_one_after_another(args, single, tmp_pa
 def test_a_killed_process_ends_all_and_a_second_run_continues(
     args, single, tmp_path, how
 ):
-    out, script = tmp_path / "out", tmp_path / "dies.py"
+    out = tmp_path / "out"
+    script = tmp_path / "dies.py"
     script.write_text(DIES.format(stage=0))
     command = ("analyze", *args, "--batch-size", 1, "--out", out)
     if how == "forked":
@@ -211,10 +215,8 @@ def test_a_killed_run_ends_bit_for_bit_the_same(run: Path, prose: Path, tmp_path
     )
     train([prose], out=out, **RECIPE)
     assert metrics(out) == metrics(run)
-    resumed, whole = (
-        load_file(out / "model.safetensors"),
-        load_file(run / "model.safetensors"),
-    )
+    resumed = load_file(out / "model.safetensors")
+    whole = load_file(run / "model.safetensors")
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
 
@@ -234,9 +236,11 @@ def history(tmp_path):
 @pytest.mark.thorough
 @pytest.mark.usefixtures("pageless")
 def test_a_repeated_command_measures_the_rest(history, text, tmp_path, ropelens):
-    out, last = tmp_path / "out", history / MODELS[1] / "model.safetensors"
+    out = tmp_path / "out"
+    last = history / MODELS[1] / "model.safetensors"
     options = ("--text", text, "--context", 32, "--surrogates", 2, "--out", out)
-    whole, models = last.read_bytes(), [history / step for step in MODELS]
+    whole = last.read_bytes()
+    models = [history / step for step in MODELS]
     last.write_bytes(whole[:-100])
     ended = ropelens("analyze", *models, *options)
     assert (ended.code, ended.out, ended.err.count("plan: ")) == (1, "", 2)

@@ -68,9 +68,9 @@ def test_the_bundled_model_is_swept_to_six_files_and_a_page(ropelens, tmp_path: 
 
 @pytest.mark.thorough
 def test_report_makes_the_same_page_and_needs_the_sweep(ropelens, swept: Path):
-    page, sweep = (
+    page, sweep = [
         (swept / name).read_bytes() for name in ("index.html", "truncation.nc")
-    )
+    ]
     others = {
         name: (swept / name).read_bytes() for name in FILES if name != "index.html"
     }
@@ -93,11 +93,13 @@ def test_report_makes_the_same_page_and_needs_the_sweep(ropelens, swept: Path):
 def test_a_sweep_joins_an_analysis_and_stays(
     ropelens, model, text, tmp_path, monkeypatch
 ):
-    out, other = tmp_path / "out", tmp_path / "other.txt"
+    out = tmp_path / "out"
+    other = tmp_path / "other.txt"
     analyze = ("analyze", model, "--text", text, "--surrogates", 2, "--out", out)
     search = ("--prompt", "abcabc abc", "--attention-on", "repeated")
     assert ropelens(*analyze, "--sequences", 6, *search).code == 0
-    single, heads = rl.open(out), (out / "heads.csv").read_bytes()
+    single = rl.open(out)
+    heads = (out / "heads.csv").read_bytes()
     apart = Path(shutil.copytree(out, tmp_path / "apart"))
     sweep = ("truncate", model, "--out", out, *FEW)
     with monkeypatch.context() as patch:  # the saved profile is not measured again
@@ -131,7 +133,8 @@ def test_a_sweep_joins_an_analysis_and_stays(
 def test_a_sweep_with_other_options_is_not_replaced(
     ropelens, swept, model, text, tmp_path
 ):
-    other, before = tmp_path / "other.txt", (swept / "truncation.nc").read_bytes()
+    other = tmp_path / "other.txt"
+    before = (swept / "truncation.nc").read_bytes()
     other.write_text("ponmlkjihgfedcba" * 200)
     again = ("truncate", model, *FEW, "--out", swept, "--text")
     for options, words in (

@@ -48,7 +48,8 @@ LENGTH = 30
 
 def test_planes_that_are_not_chosen_keep_every_bit():
     model = tiny("llama_gqa")
-    plain, edited = [], []
+    plain = []
+    edited = []
     for edits, calls in (((), plain), ((rl.stop(rl.PlaneNumbers([1, 5])),), edited)):
         with rl.edit_rope(model, *edits), as_live_model(model).observe(calls.append):
             logits(model)
@@ -121,7 +122,8 @@ def test_every_dtype(dtype: torch.dtype):
 
 
 def test_a_rotation_with_a_gain_rounds_once():
-    x, positions = torch.randn(1, 2, 9, 16).bfloat16(), torch.arange(9)[None]
+    x = torch.randn(1, 2, 9, 16).bfloat16()
+    positions = torch.arange(9)[None]
     planes = RotationProbe(as_live_model(tiny("llama_gqa"))).layers()[0].planes
     target = TargetRotation(
         planes.inv_freq.float().expand(2, -1) / 2, torch.full((2, 8), 1.3)
@@ -131,10 +133,8 @@ def test_a_rotation_with_a_gain_rounds_once():
 
 
 def test_gradients_pass_an_edit():
-    model, other = (
-        tiny("llama_gqa"),
-        keep(tiny("llama_gqa"), lambda n: torch.arange(n) < 4),
-    )
+    model = tiny("llama_gqa")
+    other = keep(tiny("llama_gqa"), lambda n: torch.arange(n) < 4)
     with rl.edit_rope(model, rl.stop_slowest(0.5)):
         model(random_tokens(), labels=random_tokens()).loss.backward()
     other(random_tokens(), labels=random_tokens()).loss.backward()
@@ -155,7 +155,8 @@ def first_layer_scores(
     """
     model = tiny(name)
     calls, _ = attention_calls(model, random_tokens(sequences=1)[0])
-    call, rotation = calls[0], rotations(model, name=name)[0]
+    call = calls[0]
+    rotation = rotations(model, name=name)[0]
     key = call.key.repeat_interleave(len(call.query) // len(call.key), dim=0)
     first, second = torch.from_numpy(rotation.pairs).unbind(-1)
     still = [rotation.unrotate(x) for x in (call.query, key)]
@@ -167,7 +168,8 @@ def first_layer_scores(
     for x, z in zip(
         still, change(*planes, torch.exp(1j * angle.double())), strict=True
     ):
-        x[..., first], x[..., second] = z.real, z.imag
+        x[..., first] = z.real
+        x[..., second] = z.imag
     scores = call.scale * still[0] @ still[1].mT
     if call.softcap is not None:
         scores = call.softcap * torch.tanh(scores / call.softcap)
@@ -199,7 +201,8 @@ def test_one_plane_of_some_heads_stops_or_adds_nothing(name: str, heads: list[in
         return query * turned, key * turned
 
     model = tiny(name)
-    plain, named = observed(model), ",".join(f"0.{head}" for head in heads)
+    plain = observed(model)
+    named = ",".join(f"0.{head}" for head in heads)
     others = [other for other in range(4) if other not in heads]
     triple = partial(rl.scale, by=3)
     for change, edit in ((stopped, rl.stop), (dropped, rl.drop), (tripled, triple)):
@@ -213,7 +216,8 @@ def test_one_plane_of_some_heads_stops_or_adds_nothing(name: str, heads: list[in
 
 
 def test_factors_multiply(llama):
-    half, planes = rl.scale(rl.Slowest(0.5), by=0.5), rl.PlaneNumbers([4, 5, 6, 7])
+    half = rl.scale(rl.Slowest(0.5), by=0.5)
+    planes = rl.PlaneNumbers([4, 5, 6, 7])
     for edits in ([rl.scale(planes, by=1)], [half, rl.scale(planes, by=2)]):
         plain = logits(llama)
         with rl.edit_rope(llama, *edits):
@@ -228,16 +232,17 @@ def test_factors_multiply(llama):
 @pytest.mark.parametrize("name", ["llama_gqa", "gpt_neox"])
 def test_a_scaled_head_keeps_the_length_of_its_coefficients(name: str):
     """The lengths are of the first layer, whose input no edit changes."""
-    model, tokens = tiny(name), random_tokens()
+    model = tiny(name)
+    tokens = random_tokens()
     plain = rl.profile(model, tokens, surrogates=0)
     edit = rl.scale(rl.PlaneNumbers([0]), by=0.25, keep_length=plain, heads="0.1,0.2")
     with rl.edit_rope(model, edit):
         edited = rl.profile(model, tokens, surrogates=0)
     groups = plain.sizes["head"] // plain.sizes["kv_head"]
-    before, after = (
+    before, after = [
         x["q_norm"].values[0] * x["k_norm"].values[0].repeat(groups, axis=0)
         for x in (plain, edited)
-    )
+    ]
     length = [np.sqrt((coefficients**2).sum(1)) for coefficients in (before, after)]
     np.testing.assert_allclose(*length, rtol=1e-5)
     ratio = after / before
@@ -268,12 +273,10 @@ def test_an_indexer_ignores_the_edit_with_a_warning():
         "qk_rope_head_dim": 8,
         "v_head_dim": 16,
     }
-    sizes |= {
-        "qk_nope_head_dim": 8,
-        "index_n_heads": 2,
-        "index_head_dim": 16,
-        "n_group": 1,
-    }
+    sizes["qk_nope_head_dim"] = 8
+    sizes["index_n_heads"] = 2
+    sizes["index_head_dim"] = 16
+    sizes["n_group"] = 1
     model = of_kind(
         "deepseek_v32", first_k_dense_replace=2, num_key_value_heads=4, **sizes
     )
@@ -290,7 +293,8 @@ def state(model: PreTrainedModel) -> list[object]:
 
 def test_an_error_at_the_attention_restores_the_model(llama, monkeypatch):
     """The error is raised while the module expects a key for every query head."""
-    plain, before = logits(llama), state(llama)
+    plain = logits(llama)
+    before = state(llama)
     groups = []
 
     def fail(module, *args: object, **kwargs: object) -> None:
@@ -363,8 +367,10 @@ def test_a_copy_made_inside_a_block_is_the_plain_model(llama, take):
 
 
 def test_blocks_that_do_not_nest_restore_the_model(llama):
-    before, plain = state(llama), logits(llama)
-    outer, inner = rl.edit_rope(llama, "nope"), rl.edit_rope(llama, "rope:500")
+    before = state(llama)
+    plain = logits(llama)
+    outer = rl.edit_rope(llama, "nope")
+    inner = rl.edit_rope(llama, "rope:500")
     outer.__enter__()
     inner.__enter__()
     for block in (outer, inner):
@@ -409,11 +415,9 @@ def test_generation_with_a_cache(block, name, implementation, cache, padding):
     mask = torch.ones_like(ids)
     mask[0, :padding] = 0
     options = {"max_new_tokens": 5, "do_sample": False, "attention_mask": mask}
-    options |= {
-        "output_logits": True,
-        "return_dict_in_generate": True,
-        "min_new_tokens": 5,
-    }
+    options["output_logits"] = True
+    options["return_dict_in_generate"] = True
+    options["min_new_tokens"] = 5
     plain = model.generate(ids, **options, use_cache=False)
     with block(model):
         expected = model.generate(ids, **options, use_cache=False)

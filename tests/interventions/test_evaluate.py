@@ -56,14 +56,10 @@ class Names:
 
 
 def test_loss_of_repeated_tokens_and_of_classes_by_brute_force():
-    model, ids = (
-        tiny("llama_gqa"),
-        tokens() % 7 + 3,
-    )  # seven tokens, so that most are repeated
-    text, options = (
-        rl.Text(ids, lengths=LENGTHS),
-        {"tokenizer": Names(), "batch_size": 2},
-    )
+    model = tiny("llama_gqa")
+    ids = tokens() % 7 + 3  # seven tokens, so that most are repeated
+    text = rl.Text(ids, lengths=LENGTHS)
+    options = {"tokenizer": Names(), "batch_size": 2}
     result = rl.evaluate(model, text, edits={"a": "nope"}, measures=["loss"], **options)
     with torch.no_grad():
         logs = model(ids).logits.double().log_softmax(-1)
@@ -149,7 +145,8 @@ def test_loss_by_position_sums_to_the_loss():
     model = tiny("llama_gqa")
     text = rl.Text(tokens(), lengths=LENGTHS)
     result = rl.evaluate(model, text, edits={"a": "nope"}, measures="loss")
-    start, stop = result.position_start.values, result.position_stop.values
+    start = result.position_start.values
+    stop = result.position_stop.values
     assert list(start) == [1, 2, 3, 4, 6, 8, 11, 16, 23, 32]
     assert list(stop) == [*start[1:], 40]
     reached = (np.arange(40) < LENGTHS.numpy()[:, None]).sum(0)  # rows at each position
@@ -195,10 +192,8 @@ def test_a_silence_among_edits_equals_its_block(silenced: tuple):
         with block:
             separate = rl.evaluate(model, tokens(), measures="loss", batch_size=2)
         assert (separate["loss"][0] == result["loss"].sel(edit="silent")).all()
-    zero, stopped = (
-        rl.silence_heads(model, "1.0"),
-        rl.stop_slowest(0.5, heads="1.0,1.3"),
-    )
+    zero = rl.silence_heads(model, "1.0")
+    stopped = rl.stop_slowest(0.5, heads="1.0,1.3")
     with block, rl.silence_heads(model, "1.1", to="mean", text=tokens()):
         nested = rl.evaluate(model, tokens(), measures="loss", batch_size=2)
     assert (nested["loss"][0] == result["loss"].sel(edit="means")).all()
@@ -256,7 +251,8 @@ def test_paired_changes_are_a_table_with_intervals(silenced: tuple):
 
 
 def test_impossible_silences_and_controls_are_refused():
-    model, other = tiny("llama_gqa"), tiny("llama_gqa")
+    model = tiny("llama_gqa")
+    other = tiny("llama_gqa")
     edits = {"a": rl.silence_heads(model, "1.0,1.1,1.2")}
     with pytest.raises(
         BadArgument, match="Layer 1 has too few heads for random controls"
@@ -322,7 +318,8 @@ def test_a_prompt_has_each_needle_once_and_ends_with_a_key():
     for depth, before in enumerate((3, 17, 31)):  # the text has 34 tokens
         for prompt, values in zip(of_depths[depth], of_trials.tolist(), strict=True):
             first, *rest = prompt.tolist()
-            body, key = rest[:-2], rest[-2:]
+            body = rest[:-2]
+            key = rest[-2:]
             assert first == 63
             places = [body.index(value) - 2 for value in values]
             needle_tokens = [body[start + n] for start in places for n in range(3)]

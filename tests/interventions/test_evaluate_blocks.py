@@ -67,7 +67,7 @@ def test_label_changes_resample_documents():
     with rl.edit_rope(model, "nope"):
         profiles.append(rl.profile(model, text, surrogates=0))
     assert profiles[0].sizes["group"] == 8
-    before, after = (resample_labels(p, resamples=400, seed=0) for p in profiles)
+    before, after = [resample_labels(p, resamples=400, seed=0) for p in profiles]
     again = results["labels_changed_resampled"].values
     assert (again[0] == 0).all()
     np.testing.assert_array_equal(again[1], (before != after).sum((1, 2)))
@@ -83,7 +83,8 @@ def test_an_open_edit_counts_as_the_unmodified_model():
     pairs = (("none", "half"), ("fast too", "all"))
     names = ["loss", "induction", "repeat_loss", "retrieval_hit", "total_bits"]
     for entry, other in pairs:
-        first, second = (inside[names].sel(edit=entry), outside[names].sel(edit=other))
+        first = inside[names].sel(edit=entry)
+        second = outside[names].sel(edit=other)
         xr.testing.assert_equal(
             first.drop_vars(first.coords), second.drop_vars(second.coords)
         )

@@ -69,7 +69,8 @@ def edits_of(family: str) -> dict[str, list[Any]]:
 
 
 def test_families_load_without_ropelens(tmp_path: Path):
-    root, expected = tmp_path / "checkpoints", {}
+    root = tmp_path / "checkpoints"
+    expected = {}
     root.mkdir()
     for family, config in FAMILIES.items():
         model = tiny(family, **config)
@@ -158,7 +159,8 @@ def test_measurements_of_an_exported_and_an_edited_model_agree(tmp_path: Path, l
     ]
     folder = rl.export(llama, *edits, out=tmp_path / "out")
     other, _ = rl.load(folder)
-    tokens, few = random_tokens(sequences=6), {"controls": 0, "measures": "loss"}
+    tokens = random_tokens(sequences=6)
+    few = {"controls": 0, "measures": "loss"}
 
     def measured(model: Any) -> list[xr.Dataset]:
         profile = rl.profile(model, tokens, surrogates=0)

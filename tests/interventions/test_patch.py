@@ -80,7 +80,8 @@ def test_patching_a_whole_layer_gives_the_attention_of_the_source(name: str):
 def test_hooks_at_the_projections_give_the_same(name: str, part: Any, select: Any):
     if part == "value" and select is not None:
         return
-    model, family = tiny(name), TINY[name]
+    model = tiny(name)
+    family = TINY[name]
     attention = model.get_decoder().layers[1].self_attn
     projection: nn.Module = getattr(attention, f"{part[0]}_proj")
     size = attention.head_dim
@@ -91,14 +92,15 @@ def test_hooks_at_the_projections_give_the_same(name: str, part: Any, select: An
     plane_of = [n % count if half else n // 2 for n in range(2 * count)]
     plane_of += [-1] * (size - 2 * count)
     chosen = torch.tensor([planes is None or plane in planes for plane in plane_of])
-    places, group = slice(4, 11), 1 if part == "query" else 2
+    places = slice(4, 11)
+    group = 1 if part == "query" else 2
     recorded: list[torch.Tensor] = []
     with projection.register_forward_hook(lambda m, i, out: recorded.append(out)):
         logits(model, tokens(1))
 
     def put(module: nn.Module, inputs: Any, out: torch.Tensor) -> torch.Tensor:
-        out, source = (x.unflatten(-1, (-1, size)).clone() for x in (out, recorded[0]))
-        here, there = (x[:, places, 3 // group] for x in (out, source))
+        out, source = [x.unflatten(-1, (-1, size)).clone() for x in (out, recorded[0])]
+        here, there = [x[:, places, 3 // group] for x in (out, source)]
         out[:, places, 3 // group] = torch.where(chosen, there, here)
         return out.flatten(-2)
 
@@ -141,15 +143,16 @@ def test_other_heads_with_the_same_key_keep_it(llama):
 
 @pytest.mark.parametrize("part", PARTS)
 def test_every_sequence_of_a_batch_is_patched(llama, part: Any):
-    batch, mask = tokens(sequences=3), torch.ones(3, LENGTH, dtype=torch.long)
+    batch = tokens(sequences=3)
+    mask = torch.ones(3, LENGTH, dtype=torch.long)
     mask[1, 12:] = 0
     where = (mask.cumsum(1) - 1).clamp(min=0)
     with rl.patch_planes(llama, tokens(1), heads="*.1", of=part):
         parts = [slice(None), *(slice(n, n + 1) for n in range(3))]
-        together, *separate = (
+        together, *separate = [
             logits(llama, batch[n], attention_mask=mask[n], position_ids=where[n])
             for n in parts
-        )
+        ]
     torch.testing.assert_close(together, torch.cat(separate), rtol=1e-5, atol=1e-5)
     with pytest.raises(BadArgument, match="one sequence"):
         rl.patch_planes(llama, batch, heads="*.1").__enter__()
@@ -158,7 +161,9 @@ def test_every_sequence_of_a_batch_is_patched(llama, part: Any):
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma3"])
 def test_positions_count_within_each_sequence_of_a_packed_row(name: str, part: Any):
-    model, row, lengths = tiny(name), tokens(), (8, 12)
+    model = tiny(name)
+    row = tokens()
+    lengths = (8, 12)
     where = torch.cat([torch.arange(n) for n in lengths])[None]
     with rl.patch_planes(
         model, tokens(1), heads="*.1", of=part, positions={2: 9, 9: 5}
@@ -230,7 +235,8 @@ def test_caches_with_keys_of_another_rotation_are_refused():
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("name", ["mistral_sliding", "gemma3"])
 def test_positions_include_keys_that_a_window_dropped(name: str, part: Any):
-    model, cache = tiny(name), DynamicCache(config=tiny(name).config)
+    model = tiny(name)
+    cache = DynamicCache(config=tiny(name).config)
     with rl.patch_planes(model, tokens(1), heads="*.0,*.1", of=part), torch.no_grad():
         whole = logits(model, tokens())
         steps = [tokens()[:, :15], *tokens()[:, 15:].split(1, dim=1)]
@@ -242,7 +248,8 @@ def test_positions_include_keys_that_a_window_dropped(name: str, part: Any):
 @pytest.mark.parametrize("before", [0, LENGTH - 1], ids=["whole", "on a cache"])
 @torch.no_grad()
 def test_padding_on_the_left_is_refused(llama, before: int, part: Any):
-    cache, mask = DynamicCache(), torch.ones_like(tokens())
+    cache = DynamicCache()
+    mask = torch.ones_like(tokens())
     mask[:, :3] = 0
     if before:
         llama(
@@ -273,10 +280,8 @@ SOURCE = (TOKENS + 1)[:, :7] % 50
     ],
 )
 def test_each_patch_equals_a_block(name: str, of: str, over: str):
-    model, planes = (
-        tiny(name),
-        None if of in ("value", "output") else PlaneNumbers((1, 3)),
-    )
+    model = tiny(name)
+    planes = None if of in ("value", "output") else PlaneNumbers((1, 3))
     options = {"planes": planes, "of": of}
     result = rl.patch_each(
         model, TOKENS, SOURCE, (3, 5), over=over, heads="0.1,1.*", **options

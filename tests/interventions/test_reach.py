@@ -22,7 +22,8 @@ from ropelens.model.bridge import bridge
 from ropelens.profiles.measurement import Measurement
 from ropelens.rope.select import PlaneNumbers
 
-COPIED, RISING = 6, torch.arange(40)[None]
+COPIED = 6
+RISING = torch.arange(40)[None]
 
 
 def scores_of(model, sequence: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -38,7 +39,9 @@ def scores_of(model, sequence: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]
 @pytest.mark.parametrize("name", TEN)
 def test_a_turned_key_scores_as_in_a_run_at_that_distance(name: str):
     """In layer 0, the key of a token does not depend on its position."""
-    model, distance, farther = tiny(name), 7, 12
+    model = tiny(name)
+    distance = 7
+    farther = 12
     live = as_live_model(model)
     rotation = RotationProbe(live)
     near = two_copies(Measurement.of(model, RISING), distance, COPIED, 0)
@@ -47,25 +50,22 @@ def test_a_turned_key_scores_as_in_a_run_at_that_distance(name: str):
     )
 
     def see(call: AttentionCall) -> torch.Tensor:
-        planes, further = (
-            rotation.planes()[call.layer],
-            torch.tensor([distance, farther]),
-        )
+        planes = rotation.planes()[call.layer]
+        further = torch.tensor([distance, farther])
         call = call.of_heads(torch.arange(call.query.shape[1]))
         return share_found(call, planes, COPIED, distance, further.double())
 
     wins = live.record_calls(near, see)[0].numpy()
-    (scores, visible), (real, _) = (scores_of(model, x[0])[0] for x in (near, far))
+    (scores, visible), (real, _) = [scores_of(model, x[0])[0] for x in (near, far)]
     expected = np.zeros((len(scores), 3))
     for head, row in np.ndindex(len(scores), COPIED - 1):
-        i, right = near.shape[1] - COPIED + row, 2 + row
+        i = near.shape[1] - COPIED + row
+        right = 2 + row
         best = max(
             scores[head, i, j] for j in range(1, i) if visible[i, j] and j != right
         )
-        turned, near_score = (
-            real[head, i + farther - distance, right],
-            scores[head, i, right],
-        )
+        turned = real[head, i + farther - distance, right]
+        near_score = scores[head, i, right]
         expected[head] += np.array([near_score, near_score, turned]) > best
     np.testing.assert_allclose(wins, expected / (COPIED - 1), atol=1e-9)
     assert expected.any()
@@ -76,8 +76,10 @@ def test_a_turned_key_scores_as_in_a_run_at_that_distance(name: str):
     [("llama_gqa", 48), ("gemma2", 48), ("gpt_oss", 48), ("phi", 48), ("llama_gqa", 3)],
 )
 def test_shares_of_found_copies_match_loops_over_a_run(name: str, copied: int):
-    model, tokens = tiny(name), random_tokens(sequences=2, length=40)
-    apart, draws = (48, 96), 2
+    model = tiny(name)
+    tokens = random_tokens(sequences=2, length=40)
+    apart = (48, 96)
+    draws = 2
     reach = rl.reach(model, tokens, copied=copied, copies=apart, draws=draws)
     assert reach.attrs["copied"] == copied
     measured = Measurement.of(model, tokens)
@@ -108,7 +110,7 @@ def test_the_induction_head_finds_copies():
     )
     reach = rl.reach(model, text, heads="4.4,2.0", variants=("own", "nope"))
     one_head = reach.sel(layer=4, head=4)
-    own, nope = (one_head.sel(variant=name) for name in ("own", "nope"))
+    own, nope = [one_head.sel(variant=name) for name in ("own", "nope")]
     assert (own["found_share"].sel(run_distance=[48, 96]) > 0.5).all()
     assert (own["found_low"] <= own["found_share"]).all()
     assert (reach["found_share"].sel(layer=2, head=0) < 0.1).all()
@@ -144,7 +146,7 @@ def test_a_rotation_that_depends_on_the_length_is_taken_from_the_run():
     models = [
         tiny("llama_gqa", rope_parameters=parameters) for parameters in (long, linear)
     ]
-    reach, expected = (rl.reach(x, RISING, copied=6, copies=(24, 48)) for x in models)
+    reach, expected = [rl.reach(x, RISING, copied=6, copies=(24, 48)) for x in models]
     xr.testing.assert_equal(reach, expected)
     assert reach["foretold_share"].sel(run_distance=48).any()
 
@@ -211,7 +213,7 @@ def test_the_backward_pass_keeps_one_layer_at_a_time():
 
 
 def test_layers_run_again_without_dropout():
-    plain, training = (tiny("phi", resid_pdrop=0.4) for _ in range(2))
+    plain, training = [tiny("phi", resid_pdrop=0.4) for _ in range(2)]
     expected = rl.attribute_planes(plain, TOKENS, 7)["attribution"]
     result = rl.attribute_planes(training.train(), TOKENS, 7)["attribution"]
     np.testing.assert_allclose(result, expected, atol=1e-6)
@@ -225,7 +227,7 @@ def test_the_gradient_of_a_score_matches_a_change_of_the_mask(name: str):
     excerpts = [TOKENS[0].flip(0), TOKENS[0]]  # they run together
     data = rl.profile(model, TOKENS, excerpts=excerpts, budget=False).isel(excerpt=1)
     gradient = data["excerpt_score_gradient"]
-    first, second = (int(token[1:]) for token in data["excerpt_answer"].values)
+    first, second = [int(token[1:]) for token in data["excerpt_answer"].values]
 
     @torch.no_grad()
     def lead_with(size: float, layer: int, head: int, query: int, key: int) -> float:
@@ -280,7 +282,8 @@ def test_a_bridge_has_the_same_attributions(tmp_path):
 
 
 def test_a_mask_hides_tokens_from_the_answer():
-    model, mask = tiny("llama_gqa"), torch.ones_like(TOKENS)
+    model = tiny("llama_gqa")
+    mask = torch.ones_like(TOKENS)
     mask[0, 5] = 0
     text = {"input_ids": TOKENS, "attention_mask": mask}
     result = rl.attribute_planes(model, text, 7, pairs="1.2", check=1, source=text)
@@ -303,8 +306,9 @@ def test_dropped_and_patched_planes_match_edits():
     assert int(result["dropped"].notnull().sum()) == 8
     assert (result["patched"].notnull() == result["dropped"].notnull()).all()
     place = abs(result["attribution"]).argmax(...)
-    layer, head, plane = (int(place[dim]) for dim in ("layer", "head", "frequency"))
-    planes, heads = PlaneNumbers((plane,)), f"{layer}.{head}"
+    layer, head, plane = [int(place[dim]) for dim in ("layer", "head", "frequency")]
+    planes = PlaneNumbers((plane,))
+    heads = f"{layer}.{head}"
     for name, block in (
         ("dropped", rl.edit_rope(model, rl.drop(planes, heads=heads))),
         ("patched", rl.patch_planes(model, other, planes=planes, heads=heads)),
@@ -333,7 +337,8 @@ def test_invalid_answers_are_refused():
 
 def test_a_call_keeps_no_tensors():
     """Checkpoints of the backward pass must not keep the graph of the model."""
-    model, tokens = tiny("llama_gqa"), random_tokens(sequences=2)
+    model = tiny("llama_gqa")
+    tokens = random_tokens(sequences=2)
     counts = []
     for _ in range(3):
         rl.profile(model, tokens, surrogates=0)

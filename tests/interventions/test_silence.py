@@ -15,7 +15,8 @@ import ropelens as rl
 from ropelens.attention.call import AttentionCall
 from ropelens.errors import BadArgument, UnsupportedModel
 
-LENGTH, HEADS = 20, 4
+LENGTH = 20
+HEADS = 4
 PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj")
 Block = AbstractContextManager[None]
 Change = Callable[[Tensor], Tensor]
@@ -100,7 +101,8 @@ def test_other_heads_keep_every_bit(llama: LlamaForCausalLM, how: str, to: str):
 
 
 def test_a_mean_over_a_reference(llama: LlamaForCausalLM):
-    reference, lengths = tokens(sequences=4, seed=1), torch.tensor([20, 7, 13, 20])
+    reference = tokens(sequences=4, seed=1)
+    lengths = torch.tensor([20, 7, 13, 20])
     for edit in (rl.stop_slowest(0.0), rl.stop(rl.Fastest(0.5))):
         with rl.edit_rope(llama, edit):
             with projected(llama) as seen:

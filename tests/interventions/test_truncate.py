@@ -95,9 +95,9 @@ def test_controls_differ_from_the_sets_that_they_control(planes: int):
     assert not random & (sets["slow"] | sets["fast"])
     assert bool(random) == (planes > 2)  # with two planes, each plane is an end
     for band in range(planes):
-        (planes_of_band,) = (
+        (planes_of_band,) = [
             cut.stopped for cut in of_kind(cuts, "band") if cut.band == band
-        )
+        ]
         controls = [c.stopped for c in of_kind(cuts, "band control") if c.band == band]
         assert len(controls) == 20
         assert planes_of_band not in controls
@@ -183,7 +183,8 @@ def test_copies_go_as_far_back_as_the_context_allows():
 
 
 def test_planes_stop_only_in_the_named_heads():
-    model, heads = tiny_llama().eval(), "0.*,1.2"
+    model = tiny_llama().eval()
+    heads = "0.*,1.2"
     more = {"bands": 2, "controls": 0, "measures": ["loss"]}
     sweep = rl.truncate(model, TOKENS, heads=heads, keep=(), **more)
     assert sweep["edit"].values.tolist() == ["none", "band 0", "band 1"]
@@ -309,9 +310,10 @@ def test_measures_that_were_not_taken_are_nan(sweep: xr.Dataset):
 
 
 def test_planes_are_scaled_instead_of_stopped():
-    model, options = tiny_llama(), {"measures": "loss", "keep": [0.5], "controls": 1}
+    model = tiny_llama()
+    options = {"measures": "loss", "keep": [0.5], "controls": 1}
     text = rl.Text(TOKENS)
-    zero, one = (rl.truncate(model, text, scale=x, **options) for x in (0, 1))
+    zero, one = [rl.truncate(model, text, scale=x, **options) for x in (0, 1)]
     dropped = {"slow": rl.drop(select.Slowest(0.5))}
     expected = rl.evaluate(model, text, edits=dropped, measures="loss")["loss"].sel(
         edit="slow"

@@ -34,9 +34,9 @@ def llama(**rope: object) -> nn.Module:
 
 def neighbours(q, k, cos, sin) -> tuple[torch.Tensor, torch.Tensor]:
     """The pairing of GPT-J, with weights for the pairing of Llama."""
-    cos, sin = (
+    cos, sin = [
         x[:, None, :, : x.shape[-1] // 2].repeat_interleave(2, -1) for x in (cos, sin)
-    )
+    ]
     swap = lambda x: torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)  # noqa: E731
     return q * cos + swap(q) * sin, k * cos + swap(k) * sin
 
@@ -61,7 +61,8 @@ def test_an_attention_factor_that_is_left_out():
 
 
 def test_the_plane_that_differs_is_named():
-    model, other = llama(), llama()
+    model = llama()
+    other = llama()
     other.model.rotary_emb.inv_freq[5] *= 1.01
     found = rl.compare_rope(model, other, context=64)
     w = 10_000 ** (-5 / 8)
@@ -91,7 +92,8 @@ MORE = "Layer 0: more than the angles of planes changes with position (residual"
     ids=["interleaved", "clockwise", "only queries", "not at all"],
 )
 def test_a_wrong_implementation(turn, why: str, monkeypatch: pytest.MonkeyPatch):
-    model, other = tiny("mistral_sliding"), llama()
+    model = tiny("mistral_sliding")
+    other = llama()
     other.load_state_dict(model.state_dict())
     assert rl.compare_rope(model, other, context=128).attrs["verdict"] == "same"
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", turn)
@@ -103,7 +105,7 @@ def test_a_wrong_implementation(turn, why: str, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(("name", "of"), [("llama_gqa", "weight"), ("qwen2", "bias")])
 def test_rows_in_another_order_are_found_although_angles_agree(name: str, of: str):
-    one, other = (tiny(name).requires_grad_(False) for _ in range(2))
+    one, other = [tiny(name).requires_grad_(False) for _ in range(2)]
     for layer in other.model.layers:
         for part in (layer.self_attn.q_proj, layer.self_attn.k_proj):
             weight = getattr(part, of)
@@ -117,7 +119,8 @@ def test_rows_in_another_order_are_found_although_angles_agree(name: str, of: st
 
 
 def test_a_scale_inside_the_queries():
-    one, other = llama(), llama()
+    one = llama()
+    other = llama()
     for layer in other.model.layers:
         layer.self_attn.q_proj.weight.data *= layer.self_attn.scaling
         layer.self_attn.scaling = 1.0
@@ -166,7 +169,8 @@ LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
 }
-LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3["high_freq_factor"] = 4.0
+LLAMA3["original_max_position_embeddings"] = 64
 UNREAD = "has a key that the model does not read:"
 
 

@@ -32,13 +32,12 @@ LLAMA3 = {
     **ORIGINAL,
 }
 YARN = {"rope_type": "yarn", **ORIGINAL}
-SHORT, LONG = torch.linspace(1, 2, 8), torch.linspace(1, 32, 8)
+SHORT = torch.linspace(1, 2, 8)
+LONG = torch.linspace(1, 32, 8)
 LONGROPE = {"rope_type": "longrope", "original_max_position_embeddings": 8192}
-LONGROPE |= {
-    "short_factor": SHORT.tolist(),
-    "long_factor": LONG.tolist(),
-    "factor": 2.0,
-}
+LONGROPE["short_factor"] = SHORT.tolist()
+LONGROPE["long_factor"] = LONG.tolist()
+LONGROPE["factor"] = 2.0
 
 
 def config(name: str, **rope: Any) -> transformers.PreTrainedConfig:
@@ -61,7 +60,8 @@ W = freq()
 
 def turn(x: Tensor, p: Tensor, w: Tensor = W, *, half=True, factor=1.0) -> Tensor:
     """RoPE by hand of x [position, head, coordinate] at p [position (, head)]."""
-    n, angle = w.shape[-1], p.reshape(len(p), -1, 1) * w
+    n = w.shape[-1]
+    angle = p.reshape(len(p), -1, 1) * w
     parts = (
         (slice(n), slice(n, 2 * n))
         if half
@@ -73,7 +73,8 @@ def turn(x: Tensor, p: Tensor, w: Tensor = W, *, half=True, factor=1.0) -> Tenso
         * factor
     )
     turned = x.clone()
-    turned[..., parts[0]], turned[..., parts[1]] = z.real, z.imag
+    turned[..., parts[0]] = z.real
+    turned[..., parts[1]] = z.imag
     return turned
 
 
@@ -112,9 +113,11 @@ def turned(
 
 
 FIRST_HEAD = torch.tensor([True, False])[:, None]
-LLAMA, LLAMA_3 = config("llama_gqa"), config("llama_gqa", **LLAMA3)
+LLAMA = config("llama_gqa")
+LLAMA_3 = config("llama_gqa", **LLAMA3)
 DYNAMIC = config("llama_gqa", rope_type="dynamic", factor=2.0)
-LONG_ROPE, YARN_16 = config("llama_gqa", **LONGROPE), config("llama_gqa", **YARN)
+LONG_ROPE = config("llama_gqa", **LONGROPE)
+YARN_16 = config("llama_gqa", **YARN)
 FACTOR_TWICE = 0.1 * (0.1 * math.log(16) + 1) * math.log(16) + 1
 YARN_W = ROPE_INIT_FUNCTIONS["yarn"](YARN_16, "cpu")[0].double()
 NOT_ONE = "not by one rotation of all heads"
@@ -213,7 +216,7 @@ LIMITS: list[Row] = [
 def dumped(bug: Bug, positions: Tensor, *, text: bool) -> dict[str, Tensor]:
     """Arrays in float32 of a runtime with this bug, for two query and two key heads."""
     rows = len(positions) if text else 1
-    q, k = (normal(rows, 2, 16, seed=n).expand(len(positions), -1, -1) for n in (0, 1))
+    q, k = [normal(rows, 2, 16, seed=n).expand(len(positions), -1, -1) for n in (0, 1)]
     after = bug(q, k, positions.double())
     arrays = {name: x.float() for name, x in after.items()} | {"positions": positions}
     if not text:
@@ -224,7 +227,8 @@ def dumped(bug: Bug, positions: Tensor, *, text: bool) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("row", OF_TOKENS + OF_TEXT + LIMITS, ids=lambda row: row[0])
 def test_a_bug_or_a_limit_has_its_verdict(row: Row):
-    (_, asked, bug, fault), text = row, row not in OF_TOKENS
+    (_, asked, bug, fault) = row
+    text = row not in OF_TOKENS
     positions = TEXT + 9 if row in LIMITS else TEXT if text else STEPS
     rope = rl.measure_rope(dumped(bug, positions, text=text), config=asked)
     assert rope.attrs["verdict"] == ("different" if fault else "same")
@@ -243,7 +247,8 @@ def test_a_base_of_zero_asks_for_no_rotation(base: float):
 
 def of_model(model: transformers.PreTrainedModel) -> dict[str, Tensor]:
     """Queries and keys of one token of a model of transformers, at positions 0, 1, 2, 4, ..."""
-    arrays, live = {"positions": STEPS}, as_live_model(model)
+    arrays = {"positions": STEPS}
+    live = as_live_model(model)
 
     def record(call: AttentionCall) -> None:
         arrays[f"q.{call.layer}"] = call.query[:, :, 0]
@@ -295,13 +300,13 @@ HY_V4 = {
     "kv_lora_rank": 32,
     "v_head_dim": 16,
 }
-HY_V4 |= {
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "index_head_dim": 16,
-    "index_topk": 64,
-}
-HY_V4 |= {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+HY_V4["qk_rope_head_dim"] = 8
+HY_V4["qk_nope_head_dim"] = 8
+HY_V4["index_head_dim"] = 16
+HY_V4["index_topk"] = 64
+HY_V4["n_routed_experts"] = 4
+HY_V4["num_experts_per_tok"] = 2
+HY_V4["moe_intermediate_size"] = 48
 LATENT = {"q_b_proj": (16, 8, 0), "kv_a_proj_with_mqa": (40, 32, 0)}
 # Rows of a head, the first row that rotates, and rows at the end that are not q or k.
 PROJECTIONS = {
@@ -341,7 +346,8 @@ def test_losses_in_another_order_are_losses_of_permuted_weights(name: str):
 
 def test_keys_that_were_permuted_with_the_heads_of_queries():
     """huggingface/transformers#31788: the order of rows is neither of the two others."""
-    one, other = tiny("llama_gqa"), tiny("llama_gqa").requires_grad_(False)
+    one = tiny("llama_gqa")
+    other = tiny("llama_gqa").requires_grad_(False)
     for layer in other.model.layers:
         x = layer.self_attn.k_proj.weight
         x.data = x.data.view(4, 2, -1, 64).transpose(1, 2).reshape(x.shape)
@@ -401,7 +407,8 @@ def test_arrays_that_cannot_be_read(change: dict, words: str):
 
 @pytest.mark.parametrize("kind", [".npz", ".safetensors"])
 def test_the_last_line_is_the_verdict(kind: str, ropelens, tmp_path):
-    path, asked = tmp_path / f"dumped{kind}", tmp_path / "config.json"
+    path = tmp_path / f"dumped{kind}"
+    asked = tmp_path / "config.json"
     LLAMA.to_json_file(asked)
 
     def write(bug: Bug) -> None:

@@ -120,7 +120,9 @@ def test_kinds_do_not_depend_on_the_names_or_the_length_of_the_text():
 
 def test_edits_of_a_kind_of_layers_equal_edits_of_its_layers():
     model = gemma3()
-    slowest, plain, logits = rl.Slowest(0.5), model(TOKENS).logits, []
+    slowest = rl.Slowest(0.5)
+    plain = model(TOKENS).logits
+    logits = []
     named = [rl.stop(slowest, heads=heads) for heads in ("full.*", "5.*")]
     for edit in (rl.stop_slowest(0.5, heads="full.*"), *named):
         with rl.edit_rope(model, edit):
@@ -133,7 +135,8 @@ def test_edits_of_a_kind_of_layers_equal_edits_of_its_layers():
 
 
 def test_a_sweep_stops_the_planes_of_one_kind_after_the_other():
-    model, options = gemma3(), {"keep": [1, 0.5], "controls": 1, "measures": ["loss"]}
+    model = gemma3()
+    options = {"keep": [1, 0.5], "controls": 1, "measures": ["loss"]}
     sweep = rl.truncate(model, TOKENS, bands=2, **options)
     assert list(dict.fromkeys(sweep["layers"].values)) == ["all", "sliding", "full"]
     longest = {

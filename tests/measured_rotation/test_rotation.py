@@ -96,8 +96,9 @@ def test_the_dataset_contains_the_measured_rotation(name: str):
     for number, true in enumerate(rotations(model, name=name)):
         row = rope.isel(layer=number)
         names = ("inv_freq", "wavelength", "inv_freq_stated")
-        inv_freq, wavelength, stated = (row[column].values for column in names)
-        rotates, still = inv_freq > 0, inv_freq == 0
+        inv_freq, wavelength, stated = [row[column].values for column in names]
+        rotates = inv_freq > 0
+        still = inv_freq == 0
         np.testing.assert_allclose(inv_freq[rotates], np.abs(true.inv_freq), rtol=1e-6)
         np.testing.assert_allclose(wavelength[rotates], 2 * math.pi / inv_freq[rotates])
         assert np.isinf(wavelength[still]).all()
@@ -114,7 +115,8 @@ def test_the_dataset_contains_the_measured_rotation(name: str):
 
 
 def test_the_model_runs_once():
-    model, runs = tiny("llama_gqa"), []
+    model = tiny("llama_gqa")
+    runs = []
     model.register_forward_pre_hook(lambda *_: runs.append(1))
     rl.measure_rope(model)
     assert len(runs) == 5, "one, and four that show noise"
@@ -156,7 +158,8 @@ def test_reading_vectors_that_were_rotated_by_hand(kind: str, direction: int):
     x = start.expand(-1, len(positions), -1).clone()
     z = torch.complex(start[..., planes.first], start[..., planes.second])
     z = z * torch.polar(torch.ones(1, dtype=torch.float64), positions[:, None] * speeds)
-    x[..., planes.first], x[..., planes.second] = z.real, z.imag
+    x[..., planes.first] = z.real
+    x[..., planes.second] = z.imag
     found = read_rotation(x, positions, noise=torch.full((16,), 1e-15))
     assert found.planes.pairing == kind
     assert (found.planes.offset, found.planes.rotary_dim) == (4, 10)
@@ -171,7 +174,8 @@ def test_the_rotation_of_a_plane_with_almost_no_length_is_unknown(
     length: float, seen: bool
 ):
     """The limit is 30 times the rounding noise of the plane."""
-    positions, noise = probe_positions(2**6), torch.full((4,), 1e-3)
+    positions = probe_positions(2**6)
+    noise = torch.full((4,), 1e-3)
     angle = positions[:, None] * torch.tensor([1.0, 0.1])
     x = torch.polar(torch.tensor([1.0, length * 1e-3 * 2**0.5]).expand_as(angle), angle)
     found = read_rotation(torch.cat([x.real, x.imag], -1)[None], positions, noise=noise)
@@ -201,7 +205,8 @@ def test_planes_with_more_than_half_a_turn_per_token_and_backward_planes():
 
 
 SCALED = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "mscale": 1.0}
-SCALED |= {"mscale_all_dim": 1.0, "original_max_position_embeddings": 256}
+SCALED["mscale_all_dim"] = 1.0
+SCALED["original_max_position_embeddings"] = 256
 ministral = partial(of_kind, "ministral3", num_hidden_layers=1, head_dim=16)
 
 
@@ -339,7 +344,8 @@ def test_a_plane_without_length_keeps_its_stated_frequency(family: str, plane: i
 
 def test_sequences_that_rotate_differently_by_themselves_are_counted():
     """dynamic: every shorter sequence. longrope: sequences within the trained length."""
-    tokens, lengths = torch.arange(120).view(3, 40) % 90, [40, 30, 10]
+    tokens = torch.arange(120).view(3, 40) % 90
+    lengths = [40, 30, 10]
     for name, count in (("llama_dynamic", 2), ("llama_longrope", 1), ("llama_gqa", 0)):
         rope = tiny(name).config.rope_parameters | {
             "original_max_position_embeddings": 16

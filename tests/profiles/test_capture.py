@@ -16,7 +16,8 @@ from ropelens.attention.formulas import contrasts
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.model.bridge import bridge
 
-LENGTH, HEADS = 20, 4
+LENGTH = 20
+HEADS = 4
 
 
 def tokens(*, length: int = LENGTH) -> torch.Tensor:
@@ -66,10 +67,8 @@ def test_against_the_model(name: str):
         np.testing.assert_allclose(inv_freq[0, rotating], turning.inv_freq, rtol=1e-6)
         for side, x in (("q", call.query), ("k", key)):
             still = turning.unrotate(x)[..., torch.from_numpy(turning.pairs)].numpy()
-            vectors, norm = (
-                of_layer[f"{side}_still"].values,
-                of_layer[f"{side}_norm"].values,
-            )
+            vectors = of_layer[f"{side}_still"].values
+            norm = of_layer[f"{side}_norm"].values
             atol = 1e-4 * float(x.abs().max())
             np.testing.assert_allclose(
                 vectors[:, :, rotating], still, rtol=1e-3, atol=atol
@@ -88,9 +87,9 @@ def test_against_the_model(name: str):
 def test_contributions_follow_from_vectors_without_rotation(name: str):
     """scale Re(q~ conj(k~) exp(i w (query - key))), also for clockwise planes."""
     seen = rl.capture(tiny(name), tokens(), heads="0.*,1.2")
-    q, k = (
+    q, k = [
         seen[side][..., 0] + 1j * seen[side][..., 1] for side in ("q_still", "k_still")
-    )
+    ]
     angle = seen["inv_freq"] * (seen["query"] - seen["key"])
     expected = (seen["scale"] * q * np.conj(k) * np.exp(1j * angle)).real
     difference = seen["contribution"] - expected.transpose(*seen["contribution"].dims)
@@ -108,7 +107,8 @@ def test_a_contrast_is_relative_to_the_other_keys_of_the_row(name: str):
     seen = rl.capture(model, tokens(length=9))
     for head, query, key in np.ndindex(seen["attention"].shape):
         of_row = seen.isel(head=head, query=query)
-        weight, terms = of_row["attention"].values, of_row["contribution"].values
+        weight = of_row["attention"].values
+        terms = of_row["contribution"].values
         others = np.flatnonzero(weight * (np.arange(9) != key))
         result = of_row["contrast"].values[:, key]
         if weight[key] == 0 or not len(others):
@@ -196,7 +196,8 @@ def test_written_outputs_match_the_output_projection(name: str):
 
 @pytest.mark.parametrize("name", ["llama_gqa", "smollm3", "gpt_oss", "gpt_neox"])
 def test_heads_and_the_rest_of_the_stream_sum_to_the_logit(name: str):
-    model, answers = tiny(name), [7, 40]
+    model = tiny(name)
+    answers = [7, 40]
     neox = name == "gpt_neox"
     layers = model.gpt_neox.layers if neox else model.model.layers
     norm = model.gpt_neox.final_layer_norm if neox else model.model.norm
@@ -204,10 +205,8 @@ def test_heads_and_the_rest_of_the_stream_sum_to_the_logit(name: str):
     modules |= {f"mlp {n}": layer.mlp for n, layer in enumerate(layers)}
     given, logits = running(model, tokens(), modules)
     seen = rl.capture(model, tokens(), logits_of=answers)
-    (x, y), unembed = (
-        given["norm"],
-        model.get_output_embeddings().weight.detach()[answers],
-    )
+    (x, y) = given["norm"]
+    unembed = model.get_output_embeddings().weight.detach()[answers]
     mean = x.mean(-1, keepdim=True) if neox else 0
     shift = norm.bias.detach() if neox else 0
     rest = given["embed"][1] + sum(given[f"mlp {n}"][1] for n in range(len(layers)))
@@ -285,7 +284,7 @@ def test_an_edit_of_one_head_of_a_group(llama: LlamaForCausalLM):
     assert_contributions_are_scores(seen)
     assert np.argwhere((seen["inv_freq"] == 0).values).tolist() == [[1, 1], [1, 2]]
     # The input of the first layer does not change, and keys are compared without rotation.
-    first, before = (x.isel(head=slice(0, 4)) for x in (seen, plain))
+    first, before = [x.isel(head=slice(0, 4)) for x in (seen, plain)]
     np.testing.assert_allclose(first["k_still"], before["k_still"], rtol=0, atol=1e-4)
     changed = abs(first - before)["attention"].max(["query", "key"]) > 1e-3
     assert changed.values.tolist() == [True, True, False, False]

@@ -32,7 +32,9 @@ def profile(
     family: str, rows: int | str, heads: str | None
 ) -> tuple[xr.Dataset, list[int]]:
     """A profile, and the number of earlier tokens in every call of the first pass."""
-    model, past, progress = tiny(family), [], []
+    model = tiny(family)
+    past = []
+    progress = []
     options = {"rows": rows, "surrogates": 2, "batch_size": len(TOKENS)}
     edits = [rl.stop(rl.PlaneNumbers([1]), heads=heads)] if heads else []
 
@@ -41,7 +43,8 @@ def profile(
             past.append(call.past)
 
     with rl.edit_rope(model, *edits), as_live_model(model).observe(see):
-        text, shown = rl.Text(TOKENS, lengths=LENGTHS), token_progress(progress.append)
+        text = rl.Text(TOKENS, lengths=LENGTHS)
+        shown = token_progress(progress.append)
         result = rl.profile(model, text, progress=shown, **options)
     assert sum(progress) == LENGTHS.sum()
     return result, past
@@ -68,7 +71,9 @@ def test_chunks_give_the_numbers_of_one_pass(family, rows, heads, monkeypatch):
 
 
 def test_edits_are_evaluated_in_chunks_as_in_one_pass(monkeypatch: pytest.MonkeyPatch):
-    model, sizes, text = tiny("gemma2"), set(), rl.Text(TOKENS, lengths=LENGTHS)
+    model = tiny("gemma2")
+    sizes = set()
+    text = rl.Text(TOKENS, lengths=LENGTHS)
     edits = {"head": rl.stop(rl.PlaneNumbers([1]), heads="0.1"), "none turns": "nope"}
     options = {"edits": edits, "rows": 16, "prompt_lengths": [60], "distances": [30]}
     options["measures"] = (*DEFAULT_MEASURES, "copying")
@@ -91,7 +96,8 @@ def test_only_the_rows_of_an_earlier_chunk_stay_in_memory(
 ):
     """Keys share one buffer, because views would keep earlier tensors of a growing cache."""
     monkeypatch.setattr(live_model, "ONE_PASS", CHUNK)
-    live, alive = as_live_model(tiny("llama_gqa")), []
+    live = as_live_model(tiny("llama_gqa"))
+    alive = []
     seen: dict[int, list[StorageWeakRef]] = {}
     rooms: dict[int, set[tuple[int, int]]] = {}
 
@@ -205,9 +211,9 @@ def edited_profile(model: PreTrainedModel, heads: str | None) -> xr.Dataset:
 
 def test_edits_of_other_heads_do_not_matter_in_the_first_layer():
     model = tiny("nanochat")
-    plain, full, single = (
+    plain, full, single = [
         edited_profile(model, heads) for heads in (None, "0.*", "0.1")
-    )
+    ]
     heads = np.arange(plain.sizes["head"])
     compared = 0
     for key in plain.data_vars:
@@ -216,12 +222,13 @@ def test_edits_of_other_heads_do_not_matter_in_the_first_layer():
             or key == "excerpt_score_gradient"
         ):
             continue  # effects of a score also depend on later layers
-        x, full_x, plain_x = (p[key].isel(layer=0) for p in (single, full, plain))
+        x, full_x, plain_x = [p[key].isel(layer=0) for p in (single, full, plain)]
         if "draw" in x.dims:  # draws depend on the number of keys
-            x, full_x, plain_x = (part.isel(draw=0) for part in (x, full_x, plain_x))
+            x, full_x, plain_x = [part.isel(draw=0) for part in (x, full_x, plain_x)]
         if key == "excerpt_query_still":  # not stored for heads with another rotation
             assert np.isnan(x.sel(head=1)).all()
-            x, full_x = x.fillna(0), full_x * 0
+            x = x.fillna(0)
+            full_x = full_x * 0
         expected = xr.where(x["head"] == 1, full_x, plain_x).transpose(*x.dims)
         np.testing.assert_allclose(x, expected, rtol=1e-4, atol=2e-5, err_msg=str(key))
         compared += 1
@@ -231,10 +238,10 @@ def test_edits_of_other_heads_do_not_matter_in_the_first_layer():
     assert np.isfinite(turns[heads != 1][:, PLANES]).all()
     xr.testing.assert_allclose(single["wavelength"], plain["wavelength"])
     assert "head_wavelength" not in full
-    table, expected = (
+    table, expected = [
         rl.classify_heads(p, resamples=0).set_index(["layer", "head"])
         for p in (single, full)
-    )
+    ]
     for column in ("mean_wavelength", "top_wavelength", "total_bits"):
         assert table[column][0, 1] == pytest.approx(expected[column][0, 1], rel=1e-4)
 

@@ -42,7 +42,8 @@ def test_tokens_of_any_kind_are_read():
         assert torch.equal(read_text({"input_ids": ids}).ids, TOKENS)
 
 
-COPIES, NEEDLES = {"measures": "copying"}, {"measures": "retrieval"}
+COPIES = {"measures": "copying"}
+NEEDLES = {"measures": "retrieval"}
 NO_PLANE = {"a": rl.stop(rl.PlaneNumbers([8]))}
 
 
@@ -134,7 +135,7 @@ def test_places_that_cannot_be_used_are_named():
 
 def test_a_profile_without_budget_has_the_same_sums_and_no_labels():
     options = ({"budget": False}, {"surrogates": 0})
-    sums, full = (rl.profile(tiny("llama_gqa"), TOKENS, **each) for each in options)
+    sums, full = [rl.profile(tiny("llama_gqa"), TOKENS, **each) for each in options]
     for name in ("q_norm", "selectivity", "offset_mass", "induction"):
         np.testing.assert_array_equal(sums[name], full[name])
     assert "total_bits" not in sums
@@ -149,7 +150,7 @@ def test_tokens_and_seeds_of_numpy():
     plain = rl.profile(tiny("llama_gqa"), TOKENS, surrogates=1, rows=3, seed=-1)
     narrow = rl.profile(tiny("llama_gqa"), TOKENS.to(torch.uint8).numpy(), **options)
     xr.testing.assert_equal(plain, narrow)
-    first, second = (rl.classify_heads(profile, seed=-1) for profile in (plain, narrow))
+    first, second = [rl.classify_heads(profile, seed=-1) for profile in (plain, narrow)]
     pd.testing.assert_frame_equal(first, second)
 
 
@@ -175,7 +176,8 @@ def test_an_error_inside_the_model_restores_it(
     measure: str, monkeypatch: pytest.MonkeyPatch
 ):
     model = tiny("llama_gqa")
-    plain, configured = logits(model), model.config._attn_implementation
+    plain = logits(model)
+    configured = model.config._attn_implementation
 
     def fail(*args: object) -> None:
         raise KeyboardInterrupt
@@ -191,10 +193,8 @@ def test_an_error_inside_the_model_restores_it(
 def test_progress_moves_by_layer_within_a_batch():
     done: list[int] = []
     options = {"edits": {"a": "nope"}, "measures": "loss", "rows": 9, "batch_size": 2}
-    options |= {
-        "lengths": torch.tensor([40, 20, 3]),
-        "progress": token_progress(done.append),
-    }
+    options["lengths"] = torch.tensor([40, 20, 3])
+    options["progress"] = token_progress(done.append)
     evaluate(tiny("llama_gqa"), **options)
     by_layer = [0, 26, 34]  # before and after the first layer, and after the head
     assert done == [*by_layer, *by_layer, 0, 1, 2, 0, 1, 2]
@@ -210,7 +210,8 @@ def test_logits_of_a_wide_vocabulary_are_most_of_the_progress():
 
 @pytest.mark.parametrize("measures", [("loss",), (*DEFAULT_MEASURES, "copying")])
 def test_progress_adds_up_to_the_total(measures: tuple[str, ...]):
-    totals, done = [], []
+    totals = []
+    done = []
 
     def show(*stages: Stage) -> object:
         totals.append(stages[0].total)
@@ -226,7 +227,8 @@ def test_progress_adds_up_to_the_total(measures: tuple[str, ...]):
 
 IDS = random_tokens(sequences=4, length=40)
 LENGTHS = torch.tensor([40, 40, 23, 31])
-FEW, SWEEP = rl.Options(surrogates=2), {"keep": (0.5,), "ends": ["slow"], "controls": 0}
+FEW = rl.Options(surrogates=2)
+SWEEP = {"keep": (0.5,), "ends": ["slow"], "controls": 0}
 MEASURED = {
     "analyze": lambda model, text: rl.analyze(model, text, FEW),
     "sweep": lambda model, text: rl.analyze(model, text, FEW, truncation=SWEEP),
@@ -264,7 +266,8 @@ def profile() -> xr.Dataset:
 @pytest.mark.parametrize("kind", TEXTS)
 @pytest.mark.parametrize("measure", MEASURED)
 def test_a_text_is_checked_once(measure: str, kind: str):
-    model, text = tiny("llama_gqa", num_hidden_layers=1), TEXTS[kind]()
+    model = tiny("llama_gqa", num_hidden_layers=1)
+    text = TEXTS[kind]()
     profile()
     assert as_live_model(model).noise  # measured once for a model
     calls: dict[str, mock.Mock] = {}

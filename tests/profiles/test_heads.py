@@ -84,10 +84,14 @@ def test_columns_of_two_heads():
         "sink_bits": [0.5, 0.0],
         "position_bits": [1.8, 0.1],
     }
-    numbers |= {"content_bits": [0.5, 0.8], "interaction_bits": [0.2, 0.1]}
-    numbers |= {"positional_fraction": [0.72, 0.1], "content_fraction": [0.2, 0.8]}
-    numbers |= {"interaction_fraction": [0.08, 0.1], "mean_wavelength": [100.0, 1000.0]}
-    numbers |= {"top_wavelength": [10.0, 1000.0], "top_share": [0.5, 1.0]}
+    numbers["content_bits"] = [0.5, 0.8]
+    numbers["interaction_bits"] = [0.2, 0.1]
+    numbers["positional_fraction"] = [0.72, 0.1]
+    numbers["content_fraction"] = [0.2, 0.8]
+    numbers["interaction_fraction"] = [0.08, 0.1]
+    numbers["mean_wavelength"] = [100.0, 1000.0]
+    numbers["top_wavelength"] = [10.0, 1000.0]
+    numbers["top_share"] = [0.5, 1.0]
     for name, expected in numbers.items():
         np.testing.assert_allclose(heads[name], expected)
     for name, expected in (("offset", 3), ("offset_low", 2), ("offset_high", 5)):
@@ -194,7 +198,7 @@ def test_the_claim_depends_only_on_profile_and_seed():
     tokens = random_tokens(sequences=6, length=20)
     profile = rl.profile(tiny("llama_gqa"), tokens, surrogates=40)
     assert profile.sizes["draw"] == 41
-    heads, same = (classify_heads(profile, resamples=99, seed=5) for _ in range(2))
+    heads, same = [classify_heads(profile, resamples=99, seed=5) for _ in range(2)]
     pd.testing.assert_frame_equal(heads, same)
     assert heads["confidence"].between(0, 1).all()
     claim = heads.attrs["claim"]
@@ -279,9 +283,9 @@ def test_selectivity_is_in_the_planes_with_weights(built):
         if truth.label == "diffuse":
             continue
         names = ("selectivity", "selectivity_keys", "selectivity_sink")
-        total, keys, sink = (
+        total, keys, sink = [
             profile[name].values[0, head].clip(min=0) for name in names
-        )
+        ]
         planes = written[truth.label]
         assert total[planes | (of_sink & (truth.sink > 0))].sum() > 0.9 * total.sum(), (
             truth
@@ -299,7 +303,7 @@ def test_diagonal_heads_have_the_label_of_what_they_follow(seed: int):
     model, tokens, expected = handmade(seed, DISTINCT, Site.diagonals)
     profile = rl.profile(model, torch.from_numpy(tokens), surrogates=0)
     heads = rl.classify_heads(profile, resamples=200)
-    old, content = (x[0] for x in old_rule(profile))
+    old, content = [x[0] for x in old_rule(profile)]
     score = profile["follow_score"].values[0]
     faint = [truth.description == "offset 1.0, match 0.05" for truth in expected]
     for head, truth in enumerate(expected):

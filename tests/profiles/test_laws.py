@@ -67,9 +67,10 @@ def planes_of(model: PreTrainedModel, *, context: int | None = None) -> list[Pla
 
 def assert_same(first: Sums, other: Sums, case: Fitted, *, rtol: float) -> None:
     """Check that profiles agree to `rtol` of each largest entry (at least 1 bit)."""
-    a, b = (summarize(sums, case.planes, case.fits) for sums in (first, other))
+    a, b = [summarize(sums, case.planes, case.fits) for sums in (first, other)]
     for name in a.variables:
-        x, y = a[name].values, b[name].values
+        x = a[name].values
+        y = b[name].values
         least = 1.0 if a[name].attrs.get("units") == "bit" else 1e-2
         scale = np.abs(x[np.isfinite(x)]).max(initial=least)
         np.testing.assert_allclose(x, y, rtol=0, atol=rtol * scale, err_msg=name)
@@ -104,9 +105,9 @@ def test_blocks_change_nothing(
 @pytest.mark.parametrize(("name", "rows"), [("gemma2", "all"), ("gpt_oss", 6)])
 def test_batches_change_nothing(name: str, rows: int | str):
     case = fitted_to(name, (30, 8, 2, 19, 30, 11))
-    single, several, all_ = (
+    single, several, all_ = [
         case.collect(rows=rows, batch_size=size) for size in (1, 4, 6)
-    )
+    ]
     assert_same(single, several, case, rtol=1e-6)
     assert_same(single, all_, case, rtol=1e-6)
 
@@ -129,14 +130,15 @@ def test_padding_changes_nothing(name: str):
 
 
 def test_the_same_seed_gives_the_same_numbers_and_the_model_is_restored():
-    model, tokens = tiny("gpt_oss"), random_tokens(sequences=8, length=90)
+    model = tiny("gpt_oss")
+    tokens = random_tokens(sequences=8, length=90)
     weights = {key: value.clone() for key, value in model.state_dict().items()}
     with torch.no_grad():
         before = model(tokens, use_cache=False).logits
     given = {"surrogates": 1, "rows": 5}
-    first, same, other = (
+    first, same, other = [
         rl.profile(model, tokens, seed=seed, **given) for seed in (1, 1, 2)
-    )
+    ]
     xr.testing.assert_equal(first, same)
     for name in ("selectivity", "group_both_gain", "surrogate_log_wavelength"):
         assert (first[name] != other[name]).any(), name
@@ -165,7 +167,7 @@ def test_batches_change_nothing_if_rope_depends_on_the_length(name: str):
     lengths_of = [planes_of(model, context=context)[0].inv_freq for context in (12, 40)]
     assert (lengths_of[0] - lengths_of[1]).abs().max() > 1e-3
     case = fitted(model, tokens, lengths)
-    first, three = (case.collect(batch_size=size) for size in (1, 3))
+    first, three = [case.collect(batch_size=size) for size in (1, 3)]
     assert_same(first, three, case, rtol=1e-6)
     np.testing.assert_array_equal(case.planes[0].inv_freq, lengths_of[1])
     model.model.rotary_emb(torch.zeros(1, 1, 64), torch.tensor([[400]]))
@@ -210,7 +212,8 @@ def test_sampled_rows_agree_with_all_rows():
     def measured(**options: int) -> xr.Dataset:
         return summarize(collect(replace(of_all, **options), planes), planes)
 
-    total, samples = measured(), [measured(rows=8, seed=seed) for seed in range(24)]
+    total = measured()
+    samples = [measured(rows=8, seed=seed) for seed in range(24)]
     variables = (
         "selectivity",
         "selectivity_keys",
@@ -238,7 +241,7 @@ def test_sampled_rows_agree_with_all_rows():
 def test_the_sampled_rows_do_not_change_the_budget():
     tokens = random_tokens(sequences=4, length=40)
     model = tiny("llama_gqa")
-    total, few = (rl.profile(model, tokens, rows=n, surrogates=0) for n in ("all", 3))
+    total, few = [rl.profile(model, tokens, rows=n, surrogates=0) for n in ("all", 3)]
     for name in ("total_bits", "position_bits", "group_both_gain", "offset"):
         np.testing.assert_array_equal(total[name], few[name], err_msg=name)
     assert (total["selectivity"] != few["selectivity"]).any()

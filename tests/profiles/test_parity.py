@@ -53,7 +53,8 @@ def measured(
     live = as_live_model(model)
     planes = RotationProbe(live).planes()
     text = Text(tokens, torch.tensor(lengths), bos=1, sink_ids=NAMED)
-    surrogates, fits = options.pop("surrogates", None), {}
+    surrogates = options.pop("surrogates", None)
+    fits = {}
     measurement = Measurement(live, text, RotationProbe(live), **options)
     if surrogates:
         fits = LayerFitter(measurement, planes, surrogates=surrogates).fit_layers()
@@ -76,10 +77,12 @@ def assert_frequencies_agree(profile: xr.Dataset, true: Values, *, rtol: float) 
     Only selectivity can be compared for them, because it adds up.
     """
     for layer, inv_freq in enumerate(profile["inv_freq"].values):
-        turns, stays = inv_freq > 0, inv_freq == 0
+        turns = inv_freq > 0
+        stays = inv_freq == 0
         count = int(turns.sum())
         for name in (row.name for row in OF_LAYERS if "frequency" in row.saved_dims):
-            ours, theirs = profile[name].values[layer], true[name][layer]
+            ours = profile[name].values[layer]
+            theirs = true[name][layer]
             assert_close(
                 ours[:, turns], theirs[:, :count], rtol=rtol, what=f"{name} {layer}"
             )
@@ -176,14 +179,13 @@ def test_float32_of_a_real_checkpoint(shared):
 )
 def test_the_budget_matches_fits_with_scipy(name: str, mask: str):
     """Models are fitted to half of the sequences, and scored on all rows of the rest."""
-    model, tokens = (
-        tiny(name, seed=3),
-        random_tokens(sequences=6, length=30, vocabulary=12),
-    )
+    model = tiny(name, seed=3)
+    tokens = random_tokens(sequences=6, length=30, vocabulary=12)
     model = with_mask(model, MASKS[mask]) if mask else model
     profile = rl.profile(model, tokens, surrogates=0)
     assert profile["group_scored"].values.tolist() == [29] * 6
-    turning, sinks = rotations(model, name=name), np.arange(30) == 0
+    turning = rotations(model, name=name)
+    sinks = np.arange(30) == 0
     recorded = [attention_calls(model, sequence)[0] for sequence in tokens]
     heads = profile["found_sink"].isnull().values  # the oracle knows only position 0
     assert heads.sum() >= 4
@@ -221,7 +223,8 @@ def test_the_standard_error_of_the_loss_matches_the_jackknife():
         separate = [
             float(model(row, labels=row).loss) * (row.shape[1] - 1) for row in rows
         ]
-    losses, counts = np.array(separate), np.array(lengths) - 1
+    losses = np.array(separate)
+    counts = np.array(lengths) - 1
     stretch = np.arange(40) * 16 // 40
     dealt = np.array(
         [[x[stretch == g].sum() for x in (losses, counts)] for g in range(16)]
@@ -256,7 +259,8 @@ def test_the_excerpt_is_transformers_attention(name: str):
 
 def test_an_excerpt_stores_queries_of_any_size():
     """Values above 65,504, the limit of float16, also have 11 bits."""
-    model, tokens = tiny("llama_gqa"), random_tokens(sequences=3, length=40)
+    model = tiny("llama_gqa")
+    tokens = random_tokens(sequences=3, length=40)
     small = rl.profile(model, tokens, excerpts=[tokens[0]], budget=False)[
         "excerpt_query_still"
     ]
@@ -299,7 +303,8 @@ def test_groups_add_up_to_the_whole():
     profile = rl.profile(
         model, rl.Text(tokens, lengths=lengths), batch_size=7, surrogates=0
     )
-    rows, stretch = profile["group_rows"], np.arange(40) * 16 // 40
+    rows = profile["group_rows"]
+    stretch = np.arange(40) * 16 // 40
     dealt = [(lengths[stretch == group] - 1).sum() for group in range(16)]
     np.testing.assert_array_equal(rows, dealt)
     # All rows are scored, because the sequences are short.
@@ -340,7 +345,10 @@ def test_profile_is_collect_and_summarize_with_attributes():
         "seed": 0,
         "rows": "all",
     }
-    expected |= {"context": 40, "sequences": 3, "documents": 0, "tokens": 94}
+    expected["context"] = 40
+    expected["sequences"] = 3
+    expected["documents"] = 0
+    expected["tokens"] = 94
     assert expected.items() <= profile.attrs.items()
     for name, variable in profile.variables.items():
         if name not in profile.dims:

@@ -183,10 +183,14 @@ def test_tokens_are_found_by_their_text_and_by_class():
 
 @torch.no_grad()
 def test_a_token_whose_only_copy_is_hidden_is_not_repeated():
-    ids, mask = torch.arange(3, 23)[None], torch.ones(1, 20, dtype=torch.long)
+    ids = torch.arange(3, 23)[None]
+    mask = torch.ones(1, 20, dtype=torch.long)
     ids[0, 12] = ids[0, 9] = ids[0, 5]
-    ids[0, 15], mask[0, 7], mask[0, 5] = ids[0, 7], 0, 0
-    text, model = {"input_ids": ids, "attention_mask": mask}, tiny("llama_gqa")
+    ids[0, 15] = ids[0, 7]
+    mask[0, 7] = 0
+    mask[0, 5] = 0
+    text = {"input_ids": ids, "attention_mask": mask}
+    model = tiny("llama_gqa")
     profile = rl.profile(
         model, text, statistics=rl.attention_on(ids, "repeated"), budget=False
     )

@@ -103,7 +103,8 @@ def test_a_body_that_ends_early_changes_nothing(earlier, tmp_path, new):
 def test_run_json_leaves_first_and_comes_last(earlier, monkeypatch):
     """While files move, run.json is missing, so it never describes files of two runs."""
     folder, _ = earlier
-    move, there = Path.replace, []
+    move = Path.replace
+    there = []
 
     def noted(path: Path, target: Path) -> Path:
         there.append((folder / "run.json").exists())
@@ -217,7 +218,8 @@ CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 def test_nothing_outside_a_received_folder_changes(tmp_path, profile, contents):
     tmp_path = tmp_path / "answers"
     tmp_path.mkdir(exist_ok=True)
-    received, user = tmp_path / "received", tmp_path / "user"
+    received = tmp_path / "received"
+    user = tmp_path / "user"
     shutil.rmtree(user, ignore_errors=True)
     user.mkdir()
     for name in ("notes.txt", "run.json", "heads.csv", "index.html"):

@@ -83,8 +83,10 @@ def test_a_notebook_keeps_one_line(capsys, monkeypatch):
 
 def test_no_estimate_before_each_stage_has_a_pace(capsys, monkeypatch):
     """Fits and text alternate. The first step of a stage includes its start."""
-    probe, fits = Stage("probing", 1_000), Stage("fitting", 4, "layers")
-    text, clock = Stage("measuring", 8_000), [0.0]
+    probe = Stage("probing", 1_000)
+    fits = Stage("fitting", 4, "layers")
+    text = Stage("measuring", 8_000)
+    clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
     layers = [(9.0, 0, 2), *[(3.0, 1, 1), (2.0, 1_000, 2)] * 4]
@@ -114,8 +116,10 @@ def test_an_estimate_is_within_a_factor_of_1_5_for_any_shares(seed: int):
     """Each kind of work takes 0.2 to 5 times as long as in an average model."""
     draw = np.random.default_rng(seed)
     probing, sums, exchange, fit = 5.0 ** draw.uniform(-1, 1, 4)
-    layers, batches = draw.choice([6, 30, 80]), draw.choice([1, 2, 8])
-    layer, share = 0.5 + 0.3 * sums + 0.1 * exchange, int(10_000 / (1.05 * layers))
+    layers = draw.choice([6, 30, 80])
+    batches = draw.choice([1, 2, 8])
+    layer = 0.5 + 0.3 * sums + 0.1 * exchange
+    share = int(10_000 / (1.05 * layers))
     steps = [(1, 1, 5.0 * probing), (1, 1, 2.0 * probing)]
     for batch in range(batches):
         for number in range(layers):
@@ -123,12 +127,16 @@ def test_an_estimate_is_within_a_factor_of_1_5_for_any_shares(seed: int):
             if batch == 0:  # the first fit loads libraries
                 steps.append((2, 1, fit if number else 3 * fit))
         steps.append((0, 10_000 - share * (layers - 1), layer + 0.05 * layers))
-    text, fits = Stage("text", 10_000 * batches), Stage("fits", layers, "layers")
+    text = Stage("text", 10_000 * batches)
+    fits = Stage("fits", layers, "layers")
     times = [seconds * draw.uniform(0.8, 1.2) for _, _, seconds in steps]
-    left, stages, known = sum(times), (text, Stage("probing", 2), fits), False
+    left = sum(times)
+    stages = (text, Stage("probing", 2), fits)
+    known = False
     for (stage, amount, _), seconds in zip(steps, times, strict=True):
         stages[stage].add(amount, seconds)
-        left, estimate = left - seconds, progress.seconds_left(stages)
+        left = left - seconds
+        estimate = progress.seconds_left(stages)
         known |= stages[2].steps > 1
         assert math.isnan(estimate) != known
         if known and left > 0.05 * sum(times):

@@ -41,7 +41,10 @@ def test_characters_that_netcdf_cannot_store_are_replaced(
 
 
 def test_every_number_and_type_is_kept(profile: xr.Dataset, tmp_path: Path):
-    profile.attrs |= {"seed": 2**40, "loss": 0.1 + 0.2, "rows": "all", "created": ""}
+    profile.attrs["seed"] = 2**40
+    profile.attrs["loss"] = 0.1 + 0.2
+    profile.attrs["rows"] = "all"
+    profile.attrs["created"] = ""
     profile.attrs["command"] = "ropelens " + 20_000 * "--text FILE "
     profile["selectivity"][0, 0, 0] = np.nextafter(1.0, 2.0)
     profile["total_bits"][0, 0] = np.nan

@@ -198,7 +198,8 @@ def test_a_state_comes_back_bit_for_bit(folder: Path):
 
 
 def test_a_link_instead_of_a_savepoint_is_not_followed(tmp_path: Path):
-    outside, folder = tmp_path / "outside", tmp_path / "out" / ".unfinished"
+    outside = tmp_path / "outside"
+    folder = tmp_path / "out" / ".unfinished"
     outside.mkdir()
     folder.parent.mkdir()
     folder.symlink_to(outside)

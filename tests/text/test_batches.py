@@ -94,7 +94,8 @@ def with_gaps() -> dict[str, Any]:
             + 40
             - len(tokens)
         )
-        ids[row, at], mask[row, at] = tokens, 1
+        ids[row, at] = tokens
+        mask[row, at] = 1
     place = (mask.cumsum(1) - 1).where(mask == 1, 1)
     held = {"input_ids": ids, "attention_mask": mask, "position_ids": place}
     return {"tokens": BatchEncoding(held)}
@@ -119,7 +120,8 @@ def test_numbers_are_those_of_the_sequences_alone(held: Any, name: str):
         with pytest.raises(BadArgument, match="windows of this model count"):
             profile(name, held())
         return
-    batch, expected = profile(name, held()), alone(name)
+    batch = profile(name, held())
+    expected = alone(name)
     for variable in (x for x in SAME if x in expected):
         np.testing.assert_allclose(batch[variable], expected[variable], 1e-5, 1e-6)
 
@@ -127,7 +129,8 @@ def test_numbers_are_those_of_the_sequences_alone(held: Any, name: str):
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
 def test_a_mask_with_a_hole_is_measured_as_the_model_does_it(name: str):
-    model, held = tiny(name), with_a_hole()
+    model = tiny(name)
+    held = with_a_hole()
     profile = rl.profile(model, held, budget=False)
     losses = rl.evaluate(model, held, measures=["loss"])["loss"]
     model.set_attn_implementation("eager")
@@ -158,9 +161,12 @@ def test_a_mask_with_a_hole_is_measured_as_the_model_does_it(name: str):
 @torch.no_grad()
 def test_a_step_on_a_cache_is_seen_as_the_model_does_it(name: str):
     """Prompts that are padded on the left, and two tokens behind them, one by one."""
-    model, given = tiny(name), left_padded()["tokens"]
+    model = tiny(name)
+    given = left_padded()["tokens"]
     model.set_attn_implementation("eager")
-    ids, mask, cache = given["input_ids"], given["attention_mask"], DynamicCache()
+    ids = given["input_ids"]
+    mask = given["attention_mask"]
+    cache = DynamicCache()
     for begin, end in ((0, 38), (38, 39), (39, 40)):
         seen: list[torch.Tensor] = []
         part = {"input_ids": ids[:, begin:end], "attention_mask": mask[:, :end]}
@@ -168,13 +174,14 @@ def test_a_step_on_a_cache_is_seen_as_the_model_does_it(name: str):
             result = model(**part, past_key_values=cache, output_attentions=True)
         rows = mask[:, begin:end].bool()
         for ours, true in zip(seen, result.attentions, strict=True):
-            ours, true = (x.transpose(1, 2)[rows] for x in (ours, true))
+            ours, true = [x.transpose(1, 2)[rows] for x in (ours, true)]
             torch.testing.assert_close(ours, true, rtol=0, atol=1e-5)
 
 
 @torch.no_grad()
 def test_attention_across_documents_is_measured_where_the_model_has_some():
-    model, packed = tiny("llama_gqa"), packed_by_document()
+    model = tiny("llama_gqa")
+    packed = packed_by_document()
     with pytest.warns(
         UserWarning, match="this model gives 4.% of its attention to other"
     ):
@@ -201,7 +208,8 @@ def test_an_analysis_takes_what_a_profile_takes():
 
 
 def test_a_capture_is_of_the_tokens_that_the_mask_shows():
-    model, mask = tiny("llama_gqa"), torch.ones(1, 30, dtype=torch.long)
+    model = tiny("llama_gqa")
+    mask = torch.ones(1, 30, dtype=torch.long)
     mask[:, :7] = 0
     ids = torch.cat([torch.zeros(7, dtype=torch.long), SEQUENCES[1]])[None]
     seen = rl.capture(model, {"input_ids": ids, "attention_mask": mask}, heads="1.2")
@@ -232,7 +240,8 @@ def test_what_was_packed_and_padded_is_cut_again(lengths, before, after, packed,
     inside = [int(token) for part in parts for token in part[1:-1]]
     masked = data.draw(st.sets(st.sampled_from(inside))) if inside else set()
     mask[0, [*masked]] = 0
-    place, numbers = torch.zeros_like(ids), torch.zeros_like(ids)
+    place = torch.zeros_like(ids)
+    numbers = torch.zeros_like(ids)
     place[0, before : before + total] = torch.cat([torch.arange(n) for n in lengths])
     numbers[0, before : before + total] = torch.repeat_interleave(torch.tensor(lengths))
     encoding = {"input_ids": ids, "attention_mask": mask}
@@ -240,8 +249,11 @@ def test_what_was_packed_and_padded_is_cut_again(lengths, before, after, packed,
         encoding | ({"position_ids": place} if packed else {}),
         None if packed else numbers,
     )
-    split, number = split_batch(*batch), number_tokens(*batch, None).sequence
-    tokens, hidden, documents = split.ids, split.hidden, split.documents
+    split = split_batch(*batch)
+    number = number_tokens(*batch, None).sequence
+    tokens = split.ids
+    hidden = split.hidden
+    documents = split.documents
     assert split.lengths.tolist() == lengths
     assert torch.equal(number, (numbers + (place >= 0)) * mask)
     for n, part in enumerate(parts):
@@ -254,10 +266,8 @@ def test_what_was_packed_and_padded_is_cut_again(lengths, before, after, packed,
 
 def test_a_text_does_not_change_with_the_arrays_that_it_was_built_from():
     arrays = {"ids": torch.randint(3, 96, (2, 30)), "documents": np.array([3, 4])}
-    arrays |= {
-        "lengths": torch.tensor([30, 20]),
-        "hidden": torch.arange(60).view(2, 30) < 5,
-    }
+    arrays["lengths"] = torch.tensor([30, 20])
+    arrays["hidden"] = torch.arange(60).view(2, 30) < 5
     text = rl.Text(**arrays)
     fields = {name: getattr(text, name).clone() for name in arrays}
     for array in arrays.values():
@@ -333,7 +343,8 @@ def test_lengths_of_ids_that_begin_with_padding_are_refused(name: str):
 
 @pytest.mark.filterwarnings("ignore:in packed rows this model gives")
 def test_padding_is_no_document():
-    model, held = tiny("llama_gqa"), packed_by_document()
+    model = tiny("llama_gqa")
+    held = packed_by_document()
     held = {name: torch.nn.functional.pad(x, (0, 9)) for name, x in held.items()}
     model.config.pad_token_id = 0
     with pytest.raises(BadArgument, match="sequence 3 begins with padding"):

@@ -41,7 +41,8 @@ def letters(*, bos: bool = True) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
 
 
-WITH_BOS, WITHOUT_BOS = letters(), letters(bos=False)
+WITH_BOS = letters()
+WITHOUT_BOS = letters(bos=False)
 
 
 def rows(text: Text) -> list[list[int]]:
@@ -135,7 +136,8 @@ def test_bos_as_the_tokenizer_itself_adds_it():
 def test_sequences_joined_are_the_documents(
     documents: list[str], context: int, bos: bool
 ):
-    step, expected = context - bos, []
+    step = context - bos
+    expected = []
     for text in documents:
         parts = [text[start : start + step] for start in range(0, len(text), step)]
         expected += [
@@ -255,10 +257,12 @@ def test_a_long_line_is_tokenized_in_pieces_with_the_tokens_of_the_whole():
 
 
 def test_a_model_without_a_tokenizer_is_analyzed_on_tokens(tmp_path: Path):
-    whole, bare = save_tiny(tmp_path / "whole"), save_tiny(tmp_path / "bare")
+    whole = save_tiny(tmp_path / "whole")
+    bare = save_tiny(tmp_path / "bare")
     for path in bare.glob("tokenizer*"):
         path.unlink()
-    text, options = "the quick brown fox " * 20, rl.Options(context=24, surrogates=0)
+    text = "the quick brown fox " * 20
+    options = rl.Options(context=24, surrogates=0)
     found = rl.analyze(bare, torch.arange(90).reshape(3, 30) % 40, options)
     assert found.profile.attrs["tokens"] == 90
     with pytest.raises(BadArgument, match="A text needs the tokenizer"):
@@ -326,7 +330,8 @@ def test_functions_read_special_tokens_in_a_prompt(text: str):
     assert rl.capture(model, text, **options).sizes["query"] == len(ids)
     plan = plan_analysis("bundled", None, rl.Options(prompts=[text]))
     assert torch.equal(plan.excerpts[0], ids)
-    answers, logits = [], []
+    answers = []
+    logits = []
     for prompt in (text, ids):
         answers.append(rl.attribute_planes(model, prompt, "</s>", **options).answer)
         with rl.patch_planes(model, prompt, **options):

@@ -159,7 +159,7 @@ def test_a_folder_to_train_on(tmp_path):
         texts = (tmp_path / "text.txt", tmp_path / "valid.txt")
         mixture.main(*texts, folder, seed=seed, share=0.002)
     stages = [sorted(folder.glob("stage-*.npy")) for folder in folders]
-    one, two, three = ({path.name: path.read_bytes() for path in x} for x in stages)
+    one, two, three = [{path.name: path.read_bytes() for path in x} for x in stages]
     assert one == two
     assert all(one[name] != three[name] for name in one)
     record = json.loads((folders[0] / "data.json").read_text())

@@ -65,7 +65,8 @@ def test_every_function_gets_a_mutant_before_one_gets_two(tmp_path: Path):
 
 def test_a_mutant_is_killed_only_by_a_test_of_its_behaviour(tmp_path: Path):
     code = "def total(a, b):\n    return a + b\n\ndef twice(x):\n    return x * 2\n"
-    package, test = write_package(tmp_path, code), tmp_path / "test_tiny.py"
+    package = write_package(tmp_path, code)
+    test = tmp_path / "test_tiny.py"
     test.write_text(TEST)
     outcomes = {}
     for mutant in choose("room", package, 2):

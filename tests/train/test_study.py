@@ -45,7 +45,7 @@ def test_one_seed_starts_from_the_same_weights(study: Path):
     """The learning rate of the first step is 0."""
     first = "history/step-000001/model.safetensors"
     runs = ("rope/seed-0", "rope/seed-1", "nope/seed-0")
-    rope, other, nope = (load_file(study / "nano" / run / first) for run in runs)
+    rope, other, nope = [load_file(study / "nano" / run / first) for run in runs]
     assert all(torch.equal(rope[name], nope[name]) for name in rope)
     name = "model.embed_tokens.weight"
     assert not torch.equal(rope[name], other[name])

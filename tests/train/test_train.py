@@ -107,7 +107,8 @@ def test_prepared_tokens(prose: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     np.save(made / "two.npy", rows[16:40])
     (made / "train.npy").unlink()
     facts = json.loads((made / "data.json").read_text())
-    facts |= {"stages": ["one.npy", "two.npy"], "seed": 99}
+    facts["stages"] = ["one.npy", "two.npy"]
+    facts["seed"] = 99
     (made / "data.json").write_text(json.dumps(facts))
     monkeypatch.setattr(loop, "EVAL_EVERY", 4)
     options = OPTIONS | {"steps": 6, "history_every": 3}
@@ -206,7 +207,7 @@ def test_a_stop_after_any_step(run, prose, tmp_path, step, capfd):
     assert metrics(tmp_path) == metrics(run)
     for name in ("model.safetensors", "config.json", "generation_config.json"):
         assert (tmp_path / name).read_bytes() == (run / name).read_bytes()
-    history, expected = ((out / "history").iterdir() for out in (tmp_path, run))
+    history, expected = [(out / "history").iterdir() for out in (tmp_path, run)]
     assert {folder.name for folder in history} == {folder.name for folder in expected}
 
 
@@ -290,7 +291,8 @@ def trained_by_hand(batches: list[Tensor]) -> tuple[list[float], LlamaForCausalL
         {"params": norms, "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
-    losses, clipped = [], 0
+    losses = []
+    clipped = 0
     for step, tokens in enumerate(batches):
         logits = model(tokens).logits[:, :-1]
         loss = torch.nn.functional.cross_entropy(
@@ -363,7 +365,8 @@ def test_each_epoch_has_another_order(after: int, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("after", [0, 1, 4, 7])
 def test_stages_follow_each_other_and_the_last_is_repeated(after: int):
     settings = Settings(**OPTIONS | {"steps": 8, "seed": 4})
-    batch, context = NANO.batch, settings.context
+    batch = NANO.batch
+    context = settings.context
     short = np.arange(6 * batch)[:, None].repeat(context // 2, 1)
     whole = np.arange(2 * batch)[:, None].repeat(context, 1) + 1000
     steps = list(batches([short, whole], settings, after=after))
@@ -374,7 +377,8 @@ def test_stages_follow_each_other_and_the_last_is_repeated(after: int):
     ]
     assert [tokens[:, 0].tolist() for tokens in steps] == inputs[after:]
     assert sorted(inputs[0] + inputs[1] + inputs[2]) == list(range(6 * batch))
-    first, second = inputs[3] + inputs[4], inputs[5] + inputs[6]
+    first = inputs[3] + inputs[4]
+    second = inputs[5] + inputs[6]
     assert sorted(first) == sorted(second) == list(range(1000, 1000 + 2 * batch))
     assert first != second
 

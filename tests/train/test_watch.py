@@ -49,12 +49,10 @@ def trainer_of(mode: str, out: Path) -> Trainer:
         model = peft.get_peft_model(model, peft.LoraConfig(lora_dropout=0.1))
     rows = [{"input_ids": ids, "labels": ids} for ids in random_tokens(1, sequences=8)]
     fixed = {"max_steps": 4, "logging_steps": 1, "per_device_train_batch_size": 2}
-    fixed |= {
-        "use_cpu": True,
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-    }
+    fixed["use_cpu"] = True
+    fixed["report_to"] = "none"
+    fixed["save_strategy"] = "no"
+    fixed["disable_tqdm"] = True
     args = TrainingArguments(str(out), **fixed | MODES[mode])
     logged: Any = Logged()
     return Trainer(
@@ -71,8 +69,10 @@ def outcome(trainer: Trainer) -> dict[str, Any]:
         "weights": trainer.model.state_dict(),
         "rows": [r for r in rows if r],
     }
-    states |= {"optimizer": trainer.optimizer.state_dict(), "python": random.getstate()}
-    states |= {"numpy": np.random.get_state()[1:3], "torch": torch.get_rng_state()}
+    states["optimizer"] = trainer.optimizer.state_dict()
+    states["python"] = random.getstate()
+    states["numpy"] = np.random.get_state()[1:3]
+    states["torch"] = torch.get_rng_state()
     return states | {"flags": [m.training for m in trainer.model.modules()]}
 
 
@@ -128,7 +128,8 @@ def test_numbers_of_a_profile():
 
 
 def test_a_loop_has_a_page(tmp_path: Path, monkeypatch: Any):
-    model, out = tiny("llama_gqa").train(), tmp_path / "watch"
+    model = tiny("llama_gqa").train()
+    out = tmp_path / "watch"
     compiled = torch.compile(model, backend="eager")
     with rl.watch(compiled, TEXT, every=2, measures=["labels"], out=out) as watching:
         measured = [watching.step() for _ in range(4)]
@@ -186,7 +187,7 @@ def test_without_attach(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 def test_a_run_that_is_watched(run: Path, prose: Path, tmp_path: Path):
     watched = train([prose], out=tmp_path / "run", watch=True, **OPTIONS)
-    one, other = (load_file(path / "model.safetensors") for path in (run, watched))
+    one, other = [load_file(path / "model.safetensors") for path in (run, watched)]
     torch.testing.assert_close(other, one, rtol=0, atol=0)
     rows = metrics(watched)
     assert [{k: row[k] for k in metrics(run)[0]} for row in rows] == metrics(run)
