@@ -228,14 +228,20 @@ def test_less_memory_makes_smaller_batches():
 
 
 def test_unusual_configs_are_planned():
-    options = {"context": 16, "width": 4, "device": "cpu"}
     single, pair = [
-        pass_bytes(tiny("gemma4").config, sequences=n, **options) for n in (1, 2)
+        pass_bytes(
+            tiny("gemma4").config, sequences=n, context=16, width=4, device="cpu"
+        )
+        for n in (1, 2)
     ]
     assert single < pair
-    shape = {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 4}
     usual = LlamaConfig(
-        **shape, num_key_value_heads=1, intermediate_size=2_048, vocab_size=100
+        hidden_size=512,
+        num_attention_heads=8,
+        num_hidden_layers=4,
+        num_key_value_heads=1,
+        intermediate_size=2_048,
+        vocab_size=100,
     )
     own = DbrxConfig(d_model=512, n_heads=8, n_layers=4, vocab_size=100)
     given = {"sequences": 2, "context": 512, "width": 4, "device": "cpu"}

@@ -245,10 +245,16 @@ def test_a_step_changes_no_weight_by_more_than_eight():
         return Moments(value, curvature * point, Curvature(diagonal))
 
     start = torch.zeros(1, 2).double()
-    options = {"ridge": torch.zeros(1), "smooth": slice(0, 0)}
     observed = torch.tensor([[0.5, 0.0]]).double()
     tolerance = torch.tensor([1e-9]).double()
-    fit_log_linear(moments, observed, start=start, tolerance=tolerance, **options)
+    fit_log_linear(
+        moments,
+        observed,
+        start=start,
+        tolerance=tolerance,
+        ridge=torch.zeros(1),
+        smooth=slice(0, 0),
+    )
     assert points[1].tolist() == [[8.0, 0.0]]
     torch.testing.assert_close(points[-1], observed / curvature)
 

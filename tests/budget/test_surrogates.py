@@ -180,8 +180,12 @@ def test_a_sharp_head_is_fitted_in_single_precision():
     weights = torch.zeros(1, 3 + 300 + len(offset_edges(300)) - 1).double()
     weights[0, 3 + 5] = 12
     masses = table.moments(weights).expected.float()
-    options = {"ridge": torch.tensor([1e-4]), "tolerance": torch.tensor([1e-3])}
-    found = fit_offsets(masses, table.float(), **options).position
+    found = fit_offsets(
+        masses,
+        table.float(),
+        ridge=torch.tensor([1e-4]),
+        tolerance=torch.tensor([1e-3]),
+    ).position
     assert found.value < 0.06, "0.056 in double precision; 4.7 for uniform attention"
 
 

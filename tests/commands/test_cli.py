@@ -212,8 +212,15 @@ def test_list_names_the_bundled_checkpoints(ropelens: Command):
 
 
 def test_a_table_for_layers_that_rotate_alike(ropelens: Command, tmp_path: Path):
-    config = {"num_hidden_layers": 6, "no_rope_layers": [1, 1, 0, 1, 1, 0]}
-    ended = ropelens("rope", save_family(tmp_path / "model", "smollm3", **config))
+    ended = ropelens(
+        "rope",
+        save_family(
+            tmp_path / "model",
+            "smollm3",
+            num_hidden_layers=6,
+            no_rope_layers=[1, 1, 0, 1, 1, 0],
+        ),
+    )
     assert (ended.code, ended.err) == (0, "")
     lines = ended.out.splitlines()
     assert max(map(len, lines)) <= 80
@@ -254,8 +261,12 @@ def test_layers_that_do_not_attend(ropelens: Command, tmp_path: Path):
 
 
 def test_queries_that_grow_with_position(ropelens: Command, tmp_path: Path):
-    config = {"attn_temperature_tuning": True, "floor_scale": 256}
-    out = ropelens("rope", save_family(tmp_path / "model", "llama4", **config)).out
+    out = ropelens(
+        "rope",
+        save_family(
+            tmp_path / "model", "llama4", attn_temperature_tuning=True, floor_scale=256
+        ),
+    ).out
     assert "queries grow with position, to" in " ".join(out.split())
     assert "from 1.069 at position 256" in " ".join(out.split())
 

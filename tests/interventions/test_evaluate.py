@@ -129,12 +129,13 @@ def test_labels_match_a_profile_of_the_edited_model():
 
 def test_labels_of_a_class_come_from_its_rows():
     ids = tokens() % 2 * 2 + 5  # only digits
-    options = {
-        "edits": {"half": "p-rope:0.5"},
-        "measures": ["labels"],
-        "tokenizer": Names(),
-    }
-    result = rl.evaluate(tiny("llama_gqa"), ids, **options)
+    result = rl.evaluate(
+        tiny("llama_gqa"),
+        ids,
+        edits={"half": "p-rope:0.5"},
+        measures=["labels"],
+        tokenizer=Names(),
+    )
     assert "untested" not in result.label
     digits = result.class_label.sel(token_class="digits", drop=True)
     xr.testing.assert_equal(digits, result.label.rename("class_label"))
@@ -179,9 +180,13 @@ def silenced() -> tuple[PreTrainedModel, xr.Dataset]:
         "both": [rl.silence_heads(model, "1.0"), rl.stop_slowest(0.5, heads="1.0,1.3")],
         "everywhere": "nope",
     }
-    options = {"edits": edits, "controls": 8, "measures": ["loss"], "batch_size": 2}
     return model, rl.evaluate(
-        model, rl.Text(tokens(), documents=torch.arange(4)), **options
+        model,
+        rl.Text(tokens(), documents=torch.arange(4)),
+        edits=edits,
+        controls=8,
+        measures=["loss"],
+        batch_size=2,
     )
 
 
@@ -291,8 +296,14 @@ def test_losses_of_repeats_leave_out_the_first_token_of_each_copy():
 
 def test_losses_of_copies_by_their_distance():
     model = tiny("llama_gqa", max_position_embeddings=41)
-    options = {"measures": "copying", "distances": [5, 30], "seed": 3}
-    results = rl.evaluate(model, TEXT, edits={"still": "nope"}, **options)
+    results = rl.evaluate(
+        model,
+        TEXT,
+        edits={"still": "nope"},
+        measures="copying",
+        distances=[5, 30],
+        seed=3,
+    )
     assert results.copy_loss.dims == ("edit", "copy_distance", "trial")
     for distance in (5, 30):
         for edit, block in (
@@ -376,9 +387,16 @@ def test_a_model_that_copies_finds_every_needle():
     model = copying()
     speeds = model.model.rotary_emb.inv_freq
     edits = {"slow": rl.stop_slowest(0.25), "half": rl.rescale(speeds / 2, heads="0.*")}
-    options = {"distances": (8, 40), "prompt_lengths": (48, 96), "prompts": 7}
     measures = ("retrieval", "induction", "copying")
-    results = rl.evaluate(model, TEXT, edits=edits, measures=measures, **options)
+    results = rl.evaluate(
+        model,
+        TEXT,
+        edits=edits,
+        measures=measures,
+        distances=(8, 40),
+        prompt_lengths=(48, 96),
+        prompts=7,
+    )
     assert results.sizes["retrieval_trial"] == 7
     assert results.retrieval_length.values.tolist() == [48, 96]
     assert (results.retrieval.sel(edit=["none", "slow"]) > 0.99).all()

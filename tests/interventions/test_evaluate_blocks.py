@@ -135,8 +135,13 @@ def test_a_context_past_the_trained_context():
 def test_a_rotation_that_remembers_its_longest_sequence():
     """With dynamic RoPE, long prompts of an entry must not change the planes of the next."""
     model = tiny("llama_dynamic", max_position_embeddings=16)
-    options = {"measures": ("retrieval", "loss"), "prompt_lengths": (60, 200)}
-    results = rl.evaluate(model, tokens(), edits={"no edit": []}, **options)
+    results = rl.evaluate(
+        model,
+        tokens(),
+        edits={"no edit": []},
+        measures=("retrieval", "loss"),
+        prompt_lengths=(60, 200),
+    )
     for name in ("loss", "retrieval_hit"):
         np.testing.assert_array_equal(*results[name])
 

@@ -160,14 +160,15 @@ def test_measurements_of_an_exported_and_an_edited_model_agree(tmp_path: Path, l
     folder = rl.export(llama, *edits, out=tmp_path / "out")
     other, _ = rl.load(folder)
     tokens = random_tokens(sequences=6)
-    few = {"controls": 0, "measures": "loss"}
 
     def measured(model: Any) -> list[xr.Dataset]:
         profile = rl.profile(model, tokens, surrogates=0)
         claims = rl.test_claims(profile, model=model, text=tokens, draws=40)
         return [
             rl.measure_rope(model)[["inv_freq"]],
-            rl.truncate(model, tokens, keep=[0.5], **few)[["mean_loss"]],
+            rl.truncate(model, tokens, keep=[0.5], controls=0, measures="loss")[
+                ["mean_loss"]
+            ],
             rl.evaluate(model, tokens, edits={"all": rl.scale(rl.Slowest(1), by=2)})[
                 ["loss"]
             ],

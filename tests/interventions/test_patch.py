@@ -107,8 +107,9 @@ def test_hooks_at_the_projections_give_the_same(name: str, part: Any, select: An
     with projection.register_forward_hook(put):
         expected = logits(model, tokens())
     heads = "1.3" if part == "query" else "1.2,1.3"
-    options = {"heads": heads, "positions": range(4, 11), "of": part, "planes": select}
-    with rl.patch_planes(model, tokens(1), **options):
+    with rl.patch_planes(
+        model, tokens(1), heads=heads, positions=range(4, 11), of=part, planes=select
+    ):
         torch.testing.assert_close(
             logits(model, tokens()), expected, rtol=1e-5, atol=1e-5
         )
@@ -176,11 +177,24 @@ def test_positions_count_within_each_sequence_of_a_packed_row(name: str, part: A
 @pytest.mark.parametrize("part", PARTS)
 def test_generation_does_not_depend_on_a_cache(llama, part: Any):
     prompt = tokens(length=12)
-    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     with rl.patch_planes(llama, tokens(1), heads="1.1,0.*", of=part):
-        cached = llama.generate(prompt, **options)
-        assert torch.equal(cached, llama.generate(prompt, use_cache=False, **options))
-    assert not torch.equal(cached, llama.generate(prompt, **options))
+        cached = llama.generate(
+            prompt, max_new_tokens=6, do_sample=False, pad_token_id=0
+        )
+        assert torch.equal(
+            cached,
+            llama.generate(
+                prompt,
+                use_cache=False,
+                max_new_tokens=6,
+                do_sample=False,
+                pad_token_id=0,
+            ),
+        )
+    assert not torch.equal(
+        cached,
+        llama.generate(prompt, max_new_tokens=6, do_sample=False, pad_token_id=0),
+    )
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -255,13 +269,17 @@ def test_padding_on_the_left_is_refused(llama, before: int, part: Any):
         llama(
             tokens()[:, :before], attention_mask=mask[:, :before], past_key_values=cache
         )
-    inputs = {"attention_mask": mask, "position_ids": mask.cumsum(1)[:, before:] - 1}
     patch = rl.patch_planes(llama, tokens(1), heads="0.*", of=part)
     with (
         patch,
         pytest.raises(BadArgument, match="the first token, which here is padding"),
     ):
-        llama(tokens()[:, before:], past_key_values=cache, **inputs)
+        llama(
+            tokens()[:, before:],
+            past_key_values=cache,
+            attention_mask=mask,
+            position_ids=mask.cumsum(1)[:, before:] - 1,
+        )
 
 
 TOKENS = random_tokens(sequences=1, length=9)
@@ -282,9 +300,8 @@ SOURCE = (TOKENS + 1)[:, :7] % 50
 def test_each_patch_equals_a_block(name: str, of: str, over: str):
     model = tiny(name)
     planes = None if of in ("value", "output") else PlaneNumbers((1, 3))
-    options = {"planes": planes, "of": of}
     result = rl.patch_each(
-        model, TOKENS, SOURCE, (3, 5), over=over, heads="0.1,1.*", **options
+        model, TOKENS, SOURCE, (3, 5), over=over, heads="0.1,1.*", planes=planes, of=of
     )
     for place, change in np.ndenumerate(result["change"].values):
         layer = place[0]
@@ -298,7 +315,7 @@ def test_each_patch_equals_a_block(name: str, of: str, over: str):
             assert np.isnan(change), "the source is shorter"
         else:
             block = rl.patch_planes(
-                model, SOURCE, heads=heads, positions=positions, **options
+                model, SOURCE, heads=heads, positions=positions, planes=planes, of=of
             )
             with block, torch.no_grad():
                 logits = model(TOKENS).logits[0, -1]

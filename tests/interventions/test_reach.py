@@ -175,10 +175,14 @@ def test_an_attribution_is_the_slope_along_a_plane(name: str):
     for place in np.argsort(-np.abs(turning), axis=None)[:3]:
         layer, head, plane = map(int, np.unravel_index(place, turning.shape))
         inv_freq = rotations[layer].planes.inv_freq.abs()
-        place_of = {"select": PlaneNumbers((plane,)), "heads": f"{layer}.{head}"}
         ends = []
         for size in (1.01, 0.99):
-            edit = rl.rescale(inv_freq, attention_factor=math.sqrt(size), **place_of)
+            edit = rl.rescale(
+                inv_freq,
+                attention_factor=math.sqrt(size),
+                select=PlaneNumbers((plane,)),
+                heads=f"{layer}.{head}",
+            )
             with rl.edit_rope(model, edit):
                 ends.append(loss_of(model))
         assert there[layer, head, plane] == pytest.approx(
@@ -274,9 +278,10 @@ class Undifferentiable(torch.autograd.Function):
 def test_a_bridge_has_the_same_attributions(tmp_path):
     model, tokenizer = rl.load(save_tiny(tmp_path))
     given = TOKENS % 28
-    options = {"pairs": "1.2", "check": 2}
-    expected = rl.attribute_planes(model, given, (3, 5), **options)
-    result = rl.attribute_planes(bridge(model, tokenizer), given, (3, 5), **options)
+    expected = rl.attribute_planes(model, given, (3, 5), pairs="1.2", check=2)
+    result = rl.attribute_planes(
+        bridge(model, tokenizer), given, (3, 5), pairs="1.2", check=2
+    )
     for name in ("attribution", "pair_attribution", "dropped"):
         np.testing.assert_allclose(result[name], expected[name], rtol=1e-3, atol=1e-4)
 

@@ -185,8 +185,9 @@ def test_copies_go_as_far_back_as_the_context_allows():
 def test_planes_stop_only_in_the_named_heads():
     model = tiny_llama().eval()
     heads = "0.*,1.2"
-    more = {"bands": 2, "controls": 0, "measures": ["loss"]}
-    sweep = rl.truncate(model, TOKENS, heads=heads, keep=(), **more)
+    sweep = rl.truncate(
+        model, TOKENS, heads=heads, keep=(), bands=2, controls=0, measures=["loss"]
+    )
     assert sweep["edit"].values.tolist() == ["none", "band 0", "band 1"]
     planes = sweep["planes"][1:].to_series().str.split(",")
     chosen = {name: select.PlaneNumbers([*map(int, n)]) for name, n in planes.items()}
@@ -311,9 +312,11 @@ def test_measures_that_were_not_taken_are_nan(sweep: xr.Dataset):
 
 def test_planes_are_scaled_instead_of_stopped():
     model = tiny_llama()
-    options = {"measures": "loss", "keep": [0.5], "controls": 1}
     text = rl.Text(TOKENS)
-    zero, one = [rl.truncate(model, text, scale=x, **options) for x in (0, 1)]
+    zero, one = [
+        rl.truncate(model, text, scale=x, measures="loss", keep=[0.5], controls=1)
+        for x in (0, 1)
+    ]
     dropped = {"slow": rl.drop(select.Slowest(0.5))}
     expected = rl.evaluate(model, text, edits=dropped, measures="loss")["loss"].sel(
         edit="slow"

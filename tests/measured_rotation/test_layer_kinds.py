@@ -136,8 +136,9 @@ def test_edits_of_a_kind_of_layers_equal_edits_of_its_layers():
 
 def test_a_sweep_stops_the_planes_of_one_kind_after_the_other():
     model = gemma3()
-    options = {"keep": [1, 0.5], "controls": 1, "measures": ["loss"]}
-    sweep = rl.truncate(model, TOKENS, bands=2, **options)
+    sweep = rl.truncate(
+        model, TOKENS, bands=2, keep=[1, 0.5], controls=1, measures=["loss"]
+    )
     assert list(dict.fromkeys(sweep["layers"].values)) == ["all", "sliding", "full"]
     longest = {
         "sliding": 2 * np.pi * 1e4 ** (7 / 8),
@@ -150,10 +151,20 @@ def test_a_sweep_stops_the_planes_of_one_kind_after_the_other():
             slow["wavelength_high"].values, [wavelength], rtol=1e-5
         )
         assert (of_kind["planes_stopped"] > 0).all()
-        alone = rl.truncate(model, TOKENS, bands=2, heads=f"{kind}.*", **options)
+        alone = rl.truncate(
+            model,
+            TOKENS,
+            bands=2,
+            heads=f"{kind}.*",
+            keep=[1, 0.5],
+            controls=1,
+            measures=["loss"],
+        )
         names = [f"{kind} {name}" for name in alone["edit"].values[1:]]
         np.testing.assert_array_equal(alone["loss"][1:], sweep["loss"].sel(edit=names))
-    together = rl.truncate(model, TOKENS, heads="*.*", **options)
+    together = rl.truncate(
+        model, TOKENS, heads="*.*", keep=[1, 0.5], controls=1, measures=["loss"]
+    )
     assert set(together["layers"].values) == {"all"}
     assert (
         together["mean_loss"][1] - sweep["mean_loss"].sel(edit="full slow 0.5")

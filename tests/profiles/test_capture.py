@@ -224,9 +224,10 @@ def test_heads_and_the_rest_of_the_stream_sum_to_the_logit(name: str):
 
 def test_heads_of_a_bridge_write_the_same(tmp_path):
     model, tokenizer = rl.load(save_tiny(tmp_path / "model"))
-    options = {"values": True, "logits_of": [5]}
-    expected = rl.capture(model, torch.arange(3, 15), **options)
-    seen = rl.capture(bridge(model, tokenizer), torch.arange(3, 15), **options)
+    expected = rl.capture(model, torch.arange(3, 15), values=True, logits_of=[5])
+    seen = rl.capture(
+        bridge(model, tokenizer), torch.arange(3, 15), values=True, logits_of=[5]
+    )
     for name in ("write_norm", "written_norm", "logit"):
         np.testing.assert_allclose(seen[name], expected[name], rtol=1e-4, atol=1e-5)
 
@@ -307,8 +308,9 @@ def test_a_rotation_that_depends_on_the_length():
 
 def test_variables_have_names_and_units_and_can_be_saved(tmp_path):
     model, tokenizer = rl.load(save_tiny(tmp_path / "model"))
-    options = {"heads": "1.*", "values": True, "logits_of": ["b"]}
-    seen = rl.capture(model, "aabca", tokenizer=tokenizer, **options)
+    seen = rl.capture(
+        model, "aabca", tokenizer=tokenizer, heads="1.*", values=True, logits_of=["b"]
+    )
     assert [text.strip() for text in seen["answer"].values] == ["b"]
     for name, variable in seen.variables.items():
         assert variable.attrs["long_name"], name

@@ -35,7 +35,6 @@ def profile(
     model = tiny(family)
     past = []
     progress = []
-    options = {"rows": rows, "surrogates": 2, "batch_size": len(TOKENS)}
     edits = [rl.stop(rl.PlaneNumbers([1]), heads=heads)] if heads else []
 
     def see(call: AttentionCall) -> None:
@@ -45,7 +44,9 @@ def profile(
     with rl.edit_rope(model, *edits), as_live_model(model).observe(see):
         text = rl.Text(TOKENS, lengths=LENGTHS)
         shown = token_progress(progress.append)
-        result = rl.profile(model, text, progress=shown, **options)
+        result = rl.profile(
+            model, text, progress=shown, rows=rows, surrogates=2, batch_size=len(TOKENS)
+        )
     assert sum(progress) == LENGTHS.sum()
     return result, past
 

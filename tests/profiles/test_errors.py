@@ -146,9 +146,14 @@ def test_a_profile_without_budget_has_the_same_sums_and_no_labels():
 
 
 def test_tokens_and_seeds_of_numpy():
-    options = {"surrogates": 1, "rows": 3, "seed": np.int64(-1)}
     plain = rl.profile(tiny("llama_gqa"), TOKENS, surrogates=1, rows=3, seed=-1)
-    narrow = rl.profile(tiny("llama_gqa"), TOKENS.to(torch.uint8).numpy(), **options)
+    narrow = rl.profile(
+        tiny("llama_gqa"),
+        TOKENS.to(torch.uint8).numpy(),
+        surrogates=1,
+        rows=3,
+        seed=np.int64(-1),
+    )
     xr.testing.assert_equal(plain, narrow)
     first, second = [rl.classify_heads(profile, seed=-1) for profile in (plain, narrow)]
     pd.testing.assert_frame_equal(first, second)
@@ -217,9 +222,13 @@ def test_progress_adds_up_to_the_total(measures: tuple[str, ...]):
         totals.append(stages[0].total)
         return token_progress(done.append)(*stages)
 
-    options = {"measures": measures, "prompt_lengths": (33, 40), "edits": {"a": "nope"}}
     evaluate(
-        tiny("llama_gqa"), lengths=torch.tensor([40, 20, 3]), progress=show, **options
+        tiny("llama_gqa"),
+        lengths=torch.tensor([40, 20, 3]),
+        progress=show,
+        measures=measures,
+        prompt_lengths=(33, 40),
+        edits={"a": "nope"},
     )
     assert [sum(done)] == totals
     assert measures != ("loss",) or totals == [2 * 63]

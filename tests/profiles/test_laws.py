@@ -135,9 +135,8 @@ def test_the_same_seed_gives_the_same_numbers_and_the_model_is_restored():
     weights = {key: value.clone() for key, value in model.state_dict().items()}
     with torch.no_grad():
         before = model(tokens, use_cache=False).logits
-    given = {"surrogates": 1, "rows": 5}
     first, same, other = [
-        rl.profile(model, tokens, seed=seed, **given) for seed in (1, 1, 2)
+        rl.profile(model, tokens, seed=seed, surrogates=1, rows=5) for seed in (1, 1, 2)
     ]
     xr.testing.assert_equal(first, same)
     for name in ("selectivity", "group_both_gain", "surrogate_log_wavelength"):

@@ -190,15 +190,19 @@ def test_the_budget_matches_fits_with_scipy(name: str, mask: str):
     heads = profile["found_sink"].isnull().values  # the oracle knows only position 0
     assert heads.sum() >= 4
     layer, head = np.argwhere(heads)[-1]
-    sides = {"head": head, "sinks": sinks}
-    own = [head_rows(calls[layer], turning[layer], **sides) for calls in recorded]
+    own = [
+        head_rows(calls[layer], turning[layer], head=head, sinks=sinks)
+        for calls in recorded
+    ]
     fold = [reduce(HeadRows.joined, own[part::2]) for part in (0, 1)]
     total = np.array([information(group) for group in own])
     of_head = profile.isel(layer=layer, head=head)
     np.testing.assert_allclose(of_head["group_total"], total, rtol=1e-3)
     for which, (content, offsets) in PARTS.items():
-        parts = {"content": content, "offsets": offsets}
-        halves = [gain(fold[1 - n], on=fold[n], ridge=RIDGE, **parts) for n in (0, 1)]
+        halves = [
+            gain(fold[1 - n], on=fold[n], ridge=RIDGE, content=content, offsets=offsets)
+            for n in (0, 1)
+        ]
         ours = [of_head[f"group_{which}_gain"][n::2].mean() for n in (0, 1)]
         np.testing.assert_allclose(
             ours, halves, atol=0.02 * total.mean(), err_msg=which

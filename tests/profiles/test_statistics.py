@@ -45,9 +45,13 @@ def test_the_recipe_matches_dense_attention_on_a_set_of_tokens(
     assert len(recipe().splitlines()) < 15
     model = tiny(name).double()
     tokens = random_tokens(sequences=3, length=40) % 17
-    options = {"statistics": [attention_on(WANTED)], "rows": rows, "batch_size": 2}
     profile = rl.profile(
-        model, rl.Text(tokens, lengths=LENGTHS), surrogates=0, **options
+        model,
+        rl.Text(tokens, lengths=LENGTHS),
+        surrogates=0,
+        statistics=[attention_on(WANTED)],
+        rows=rows,
+        batch_size=2,
     )
     ours = profile["attention_on_set"]
     assert (ours.dims, ours.attrs["units"]) == (("layer", "head"), "1")

@@ -169,9 +169,13 @@ def test_a_step_on_a_cache_is_seen_as_the_model_does_it(name: str):
     cache = DynamicCache()
     for begin, end in ((0, 38), (38, 39), (39, 40)):
         seen: list[torch.Tensor] = []
-        part = {"input_ids": ids[:, begin:end], "attention_mask": mask[:, :end]}
         with rl.observe(model, lambda call, _: seen.append(attention_map(call))):  # noqa: B023
-            result = model(**part, past_key_values=cache, output_attentions=True)
+            result = model(
+                input_ids=ids[:, begin:end],
+                attention_mask=mask[:, :end],
+                past_key_values=cache,
+                output_attentions=True,
+            )
         rows = mask[:, begin:end].bool()
         for ours, true in zip(seen, result.attentions, strict=True):
             ours, true = [x.transpose(1, 2)[rows] for x in (ours, true)]

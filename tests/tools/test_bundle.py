@@ -23,8 +23,13 @@ from ropelens.train.data import held_out_sequences
 def test_write_bundle(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     out = tmp_path / "nano"
     monkeypatch.setattr(bundle, "MEASURED", 3)
-    texts = {"recipe": "ropelens train --text story.txt", "text": "a story"}
-    measured = bundle.write_bundle(run, out=out, **texts, documents=4)
+    measured = bundle.write_bundle(
+        run,
+        out=out,
+        recipe="ropelens train --text story.txt",
+        text="a story",
+        documents=4,
+    )
     card = (out / "README.md").read_text()
     assert "# nano: a checkpoint bundled with ropelens" in card
     assert "    ropelens train --text story.txt\n" in card
@@ -55,8 +60,9 @@ def test_write_bundle(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_an_early_model_is_bundled_without_a_sample(run: Path, tmp_path: Path):
     out = tmp_path / "nano-step-8"
-    recipe = {"recipe": "ropelens train", "text": "a story"}
-    measured = bundle.write_bundle(run, out=out, **recipe, step=8)
+    measured = bundle.write_bundle(
+        run, out=out, recipe="ropelens train", text="a story", step=8
+    )
     card = (out / "README.md").read_text()
     assert f"tokens seen: {8 * 4 * 32:,} (8 steps of 128, of 60 steps" in card
     assert "This checkpoint has no sampled text." in card
