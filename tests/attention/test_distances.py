@@ -46,19 +46,23 @@ def rotated_scores(model: Any, q: Tensor, k: Tensor, layer: int) -> Tensor:
         turned, _ = module.apply_rotary_pos_emb(turning, turning, *waves)
         return torch.cat([turned[0], x[..., cos.shape[-1] :]], dim=-1)
 
-    keys = [rotate(k, count - 1 - distance) for distance in range(count)]
-    return torch.stack([rotate(q, count - 1) @ key.mT for key in keys], dim=-1)
+    query = rotate(q, count - 1)
+    scores = []
+    for distance in range(count):
+        key = rotate(k, count - 1 - distance)
+        scores.append(query @ key.mT)
+    return torch.stack(scores, dim=-1)
 
 
 def draw(weight: np.ndarray, numbers: Tensor) -> list[int]:
     """Two keys other than position 0; the second is drawn without the first."""
     drawn = [0]
     for number in numbers.tolist():
-        left = np.where(np.isin(np.arange(len(weight)), drawn), 0, weight)
+        left = weight.copy()
+        left[drawn] = 0
         if left.sum() > 0:
-            drawn.append(
-                int(np.searchsorted(left.cumsum(), number * left.sum(), "right"))
-            )
+            key = np.searchsorted(left.cumsum(), number * left.sum(), "right")
+            drawn.append(int(key))
     return drawn[1:]
 
 
@@ -67,7 +71,8 @@ def true_measures(model: Any, tokens: Tensor, name: str) -> dict[str, np.ndarray
     calls = attention_calls(model, tokens)[0]
     count = len(tokens)
     bins = 2 ** np.arange(6)
-    found = {x: np.full((len(calls), 4, count, len(bins)), np.nan) for x in NAMES}
+    shape = (len(calls), 4, count, len(bins))
+    found = {name: np.full(shape, np.nan) for name in NAMES}
     near, far, start = distances.sampled_distances(len(bins))
     order = exchange_order(torch.tensor([count]), width=count, seed=0, numbers=[0])
     turnings = rotations(model, name=name)
@@ -182,7 +187,8 @@ def test_a_head_that_does_not_rotate_keeps_every_order():
     model = tiny("llama_gqa").double()
     others = [0, 2, 3]
     plain = rl.profile(model, TOKENS, **OPTIONS)
-    with rl.edit_rope(model, rl.stop(rl.PlaneNumbers(range(8)), heads="0.1")):
+    stopped = rl.stop(rl.PlaneNumbers(range(8)), heads="0.1")
+    with rl.edit_rope(model, stopped):
         edited = rl.profile(model, TOKENS, **OPTIONS)
     for name in NAMES:
         np.testing.assert_allclose(edited[name][0, others], plain[name][0, others])
@@ -238,7 +244,11 @@ def attentions(model: PreTrainedModel) -> list[torch.Tensor]:
     weights = [layer.double() for layer in layers]
     if "sinks" not in str(model.state_dict().keys()):
         return weights
-    return [torch.cat([w, 1 - w.sum(-1, keepdim=True)], dim=-1) for w in weights]
+    with_sink = []
+    for weight in weights:
+        on_sink = 1 - weight.sum(-1, keepdim=True)
+        with_sink.append(torch.cat([weight, on_sink], dim=-1))
+    return with_sink
 
 
 def expected(before: PreTrainedModel, after: PreTrainedModel) -> np.ndarray:

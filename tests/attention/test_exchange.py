@@ -53,10 +53,10 @@ def permutation(order: list[float], movable: list[bool], block: int) -> list[int
     """pi: the movable tokens of each block, in the order of their random numbers."""
     contents = list(range(len(order)))
     for begin in range(0, len(order), block):
-        places = [j for j in range(begin, min(begin + block, len(order))) if movable[j]]
-        for place, content in zip(
-            places, sorted(places, key=order.__getitem__), strict=True
-        ):
+        end = min(begin + block, len(order))
+        places = [j for j in range(begin, end) if movable[j]]
+        in_order = sorted(places, key=order.__getitem__)
+        for place, content in zip(places, in_order, strict=True):
             contents[place] = content
     return contents
 
@@ -80,7 +80,8 @@ def dense_sums(
     seen = [sees[row].nonzero()[:, 0] for row in range(length) if not hidden[row]]
     window = max(map(len, seen))
     real = int((~hidden).sum())
-    slides = len({int(keys[0]) for keys in seen}) > 1
+    first_keys = {int(keys[0]) for keys in seen}
+    slides = len(first_keys) > 1
     if call.visibility.mask is not None:
         slides = window < real * 2 / 3
     block = window // 2 if slides else length
@@ -126,9 +127,8 @@ def dense_sums(
                     continue
                 mass = a[v].sum()
                 others = b[v], b[inverse][v], a[inverse][v]
-                total[:3] += (
-                    weight * mass * torch.stack([overlap(a[v], x) for x in others])
-                )
+                overlaps = [overlap(a[v], x) for x in others]
+                total[:3] += weight * mass * torch.stack(overlaps)
                 total[3] += weight * mass
         yield total
 
@@ -190,9 +190,8 @@ def measured(case: Case) -> Measured:
     ):  # eager attention is NaN if a row sees no key
         model.set_attn_implementation("sdpa")
     if situation == "edited":  # heads of a group rotate in different planes
-        OPEN.enter_context(
-            rl.edit_rope(model, rl.stop(rl.PlaneNumbers([1]), heads="0.1"))
-        )
+        stopped = rl.stop(rl.PlaneNumbers([1]), heads="0.1")
+        OPEN.enter_context(rl.edit_rope(model, stopped))
     measurement = Measurement.of(model, TEXTS.get(situation, PADDED), seed=3)
     planes = measurement.rotation.planes(measurement.text.context)
     text = measurement.text
@@ -272,7 +271,8 @@ def test_an_exchange_of_nothing_changes_nothing(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_without_rotation_attention_moves_with_the_contents(family: str):
-    profile = rl.profile(keep(tiny(family).double(), torch.zeros), PADDED, surrogates=0)
+    still = keep(tiny(family).double(), torch.zeros)
+    profile = rl.profile(still, PADDED, surrogates=0)
     np.testing.assert_allclose(profile["follows_content"], 1, atol=1e-6)
     assert float(profile["follows_position"].max()) < 0.9
 

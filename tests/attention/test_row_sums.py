@@ -32,16 +32,19 @@ counts = st.sampled_from([None, 1, 4, 16])
 @st.composite
 def any_planes(draw: st.DrawFn) -> Planes:
     count = draw(st.integers(1, 4))
-    (offset, rest) = draw(st.tuples(*[st.integers(0, 3)] * 2))
+    offset = draw(st.integers(0, 3))
+    rest = draw(st.integers(0, 3))
     pairing = draw(st.sampled_from(["half", "interleaved"]))
-    speeds = draw(st.lists(st.floats(-3, 3, width=32), min_size=count, max_size=count))
+    speed = st.floats(-3, 3, width=32)
+    speeds = draw(st.lists(speed, min_size=count, max_size=count))
     return Planes(torch.tensor(speeds), 2 * count + offset + rest, pairing, offset)
 
 
 def rotated(x: Tensor, positions: Tensor, planes: Planes) -> Tensor:
     angle = positions[:, None].float() * planes.inv_freq
     z = torch.complex(x[..., planes.first], x[..., planes.second])
-    z = z * torch.polar(torch.ones_like(angle.double()), angle.double())
+    angle = angle.double()
+    z = z * torch.polar(torch.ones_like(angle), angle)
     result = x.clone()
     result[..., planes.first] = z.real
     result[..., planes.second] = z.imag
@@ -102,16 +105,17 @@ def test_terms_add_up_to_the_score_and_lengths_bound_them(planes: Planes, seed: 
 @st.composite
 def any_call(draw: st.DrawFn) -> tuple[AttentionCall, Planes, Tensor, Tensor]:
     planes = draw(any_planes())
-    batch, kv_heads, group = [draw(st.integers(1, 3)) for _ in range(3)]
+    batch = draw(st.integers(1, 3))
+    kv_heads = draw(st.integers(1, 3))
+    group = draw(st.integers(1, 3))
     context = draw(st.sampled_from([2, 3, 17, 40]))
     window = draw(st.sampled_from([1, 2, 5, 16, 1000]))
     seed = draw(seeds)
     sharpness = draw(st.sampled_from([0.1, 1.0, 6.0]))
     q = normal(batch, kv_heads * group, context, planes.head_dim, seed=seed)
     k = normal(batch, kv_heads, context, planes.head_dim, seed=seed + 1)
-    lengths = torch.tensor(
-        [context, *draw(st.permutations(range(2, context + 2)))][:batch]
-    )
+    other_lengths = draw(st.permutations(range(2, context + 2)))
+    lengths = torch.tensor([context, *other_lengths][:batch])
     generator = torch.Generator().manual_seed(seed)
     shared = draw(st.sampled_from([1, kv_heads * group]))
     sinks = torch.randint(0, 9, (batch, shared, context), generator=generator)
@@ -120,7 +124,8 @@ def any_call(draw: st.DrawFn) -> tuple[AttentionCall, Planes, Tensor, Tensor]:
     visibility = Visibility.causal(range(context), window=window)
     if draw(st.booleans()):
         mask = torch.rand(batch, context, context, generator=generator) < 0.4
-        mask |= torch.eye(context).bool().roll(draw(st.integers(-1, 1)), 0)
+        shift = draw(st.integers(-1, 1))
+        mask |= torch.eye(context).bool().roll(shift, 0)
         mask &= (
             torch.ones(context, context)
             .tril(draw(st.sampled_from([1, context])))
@@ -130,7 +135,8 @@ def any_call(draw: st.DrawFn) -> tuple[AttentionCall, Planes, Tensor, Tensor]:
     output = q.transpose(1, 2)
     scale = sharpness / math.sqrt(planes.head_dim)
     softcap = draw(st.sampled_from([None, 2.0]))
-    sink_logits = draw(st.sampled_from([None, normal(kv_heads * group, seed=seed)]))
+    logits = normal(kv_heads * group, seed=seed)
+    sink_logits = draw(st.sampled_from([None, logits]))
     call = AttentionCall(0, q, k, k, output, scale, softcap, sink_logits, visibility)
     return call, planes, lengths.clamp(max=context), sinks
 
@@ -156,7 +162,7 @@ def brute_force(
     sums["selectivity"], sums["selectivity_keys"] = torch.zeros(2, q.shape[1]).double()
     for i, weight in rows:
         keys = [j for j in range(len(k)) if seen[i, j]]
-        terms = torch.stack([call.scale * q[i] * k[j] for j in keys])
+        terms = call.scale * q[i] * k[keys]
         scores = squashed(terms.sum(1))
         log_a = scores.log_softmax(0)
         a = log_a.exp()

@@ -43,8 +43,10 @@ def test_bins_are_exact_then_eight_an_octave(context: int):
     assert torch.equal(edges, longest[: len(edges)]), "results of two contexts add up"
     mass = normal(2, context, seed=context)
     binned = sum_bins(mass, edges)
-    for place, (low, high) in enumerate(itertools.pairwise(edges.tolist())):
-        torch.testing.assert_close(binned[:, place], mass[:, low:high].sum(1))
+    bins = itertools.pairwise(edges.tolist())
+    for place, (low, high) in enumerate(bins):
+        expected = mass[:, low:high].sum(1)
+        torch.testing.assert_close(binned[:, place], expected)
 
 
 @few
@@ -137,7 +139,8 @@ def test_bits_add_up_and_never_go_below_zero(gains: list[tuple[float, ...]]):
     ],
 )
 def test_a_model_gains_at_least_as_much_as_a_model_that_it_contains(gains, expected):
-    bits = attention_budget(*(np.array([gain]) for gain in gains))
+    arrays = [np.array([gain]) for gain in gains]
+    bits = attention_budget(*arrays)
     assert list(bits) == [
         "total",
         "sink",
@@ -146,7 +149,8 @@ def test_a_model_gains_at_least_as_much_as_a_model_that_it_contains(gains, expec
         "interaction",
         "shared",
     ]
-    np.testing.assert_allclose(np.concatenate(list(bits.values())), expected)
+    found = np.concatenate([*bits.values()])
+    np.testing.assert_allclose(found, expected)
 
 
 def drawn(lengths: list[int], *, documents=None, seed: int = 0) -> Sample:
@@ -163,7 +167,8 @@ def test_a_sample_has_sequences_of_both_folds_from_many_groups():
     sample = drawn([20] * 39, documents=documents, seed=3)
     taken = sample.text.ids[:, 0] // 20
     group = assign_groups(documents, 39)[taken]
-    assert len(taken) == len(set(taken.tolist())) == 10
+    distinct = set(taken.tolist())
+    assert len(taken) == len(distinct) == 10
     assert sample.text.fold.tolist() == [0, 1] * 5
     assert len(group.unique()) == 10, (
         "one of each document, although one has most sequences"
@@ -198,7 +203,8 @@ def test_models_are_fitted_to_long_sequences(
     lengths: list[int], fitted: set[int], seed: int
 ):
     """A short leftover sequence does not contain the offsets on which a model is scored."""
-    text = Text(torch.zeros(len(lengths), max(lengths)).long(), torch.tensor(lengths))
+    tokens = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+    text = Text(tokens, torch.tensor(lengths))
     sample = Sample.draw(text, seed=seed)
     assert set(sample.text.lengths.tolist()) <= fitted
     assert text.single_long_sequence == (lengths == [17, 512])
@@ -231,7 +237,8 @@ def test_a_single_sequence_is_scored_on_rows_of_the_opposite_fold():
 def test_a_text_is_scored_on_2048_rows_and_each_sequence_on_32_at_least(
     sequences, rows
 ):
-    assert scored_rows(Text(torch.ones(sequences, 4).long())) == rows
+    text = Text(torch.ones(sequences, 4).long())
+    assert scored_rows(text) == rows
 
 
 def test_a_step_changes_no_weight_by_more_than_eight():
@@ -293,7 +300,8 @@ def test_a_single_sequence_has_two_folds_of_rows():
     sample = Sample.draw(Text(tokens, torch.tensor([60])), seed=0)
     call, planes = observed_calls(tiny("llama_gqa"), tokens)[0]
     one, other = sample.fit(call, planes, surrogates=0, seed=0).weights.unbind(1)
-    assert ((one - other).abs().amax((1, 2)) > 0.1).all()
+    difference = (one - other).abs()
+    assert (difference.amax((1, 2)) > 0.1).all()
 
 
 def test_groups_are_scored_by_models_of_the_opposite_fold():

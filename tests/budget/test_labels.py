@@ -31,8 +31,11 @@ RULES = [  # total, sink, position, content -> label
 
 
 def labelled(bits: tuple[float, ...], rows: float = 100.0) -> str:
-    parts = zip(("total", "sink", "position", "content"), bits, strict=True)
-    return label_heads({name: np.array([value]) for name, value in parts}, rows=rows)[0]
+    names = ("total", "sink", "position", "content")
+    arrays = {}
+    for name, value in zip(names, bits, strict=True):
+        arrays[name] = np.array([value])
+    return label_heads(arrays, rows=rows)[0]
 
 
 @pytest.mark.parametrize(("bits", "label"), RULES)
@@ -139,7 +142,8 @@ def test_shared_bits_go_to_what_a_head_follows(sums, score: float, weight: float
     weights=st.lists(st.floats(0, 1), min_size=2, max_size=2).map(sorted),
 )
 def test_shared_bits_move_between_content_and_position(gains, weights):
-    bits = formulas.attention_budget(*(np.array([gain] * 2) for gain in gains))
+    arrays = [np.array([gain, gain]) for gain in gains]
+    bits = formulas.attention_budget(*arrays)
     moved = assign_shared(bits, np.array(weights))
     both = bits["position"] + bits["content"]
     np.testing.assert_allclose(moved["position"] + moved["content"], both, atol=1e-12)

@@ -36,8 +36,10 @@ def test_gains_are_scipys_on_tiny_models(name: str):
     ours = observed_calls(model, tokens)
     for layer, head in ((0, 3), (len(ours) - 1, 1)):
         call, planes = ours[layer]
-        rows = SampledCall(call, all_rows(torch.full((2,), 40)), planes)
-        scores = logit.score_models(rows, fits.fit_models(rows)).sum((0, 1))[head]
+        every_row = all_rows(torch.full((2,), 40))
+        rows = SampledCall(call, every_row, planes)
+        weights = fits.fit_models(rows)
+        scores = logit.score_models(rows, weights).sum((0, 1))[head]
         gain_of = {key: float(values) for key, values in logit.gains(scores).items()}
         calls = (of_sequence[layer] for of_sequence in recorded)
         is_sink = np.arange(40) == 0
@@ -62,7 +64,8 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
     call, planes = observed_calls(tiny("mistral_sliding"), tokens)[0]
     sinks = torch.randint(0, 9, (3, 4, 30), generator=torch.Generator().manual_seed(0))
     sinks = sinks * (sinks <= 3)
-    rows = SampledCall(call, all_rows(torch.full((3,), 30)), planes, sinks=sinks)
+    every_row = all_rows(torch.full((3,), 30))
+    rows = SampledCall(call, every_row, planes, sinks=sinks)
     weights = fits.fit_models(rows)
     attention = attention_map(call).double()
     scores = logit.score_models(rows, weights)[:, 0]
@@ -103,7 +106,8 @@ def test_a_row_that_sees_no_key_changes_no_model():
     mask = torch.ones(2, 40, 40, dtype=torch.bool).tril().triu(-7)
     mask[:, :, 10:20] = False
     q, k = [normal(2, 2, 40, 8, seed=s) for s in (1, 2)]
-    call = replace(call_of(q, k), visibility=Visibility.from_mask(mask, range(40)))
+    visibility = Visibility.from_mask(mask, range(40))
+    call = replace(call_of(q, k), visibility=visibility)
     hidden = (torch.arange(40) // 10 == 1).expand(2, -1)
     rows = all_rows(torch.full((2,), 40)).zero_hidden(hidden)
     seen = rows.weight[0].nonzero().mT + 1
@@ -117,9 +121,8 @@ def test_a_row_that_sees_no_key_changes_no_model():
 @pytest.mark.parametrize("name", ["llama_gqa", "phi"])
 def test_a_few_keys_of_each_row_give_the_covariance(name: str):
     call, planes = observed_calls(tiny(name), random_tokens(sequences=2, length=150))[0]
-    rows = logit.normalize_weights(
-        SampledCall(call, all_rows(torch.full((2,), 150)), planes)
-    )
+    every_row = all_rows(torch.full((2,), 150))
+    rows = logit.normalize_weights(SampledCall(call, every_row, planes))
     first = planes.terms + 3
     heads = slice(0, rows.k.shape[1])
     weights = torch.zeros(1, *rows.row_q.shape[1:3], first).double()

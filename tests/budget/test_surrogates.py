@@ -64,11 +64,11 @@ def test_a_surrogate_is_the_layer_with_permuted_frequencies(name: str, changes: 
             q, k = [rotate_to(x, positions, planes, target) for x, target in pairs]
             turned = AttentionCall(**(vars(call) | {"query": q, "key": k}))
             of_turned = SampledCall(turned, rows, planes, sinks=sinks)
-            scores = score_models(of_turned, fit_models(of_turned)).sum((0, 1))
+            weights = fit_models(of_turned)
+            scores = score_models(of_turned, weights).sum((0, 1))
             nats = dict(zip(SCORES, scores.unbind(-1), strict=True))
-            fraction = (nats["position"] - nats["sink"]) / (
-                nats["information"] - nats["sink"]
-            )
+            beyond_sinks = nats["information"] - nats["sink"]
+            fraction = (nats["position"] - nats["sink"]) / beyond_sinks
             own = {name: numbers[draw] for name, numbers in ours.items()}
             assert_close(own["surrogate_offset_fraction"], fraction, rtol=0, atol=0.01)
             sums = sum_attention(of_turned, of_keys)
@@ -161,8 +161,10 @@ def test_uniform_attention_is_on_all_keys_that_a_row_sees():
     x = torch.zeros(1, 1, context, 4)
     rows = all_rows(torch.tensor([context]))
     planes = Planes(torch.zeros(2), 4, "half")
-    sampled = normalize_weights(SampledCall(call_of(x, x), rows, planes, sinks=sinks))
-    expected = torch.arange(2.0, context + 1).log().mean().double()
+    call = call_of(x, x)
+    sampled = normalize_weights(SampledCall(call, rows, planes, sinks=sinks))
+    numbers_of_keys = torch.arange(2.0, context + 1)
+    expected = numbers_of_keys.log().mean().double()
     assert_close(OffsetRows.of(sampled).uniform[0, 0], expected)
 
 
@@ -177,7 +179,8 @@ def test_a_sharp_head_is_fitted_in_single_precision():
     call = call_of(*torch.zeros(2, 1, 1, 300, 2))
     rows = normalize_weights(SampledCall(call, rows, planes))
     table = OffsetRows.of(rows)
-    weights = torch.zeros(1, 3 + 300 + len(offset_edges(300)) - 1).double()
+    bins = len(offset_edges(300)) - 1
+    weights = torch.zeros(1, 3 + 300 + bins, dtype=torch.float64)
     weights[0, 3 + 5] = 12
     masses = table.moments(weights).expected.float()
     found = fit_offsets(

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -264,7 +265,7 @@ def recipe_run(prose, tmp_path_factory) -> tuple[Path, list[Tensor]]:
 
 @pytest.mark.parametrize("decay", [1.0, 0.25, 0.0])
 def test_the_rate_follows_the_schedule_of_transformers(decay: float):
-    settings = Settings(**RECIPE | {"decay": decay})
+    settings = replace(Settings(**RECIPE), decay=decay)
     warmup = settings.warmup_steps
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=NANO.learning_rate)
     falling = round(decay * (STEPS - warmup))
@@ -353,7 +354,7 @@ def test_validation_text_is_measured_and_not_trained_on(
 def test_each_epoch_has_another_order(after: int, monkeypatch: pytest.MonkeyPatch):
     """accelerate's sampler has the same order, also after a stop. 9 sequences are 3 steps."""
     monkeypatch.setitem(SIZES, "nano", dataclasses.replace(NANO, batch=3))
-    settings = Settings(**OPTIONS | {"steps": 20, "seed": 4})
+    settings = replace(Settings(**OPTIONS), steps=20, seed=4)
     rows = np.arange(9)[:, None].repeat(settings.context, 1)
     sampler = SeedableRandomSampler(range(9), data_seed=4)
     order = torch.tensor([list(sampler) for _ in range(7)]).view(-1, 3)[after:20]
@@ -364,7 +365,7 @@ def test_each_epoch_has_another_order(after: int, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("after", [0, 1, 4, 7])
 def test_stages_follow_each_other_and_the_last_is_repeated(after: int):
-    settings = Settings(**OPTIONS | {"steps": 8, "seed": 4})
+    settings = replace(Settings(**OPTIONS), steps=8, seed=4)
     batch = NANO.batch
     context = settings.context
     short = np.arange(6 * batch)[:, None].repeat(context // 2, 1)
