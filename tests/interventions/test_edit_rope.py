@@ -102,7 +102,8 @@ def test_stopped_planes_equal_a_model_with_frequency_zero(name: str):
 def test_rescaled_planes_keep_their_direction(name: str):
     model = tiny(name)
     own = next(b for n, b in model.named_buffers() if n.endswith("rotary_emb.inv_freq"))
-    expected = logits(keep(tiny(name), lambda count: torch.full((count,), 0.5)))
+    halved = keep(tiny(name), lambda count: torch.full((count,), 0.5))
+    expected = logits(halved)
     scale = expected.abs().max()
     assert (expected - logits(model)).abs().max() > 1e-3 * scale
     with rl.edit_rope(model, rl.rescale(own / 2)):
@@ -113,7 +114,8 @@ def test_rescaled_planes_keep_their_direction(name: str):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_every_dtype(dtype: torch.dtype):
     model = tiny("llama_gqa").to(dtype)
-    expected = logits(keep(tiny("llama_gqa"), lambda n: torch.arange(n) < 4).to(dtype))
+    kept = keep(tiny("llama_gqa"), lambda n: torch.arange(n) < 4)
+    expected = logits(kept.to(dtype))
     with rl.edit_rope(model, rl.stop_slowest(0.5)):
         edited = logits(model)
     assert edited.dtype == dtype
@@ -124,7 +126,8 @@ def test_every_dtype(dtype: torch.dtype):
 def test_a_rotation_with_a_gain_rounds_once():
     x = torch.randn(1, 2, 9, 16).bfloat16()
     positions = torch.arange(9)[None]
-    planes = RotationProbe(as_live_model(tiny("llama_gqa"))).layers()[0].planes
+    live = as_live_model(tiny("llama_gqa"))
+    planes = RotationProbe(live).layers()[0].planes
     target = TargetRotation(
         planes.inv_freq.float().expand(2, -1) / 2, torch.full((2, 8), 1.3)
     )
@@ -206,7 +209,8 @@ def test_one_plane_of_some_heads_stops_or_adds_nothing(name: str, heads: list[in
     others = [other for other in range(4) if other not in heads]
     triple = partial(rl.scale, by=3)
     for change, edit in ((stopped, rl.stop), (dropped, rl.drop), (tripled, triple)):
-        with rl.edit_rope(model, edit(rl.PlaneNumbers([1]), heads=named)):
+        edit_of_heads = edit(rl.PlaneNumbers([1]), heads=named)
+        with rl.edit_rope(model, edit_of_heads):
             edited = observed(model)
         torch.testing.assert_close(
             edited, first_layer_scores(name, change), rtol=0, atol=1e-5
@@ -262,7 +266,8 @@ def test_a_rotation_that_depends_on_the_length():
     with rl.edit_rope(model, rl.stop_slowest(0.5)):
         torch.testing.assert_close(logits(model), logits(other), rtol=0, atol=1e-4)
         short = random_tokens(length=10)
-        within = logits(keep(tiny("llama_gqa"), lambda n: torch.arange(n) < 4), short)
+        kept = keep(tiny("llama_gqa"), lambda n: torch.arange(n) < 4)
+        within = logits(kept, short)
         torch.testing.assert_close(logits(model, short), within, rtol=0, atol=1e-4)
 
 
@@ -302,7 +307,8 @@ def test_an_error_at_the_attention_restores_the_model(llama, monkeypatch):
         raise ZeroDivisionError
 
     eager = "transformers.models.llama.modeling_llama.eager_attention_forward"
-    edit = rl.edit_rope(llama, rl.stop(rl.PlaneNumbers([3]), heads="*.1"))
+    stopped = rl.stop(rl.PlaneNumbers([3]), heads="*.1")
+    edit = rl.edit_rope(llama, stopped)
     with monkeypatch.context() as patch, edit:
         patch.setattr(eager, fail)
         with pytest.raises(ZeroDivisionError):
@@ -314,21 +320,23 @@ def test_an_error_at_the_attention_restores_the_model(llama, monkeypatch):
 
 def test_edits_nest_and_add_up(llama):
     plain = logits(llama)
-    with rl.edit_rope(llama, rl.stop(rl.PlaneNumbers([6, 7]))):
+    slowest = rl.stop(rl.PlaneNumbers([6, 7]))
+    faster = rl.stop(rl.PlaneNumbers([4, 5]))
+    with rl.edit_rope(llama, slowest):
         outer = logits(llama)
-        with rl.edit_rope(llama, rl.stop(rl.PlaneNumbers([4, 5]))):
+        with rl.edit_rope(llama, faster):
             both = logits(llama)
         assert torch.equal(logits(llama), outer)
         with (
             pytest.raises(IndexError),
-            rl.edit_rope(llama, rl.stop(rl.PlaneNumbers([4, 5]))),
+            rl.edit_rope(llama, faster),
         ):
             llama(torch.tensor([[999]]))
         assert torch.equal(logits(llama), outer)
     assert torch.equal(logits(llama), plain)
     with rl.edit_rope(llama, rl.stop_slowest(0.5)):
         assert torch.equal(logits(llama), both)
-    separate = [rl.stop(rl.PlaneNumbers(numbers)) for numbers in ([4, 6], [5, 7])]
+    separate = [rl.stop(rl.PlaneNumbers([4, 6])), rl.stop(rl.PlaneNumbers([5, 7]))]
     by_heads = rl.stop_slowest(0.5, heads="0.*, 1.0,1.1 ,1.2,*.3")
     for edits in (separate, [by_heads]):
         with rl.edit_rope(llama, *edits):
@@ -345,7 +353,8 @@ def test_attention_factors_do_not_add_up(llama):
             torch.testing.assert_close(logits(llama), plain, rtol=0, atol=1e-5)
     with rl.edit_rope(llama, "yarn:16", "yarn:16"):
         assert torch.equal(logits(llama), once)
-    with rl.edit_rope(llama, rl.drop(rl.Slowest(1))):
+    every_plane = rl.drop(rl.Slowest(1))
+    with rl.edit_rope(llama, every_plane):
         dropped = logits(llama)
         with rl.edit_rope(llama, "yarn:16"):
             torch.testing.assert_close(logits(llama), dropped, rtol=0, atol=1e-5)
@@ -384,7 +393,8 @@ Block = Callable[[PreTrainedModel], AbstractContextManager[None]]
 
 
 def edited(heads: str) -> Block:
-    return lambda model: rl.edit_rope(model, rl.stop(rl.Fastest(0.5), heads=heads))
+    edit = rl.stop(rl.Fastest(0.5), heads=heads)
+    return lambda model: rl.edit_rope(model, edit)
 
 
 def silenced(to: str) -> Block:

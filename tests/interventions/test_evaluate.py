@@ -1,5 +1,6 @@
 """Evaluations of edits, compared with losses of transformers, profiles and laws; and tasks."""
 
+import itertools
 from contextlib import nullcontext
 from functools import partial
 
@@ -27,8 +28,12 @@ tokens = partial(random_tokens, sequences=4, length=40)
 
 @torch.no_grad()
 def true_losses(model: PreTrainedModel) -> list[float]:
-    rows = [row[None, :length] for row, length in zip(tokens(), LENGTHS, strict=True)]
-    return [float(model(row, labels=row, use_cache=False).loss) for row in rows]
+    losses = []
+    for row, length in zip(tokens(), LENGTHS, strict=True):
+        sequence = row[None, :length]
+        outputs = model(sequence, labels=sequence, use_cache=False)
+        losses.append(float(outputs.loss))
+    return losses
 
 
 def test_loss_matches_transformers_with_and_without_an_edit():
@@ -218,8 +223,10 @@ def test_controls_have_as_many_random_other_heads_of_the_same_layers(silenced: t
         2,
         0,
     ]
-    lists = [f"0.{first},1.{second}" for first in (0, 2, 3) for second in (1, 2, 3)]
-    silences = {n: rl.silence_heads(model, n, to="mean", text=tokens()) for n in lists}
+    silences = {}
+    for first, second in itertools.product((0, 2, 3), (1, 2, 3)):
+        heads = f"0.{first},1.{second}"
+        silences[heads] = rl.silence_heads(model, heads, to="mean", text=tokens())
     measured = rl.evaluate(
         model, tokens(), edits=silences, measures="loss", batch_size=2
     )
@@ -240,7 +247,10 @@ def test_paired_changes_are_a_table_with_intervals(silenced: tuple):
         change.loc["stopped"] - change[table["control_of"] == "stopped"]
     ).to_numpy()
     means = apart.mean(0), apart.mean(1)
-    halves = [stats.sem(mean) * stats.t.ppf(0.975, len(mean) - 1) for mean in means]
+    halves = []
+    for mean in means:
+        quantile = stats.t.ppf(0.975, len(mean) - 1)
+        halves.append(stats.sem(mean) * quantile)
     ends = [f"loss_beyond{end}" for end in ("", "_low", "_high")]
     mean, low, high = table.loc["stopped", ends]
     assert (mean, high - mean) == pytest.approx((apart.mean(), np.hypot(*halves)))
@@ -325,7 +335,8 @@ def test_a_prompt_has_each_needle_once_and_ends_with_a_key():
     of_depths, of_trials = needles()
     assert of_depths.shape == (3, TRIALS, 61)
     assert of_trials.shape == (TRIALS, 8)
-    text = " ".join(map(str, TEXT.flatten().tolist()))
+    numbers = TEXT.flatten().tolist()
+    text = " ".join(map(str, numbers))
     for depth, before in enumerate((3, 17, 31)):  # the text has 34 tokens
         for prompt, values in zip(of_depths[depth], of_trials.tolist(), strict=True):
             first, *rest = prompt.tolist()

@@ -39,7 +39,8 @@ def test_some_measures_are_a_part_of_all(measures: list[str], whole: xr.Dataset)
         tiny("llama_gqa", num_hidden_layers=1), edits=EDITS, measures=measures
     )
     assert set(VARIABLES) == set(DEFAULT_MEASURES)
-    assert set(whole.data_vars) == set(" ".join(VARIABLES.values()).split())
+    all_names = " ".join(VARIABLES.values())
+    assert set(whole.data_vars) == set(all_names.split())
     assert set(part.data_vars) == {
         x for name in measures for x in VARIABLES[name].split()
     }
@@ -78,7 +79,8 @@ def test_label_changes_resample_documents():
 def test_an_open_edit_counts_as_the_unmodified_model():
     model = tiny("llama_gqa")
     with rl.edit_rope(model, "p-rope:0.5"):
-        inside = evaluate(model, edits={"fast too": rl.stop(rl.Fastest(0.5))})
+        fast = rl.stop(rl.Fastest(0.5))
+        inside = evaluate(model, edits={"fast too": fast})
     outside = evaluate(model, edits={"half": "p-rope:0.5", "all": "nope"})
     pairs = (("none", "half"), ("fast too", "all"))
     names = ["loss", "induction", "repeat_loss", "retrieval_hit", "total_bits"]
@@ -90,8 +92,10 @@ def test_an_open_edit_counts_as_the_unmodified_model():
         )
     assert (inside.attention_change.sel(edit="none") == 0).all()
     assert (inside.wavelength == torch.inf).sum() == 2 * 4
-    with rl.edit_rope(model, rl.stop(rl.PlaneNumbers([0]), heads="0.1")):
-        results = evaluate(model, edits={"more": rl.drop(rl.Slowest(0.5))})
+    one_head = rl.stop(rl.PlaneNumbers([0]), heads="0.1")
+    dropped = rl.drop(rl.Slowest(0.5))
+    with rl.edit_rope(model, one_head):
+        results = evaluate(model, edits={"more": dropped})
     assert (results.label != "").all()
     assert results.total_bits.notnull().all()
     assert np.isinf(results.head_wavelength.sel(layer=0, head=1)[0])
@@ -128,7 +132,10 @@ def test_a_context_past_the_trained_context():
     assert context in results.position_start.values
     assert context in results.position_stop.values
     with torch.no_grad(), rl.edit_rope(model, "linear:4"):
-        expected = [float(model(row[None], labels=row[None]).loss) for row in tokens()]
+        expected = []
+        for row in tokens():
+            outputs = model(row[None], labels=row[None])
+            expected.append(float(outputs.loss))
     np.testing.assert_allclose(results.loss.sel(edit="linear"), expected, rtol=1e-5)
 
 

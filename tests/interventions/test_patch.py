@@ -55,7 +55,8 @@ def test_a_patch_from_itself_changes_no_bit(name: str):
     plain = logits(model, tokens())
     for part in PARTS:
         with rl.patch_planes(model, tokens(), of=part):
-            assert torch.equal(logits(model, tokens()), plain), part
+            patched = logits(model, tokens())
+            assert torch.equal(patched, plain), part
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -64,14 +65,16 @@ def test_patching_a_whole_layer_gives_the_attention_of_the_source(name: str):
     source = head_outputs(model, tokens(1), layer=1)
     with ExitStack() as stack:
         for part in ("query", "key", "value"):
-            stack.enter_context(rl.patch_planes(model, tokens(1), heads="1.*", of=part))
+            patch = rl.patch_planes(model, tokens(1), heads="1.*", of=part)
+            stack.enter_context(patch)
         patched = head_outputs(model, tokens(), layer=1)
         by_parts = logits(model, tokens())
     torch.testing.assert_close(patched, source, rtol=1e-5, atol=1e-5)
     with rl.patch_planes(model, tokens(1), heads="1.*", of="output"):
         whole = logits(model, tokens())
     torch.testing.assert_close(by_parts, whole, rtol=1e-5, atol=1e-4)
-    assert not torch.allclose(whole, logits(model, tokens()), atol=1e-2)
+    unpatched = logits(model, tokens())
+    assert not torch.allclose(whole, unpatched, atol=1e-2)
 
 
 @pytest.mark.parametrize("name", PROJECTED)
@@ -87,7 +90,8 @@ def test_hooks_at_the_projections_give_the_same(name: str, part: Any, select: An
     size = attention.head_dim
     count = (size - family.unrotated) // 2
     numbers = {None: None, PlaneNumbers((0, 3)): {0, 3}}
-    planes = numbers.get(select, set(range(count // 2, count)))
+    slow_half = set(range(count // 2, count))
+    planes = numbers.get(select, slow_half)
     half = family.pairing == "half"
     plane_of = [n % count if half else n // 2 for n in range(2 * count)]
     plane_of += [-1] * (size - 2 * count)
@@ -120,7 +124,8 @@ def test_patched_vectors_turn_to_new_positions(llama, edited: bool):
     moved = {9: 2, 15: 17}
     with ExitStack() as stack:
         if edited:
-            stack.enter_context(rl.edit_rope(llama, rl.stop_slowest(0.5)))
+            edit = rl.edit_rope(llama, rl.stop_slowest(0.5))
+            stack.enter_context(edit)
         source = rl.capture(llama, tokens(1), heads="0.*")
         stack.enter_context(
             rl.patch_planes(llama, tokens(1), heads="0.*", positions=moved)
@@ -128,9 +133,8 @@ def test_patched_vectors_turn_to_new_positions(llama, edited: bool):
         patched = rl.capture(llama, tokens(), heads="0.*")
     for side, dim in (("q_still", "query"), ("k_still", "key")):
         here = patched[side].sel({dim: [*moved]}).values
-        assert (
-            abs(here - source[side].sel({dim: [*moved.values()]}).values).max() < 1e-5
-        )
+        there = source[side].sel({dim: [*moved.values()]}).values
+        assert abs(here - there).max() < 1e-5
 
 
 def test_other_heads_with_the_same_key_keep_it(llama):
@@ -165,7 +169,8 @@ def test_positions_count_within_each_sequence_of_a_packed_row(name: str, part: A
     model = tiny(name)
     row = tokens()
     lengths = (8, 12)
-    where = torch.cat([torch.arange(n) for n in lengths])[None]
+    positions = [torch.arange(n) for n in lengths]
+    where = torch.cat(positions)[None]
     with rl.patch_planes(
         model, tokens(1), heads="*.1", of=part, positions={2: 9, 9: 5}
     ):

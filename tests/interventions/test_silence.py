@@ -133,7 +133,8 @@ def test_a_resample_comes_from_another_sequence(
         assert not same.diagonal().any()
         orders.append(same.nonzero()[:, 1].tolist())
         assert sorted(orders[-1]) == list(range(sequences))
-    assert (len({str(order) for order in orders}) > 1) == (sequences > 2)
+    distinct = {str(order) for order in orders}
+    assert (len(distinct) > 1) == (sequences > 2)
     with hooked(llama, {0: [0, 1, 2, 3], 1: [1]}, lambda x: x[orders[3]]):
         expected = logits(llama, ids)
     with rl.silence_heads(llama, "0.*,1.1", to="resample", seed=3):

@@ -27,7 +27,8 @@ TOKENS = torch.randint(2, 40, (6, 24), generator=torch.Generator().manual_seed(0
 
 
 def rotating_planes(planes: int, base: float = 10_000.0) -> Wavelengths:
-    return dict(enumerate((2 * np.pi * base ** (np.arange(planes) / planes)).tolist()))
+    wavelengths = 2 * np.pi * base ** (np.arange(planes) / planes)
+    return dict(enumerate(wavelengths.tolist()))
 
 
 def plan(
@@ -129,7 +130,8 @@ def test_layers_that_rotate_differently_keep_their_own_counts():
         0,
         2,
     ]
-    named = named_entries(xr.Dataset(coords={"edit": range(len(cuts))}), cuts)
+    unnamed = xr.Dataset(coords={"edit": range(len(cuts))})
+    named = named_entries(unnamed, cuts)
     assert named["planes"].values[cuts.index(slow)] == "0 1: 4,5,6,7; 3: 2,3"
     spans = []
     stopped: list[tuple[int, int]] = []
@@ -145,7 +147,8 @@ def test_layers_that_rotate_differently_keep_their_own_counts():
 
 def test_planes_without_rotation_do_not_count():
     planes = Planes(torch.tensor([1.0, 0.1, 0.01, 1e-3, 0.0, 0.0]), 12, "half")
-    (cut,) = of_kind(plan([planned.rotating_planes(planes)], keep=[0.5]), "slow")
+    cuts = plan([planned.rotating_planes(planes)], keep=[0.5])
+    (cut,) = of_kind(cuts, "slow")
     assert (cut.stopped, cut.planes) == (((2, 3),), "2,3")
 
 
@@ -190,8 +193,10 @@ def test_planes_stop_only_in_the_named_heads():
     )
     assert sweep["edit"].values.tolist() == ["none", "band 0", "band 1"]
     planes = sweep["planes"][1:].to_series().str.split(",")
-    chosen = {name: select.PlaneNumbers([*map(int, n)]) for name, n in planes.items()}
-    edits = {name: rl.stop(numbers, heads=heads) for name, numbers in chosen.items()}
+    edits = {}
+    for name, numbers in planes.items():
+        chosen = select.PlaneNumbers([*map(int, numbers)])
+        edits[name] = rl.stop(chosen, heads=heads)
     evaluated = rl.evaluate(model, TOKENS, edits=edits, measures=["loss"])
     np.testing.assert_array_equal(sweep["loss"], evaluated["loss"])
     assert describe(sweep)[0].startswith("Within 24 tokens")
