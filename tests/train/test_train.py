@@ -5,6 +5,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,6 +34,11 @@ from ropelens.train.data import (
 from ropelens.train.run import model_config
 from ropelens.train.settings import SIZES, Settings, get_size
 from ropelens.train.steps import TrainingFailed, batches, learning_rate
+
+
+def settings_with(**changes: object) -> dict[str, Any]:
+    """The settings of a small training, with some changes."""
+    return OPTIONS | changes
 
 
 def test_a_finished_run_is_a_checkpoint(run: Path):
@@ -70,11 +76,11 @@ def test_another_model_is_not_overwritten(prose: Path, tmp_path: Path, file: str
 
 def test_other_settings_are_refused(run: Path, prose: Path, tmp_path: Path):
     with pytest.raises(BadArgument) as caught:
-        train([prose], out=run, **OPTIONS | {"seed": 1})
+        train([prose], out=run, **settings_with(seed=1))
     assert caught.value.what == f"the run in {run} was made with other settings."
     assert "seed: 0, now 1" in str(caught.value)
     with pytest.raises(BadArgument, match="vocabulary: 300, now 400"):
-        train([prose], out=run, data=tmp_path / "data", **OPTIONS | {"vocabulary": 400})
+        train([prose], out=run, data=tmp_path / "data", **settings_with(vocabulary=400))
     assert not (tmp_path / "data").exists()
     changed = tmp_path / "changed.txt"
     changed.write_text(prose.read_text() + "More.")
@@ -95,7 +101,7 @@ def test_validation_text_that_is_also_training_text(prose: Path, tmp_path: Path)
             [prose],
             valid=[prose, other],
             out=tmp_path / "run",
-            **OPTIONS | {"steps": 2},
+            **settings_with(steps=2),
         )
 
 
@@ -112,7 +118,7 @@ def test_prepared_tokens(prose: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     facts["seed"] = 99
     (made / "data.json").write_text(json.dumps(facts))
     monkeypatch.setattr(loop, "EVAL_EVERY", 4)
-    options = OPTIONS | {"steps": 6, "history_every": 3}
+    options = settings_with(steps=6, history_every=3)
     run = train(data=made, out=tmp_path / "run", **options)
     record = json.loads((run / "run.json").read_text())
     assert (record["data"], record["settings"]["stages"]) == (
@@ -129,7 +135,11 @@ def test_prepared_tokens(prose: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     history = sorted(path.name for path in (run / "history").iterdir())
     assert history == [f"step-{step:06}" for step in (1, 2, 3, 4, 6)]
     with pytest.raises(BadArgument, match="context: 32, now 16"):
-        train(data=made, out=tmp_path / "other", **options | {"context": 16})
+        train(
+            data=made,
+            out=tmp_path / "other",
+            **settings_with(steps=6, history_every=3, context=16),
+        )
     with pytest.raises(BadText, match="Text to train on is missing"):
         train(data=tmp_path, out=tmp_path / "third", **options)
     (made / "tokenizer.json").write_bytes(b"{")
@@ -240,7 +250,7 @@ def test_files_of_a_failed_start_are_not_used(prose: Path, tmp_path: Path):
     ):
         train([prose], valid=[tmp_path / "short.txt"], out=out, **OPTIONS)
     assert (out / "data" / "train.npy").exists()
-    train([prose], out=out, **OPTIONS | {"steps": 2})
+    train([prose], out=out, **settings_with(steps=2))
     assert metrics(out)[-1]["valid_loss"]
 
 
