@@ -1,6 +1,7 @@
 """Layers that do not attend, or have fewer heads than the configuration states; vision."""
 
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import families
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 import xarray as xr
 from oracles.tiny import random_tokens, sighted, tiny
 from tiny_checkpoints import save_tiny
-from torch.nn import Parameter
+from torch.nn import Linear, Parameter
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 import ropelens as rl
@@ -18,53 +19,82 @@ from ropelens.analysis.plan import plan_analysis
 from ropelens.errors import BadArgument
 
 HYBRIDS = (
-    *("Qwen3_5", "Qwen3Next", "Lfm2", "Lfm3", "FalconH1", "Bamba", "GraniteMoeHybrid"),
-    *("MiniMax", "OlmoHybrid"),
+    "Qwen3_5",
+    "Qwen3Next",
+    "Lfm2",
+    "Lfm3",
+    "FalconH1",
+    "Bamba",
+    "GraniteMoeHybrid",
+    "MiniMax",
+    "OlmoHybrid",
 )
 SEEING = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 TOKENS = torch.randint(3, 39, (4, 24), generator=torch.Generator().manual_seed(0))
 
 
-def attend_alike(model: PreTrainedModel, plain: PreTrainedModel) -> list[int]:
-    seen = rl.capture(model, TOKENS[0])
-    layers = sorted(set(seen["layer"].values.tolist()))
+def attending_layers(model: PreTrainedModel, plain: PreTrainedModel) -> list[int]:
+    """Layers whose attention is captured. It equals the attention that `plain` returns."""
+    captured = rl.capture(model, TOKENS[0])
+    layers = sorted(set(captured["layer"].values.tolist()))
     with torch.no_grad():
-        given = plain(TOKENS[:1], output_attentions=True, use_cache=False).attentions
-    theirs = [x for x in given if x is not None and x.shape[-1] == TOKENS.shape[1]]
-    assert len(theirs) == len(layers)
-    np.testing.assert_allclose(seen["attention"], torch.cat(theirs, 1)[0], atol=1e-5)
+        result = plain(TOKENS[:1], output_attentions=True, use_cache=False)
+    length = TOKENS.shape[1]
+    expected = [
+        attention
+        for attention in result.attentions
+        if attention is not None and attention.shape[-1] == length
+    ]
+    assert len(expected) == len(layers)
+    by_head = torch.cat(expected, dim=1)[0]
+    np.testing.assert_allclose(captured["attention"], by_head, atol=1e-5)
     return layers
+
+
+def layers_with_numbers(variable: xr.DataArray) -> list[int]:
+    others = [dim for dim in variable.dims if dim != "layer"]
+    return np.flatnonzero(variable.notnull().any(others)).tolist()
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_layers_of_a_hybrid_that_attend_are_measured(name: str):
     model = families.tiny(f"{name}ForCausalLM")
-    layers = attend_alike(model, model)
-    kinds = model.config.get_text_config().layer_types
+    layers = attending_layers(model, model)
+    layer_types = model.config.get_text_config().layer_types
     assert layers == [
-        n for n, kind in enumerate(kinds) if "linear" not in kind != "conv"
+        layer
+        for layer, layer_type in enumerate(layer_types)
+        if "linear" not in layer_type and layer_type != "conv"
     ]
     rope = rl.measure_rope(model)
-    assert rope["residual"].notnull().values.nonzero()[0].tolist() == layers
-    assert (
-        rope["inv_freq"].notnull().any("frequency").values.nonzero()[0].tolist()
-        == layers
-    )
-    last = int((rope["inv_freq"] > 0).sum("frequency").max()) - 1
+    assert layers_with_numbers(rope["residual"]) == layers
+    assert layers_with_numbers(rope["inv_freq"]) == layers
+    planes = (rope["inv_freq"] > 0).sum("frequency")
+    last = int(planes.max()) - 1
+    edit = rl.edit_rope(model, rl.stop(rl.PlaneNumbers((last,))))
     with torch.no_grad():
-        with rl.edit_rope(model, rl.stop(rl.PlaneNumbers((last,)))):
+        with edit:
             edited = model(TOKENS, use_cache=False).logits
-        for buffer_name, buffer in model.named_buffers():
-            if buffer_name.endswith("inv_freq") and len(buffer) > last:
-                buffer[last] = 0
-        plain = model(TOKENS, use_cache=False).logits
-    torch.testing.assert_close(edited, plain, rtol=1e-5, atol=1e-4)
+        stop_in_buffers(model, last)
+        expected = model(TOKENS, use_cache=False).logits
+    torch.testing.assert_close(edited, expected, rtol=1e-5, atol=1e-4)
 
 
-def test_layers_that_do_not_attend_are_empty_in_all_results():
-    model = families.tiny("Lfm2ForCausalLM")
-    profile = rl.profile(model, TOKENS, surrogates=2)
+def stop_in_buffers(model: PreTrainedModel, plane: int) -> None:
+    for name, buffer in model.named_buffers():
+        if name.endswith("inv_freq") and len(buffer) > plane:
+            buffer[plane] = 0
+
+
+@pytest.fixture(scope="module")
+def hybrid() -> PreTrainedModel:
+    """Layers 1 and 3 attend, and layers 0 and 2 are convolutions."""
+    return families.tiny("Lfm2ForCausalLM")
+
+
+def test_layers_that_do_not_attend_are_empty_in_all_results(hybrid: PreTrainedModel):
+    profile = rl.profile(hybrid, TOKENS, surrogates=2)
     for name in (
         "q_norm",
         "selectivity",
@@ -72,38 +102,45 @@ def test_layers_that_do_not_attend_are_empty_in_all_results():
         "total_bits",
         "excerpt_attention",
     ):
-        by_layer = (
-            profile[name].notnull().any([d for d in profile[name].dims if d != "layer"])
-        )
-        assert by_layer.values.tolist() == [False, True, False, True], name
+        assert layers_with_numbers(profile[name]) == [1, 3], name
     assert profile["layer_type"].values.tolist() == ["recurrent", "full"] * 2
-    grey = [x for x in rl.plot_head_map(profile).data if x.name == "no attention"]
-    assert np.isnan(grey[0].z).all(1).tolist() == [False, True, False, True]
-    assert set(grey[0].customdata[0]) == {"recurrent"}
     heads = rl.classify_heads(profile)
     assert heads["layer"].tolist() == [1] * 4 + [3] * 4
-    swept = rl.truncate(
-        model, TOKENS, keep=[1, 0.5], controls=0, measures=["change", "labels"]
-    )
-    assert swept["attention_change"][:, [0, 2]].isnull().all()
-    assert (swept["attention_change"][1:, [1, 3]] > 0).all()
-    found_share = rl.reach(model, TOKENS, copies=[48])["found_share"]
+    traces = rl.plot_head_map(profile).data
+    grey = next(trace for trace in traces if trace.name == "no attention")
+    assert np.isnan(grey.z).all(1).tolist() == [False, True, False, True]
+    assert set(grey.customdata[0]) == {"recurrent"}
+
+
+def test_layers_that_do_not_attend_are_empty_in_a_truncation(hybrid: PreTrainedModel):
+    measures = ["change", "labels"]
+    swept = rl.truncate(hybrid, TOKENS, keep=[1, 0.5], controls=0, measures=measures)
+    change = swept["attention_change"]
+    assert layers_with_numbers(change) == [1, 3]
+    assert (change[1:, [1, 3]] > 0).all()
+
+
+def test_layers_that_do_not_attend_reach_no_copy(hybrid: PreTrainedModel):
+    found_share = rl.reach(hybrid, TOKENS, copies=[48])["found_share"]
     reached = found_share.notnull().any(("variant", "run_distance"))
     assert reached.all("head").values.tolist() == [False, True, False, True]
+
+
+def test_edits_of_a_hybrid_change_its_loss(hybrid: PreTrainedModel):
     edits = {"dropped": rl.drop(rl.Slowest(1.0)), "nope": "nope"}
-    losses = rl.evaluate(model, TOKENS, edits=edits, measures=["loss"])[
-        "mean_loss"
-    ].values
-    assert len(set(losses.round(6))) == 3
-    assert set(rl.capture(model, TOKENS[0], heads="*.1")["head"].values) == {
-        "1.1",
-        "3.1",
-    }
+    result = rl.evaluate(hybrid, TOKENS, edits=edits, measures=["loss"])
+    losses = result["mean_loss"].values.round(6)
+    assert len(set(losses)) == 3
+
+
+def test_heads_of_layers_that_do_not_attend_cannot_be_named(hybrid: PreTrainedModel):
+    captured = rl.capture(hybrid, TOKENS[0], heads="*.1")
+    assert set(captured["head"].values) == {"1.1", "3.1"}
     for heads in ("0.1", "0.*", "1.0,2.3"):
         with pytest.raises(BadArgument, match=r"(?s)has no head .*attend\)"):
-            rl.capture(model, TOKENS[0], heads=heads)
+            rl.capture(hybrid, TOKENS[0], heads=heads)
         with pytest.raises(BadArgument, match=r"has no head .*that rotates"):
-            plan_analysis(model, TOKENS, Options(), truncation={"heads": heads})
+            plan_analysis(hybrid, TOKENS, Options(), truncation={"heads": heads})
 
 
 @pytest.mark.parametrize("name", SEEING)
@@ -114,88 +151,138 @@ def test_a_vision_model_is_loaded_and_measured_on_text(name: str, tmp_path):
     plain = AutoModelForImageTextToText.from_pretrained(
         folder, attn_implementation="eager"
     )
-    assert attend_alike(loaded, plain.eval()) == [0, 1]
+    assert attending_layers(loaded, plain.eval()) == [0, 1]
     assert tokenizer is not None
-    assert rl.profile(loaded, TOKENS, surrogates=2)["total_bits"].notnull().all()
+    profile = rl.profile(loaded, TOKENS, surrogates=0)
+    assert profile["total_bits"].notnull().all()
     assert rl.measure_rope(loaded).sizes["frequency"] == 8
 
 
 IDS = random_tokens(length=48)
-REMAINING: dict[str, Any] = {"heads": "0.0-1,1.0", "source": IDS[1], "check": 24}
-EDITS = {"one": rl.stop_slowest(0.5, heads="0.1")}
-COPIES: dict[str, Any] = {"copied": 4, "copies": (20,), "draws": 2, "distances": ()}
+TWO_HEADS = rl.stop_slowest(0.5, heads="0.1,1.3")
 
 
-def in_block(model: PreTrainedModel, block: Any) -> xr.Dataset:
+def logits_in(
+    block: AbstractContextManager[None], model: PreTrainedModel
+) -> xr.Dataset:
     with block:
-        return xr.Dataset(
-            {"logits": (("sequence", "row", "token"), model(IDS).logits.numpy())}
-        )
+        logits = model(IDS).logits
+    return xr.Dataset({"logits": (("sequence", "row", "token"), logits.numpy())})
 
 
-def in_edit(model: PreTrainedModel, call) -> xr.Dataset:
-    with rl.edit_rope(model, rl.stop_slowest(0.5, heads="0.1,1.3")):
-        return call()
+def profile_of_edit(model: PreTrainedModel) -> xr.Dataset:
+    with rl.edit_rope(model, TWO_HEADS):
+        profile = rl.profile(model, IDS, surrogates=0)
+    return profile.drop_dims("kv_head")
 
 
-CALLS = {
-    "profile": lambda m: rl.profile(m, IDS, surrogates=0),
-    "capture": lambda m: rl.capture(m, IDS[0], heads="0.0-1,1.*", values=True),
-    "attribute": lambda m: rl.attribute_planes(m, IDS[0], (5, 6), **REMAINING),
-    "reach": lambda m: rl.reach(m, IDS, **COPIES),
-    "evaluate": lambda m: rl.evaluate(m, IDS, edits=EDITS, measures=("loss", "change")),
-    "profile of an edit": lambda m: in_edit(
-        m, lambda: rl.profile(m, IDS, surrogates=0).drop_dims("kv_head")
-    ),
-    "edit": lambda m: in_block(
-        m, rl.edit_rope(m, rl.stop_slowest(0.5, heads="0.1,1.3"))
-    ),
-    "silence": lambda m: in_block(m, rl.silence_heads(m, "0.1", to="mean", text=IDS)),
-    "patch": lambda m: in_block(m, rl.patch_planes(m, IDS[:1], heads="0.1", of="both")),
-    "outputs": lambda m: in_block(
-        m, rl.patch_planes(m, IDS[:1], heads="0.1", of="output")
-    ),
+def attribute(model: PreTrainedModel) -> xr.Dataset:
+    return rl.attribute_planes(
+        model, IDS[0], answer=(5, 6), heads="0.0-1,1.0", source=IDS[1], check=24
+    )
+
+
+def reach(model: PreTrainedModel) -> xr.Dataset:
+    return rl.reach(model, IDS, copied=4, copies=(20,), draws=2, distances=())
+
+
+def evaluate(model: PreTrainedModel) -> xr.Dataset:
+    edits = {"one": rl.stop_slowest(0.5, heads="0.1")}
+    return rl.evaluate(model, IDS, edits=edits, measures=("loss", "change"))
+
+
+def edit(model: PreTrainedModel) -> xr.Dataset:
+    return logits_in(rl.edit_rope(model, TWO_HEADS), model)
+
+
+def silence(model: PreTrainedModel) -> xr.Dataset:
+    block = rl.silence_heads(model, "0.1", to="mean", text=IDS)
+    return logits_in(block, model)
+
+
+def patch(model: PreTrainedModel) -> xr.Dataset:
+    block = rl.patch_planes(model, IDS[:1], heads="0.1", of="both")
+    return logits_in(block, model)
+
+
+def patch_outputs(model: PreTrainedModel) -> xr.Dataset:
+    block = rl.patch_planes(model, IDS[:1], heads="0.1", of="output")
+    return logits_in(block, model)
+
+
+CALLS: dict[str, Callable[[PreTrainedModel], xr.Dataset]] = {
+    "profile": lambda model: rl.profile(model, IDS, surrogates=0),
+    "capture": lambda model: rl.capture(model, IDS[0], heads="0.0-1,1.*", values=True),
+    "attribute": attribute,
+    "reach": reach,
+    "evaluate": evaluate,
+    "profile of an edit": profile_of_edit,
+    "edit": edit,
+    "silence": silence,
+    "patch": patch,
+    "outputs": patch_outputs,
 }
 
 
 @pytest.fixture
 def models() -> tuple[PreTrainedModel, PreTrainedModel]:
     """The complete model, and the model that keeps heads 0 and 1 (one key) of layer 0."""
-    complete, pruned = (tiny("llama_gqa").requires_grad_(False) for _ in range(2))
-    size = complete.config.head_dim
-    complete.model.layers[0].self_attn.o_proj.weight[:, 2 * size :] = 0
+    complete = tiny("llama_gqa").requires_grad_(False)
+    pruned = tiny("llama_gqa").requires_grad_(False)
+    two_heads = 2 * complete.config.head_dim
+    complete.model.layers[0].self_attn.o_proj.weight[:, two_heads:] = 0
     attention = pruned.model.layers[0].self_attn
-    for name, heads in {"q_proj": 2, "k_proj": 1, "v_proj": 1}.items():
-        linear = attention.get_submodule(name)
-        linear.weight = Parameter(linear.weight[: heads * size], requires_grad=False)
-    weight = attention.o_proj.weight[:, : 2 * size]
+    keep_rows(attention.q_proj, two_heads)
+    keep_rows(attention.k_proj, two_heads // 2)
+    keep_rows(attention.v_proj, two_heads // 2)
+    weight = attention.o_proj.weight[:, :two_heads]
     attention.o_proj.weight = Parameter(weight, requires_grad=False)
     return complete, pruned
+
+
+def keep_rows(linear: Linear, rows: int) -> None:
+    linear.weight = Parameter(linear.weight[:rows], requires_grad=False)
 
 
 @pytest.mark.parametrize("name", CALLS)
 @torch.no_grad()
 def test_the_remaining_heads_are_those_of_the_complete_model(name: str, models: tuple):
-    complete, pruned = map(CALLS[name], models)
-    for key, x in pruned.data_vars.items():
-        if x.dtype.kind != "f" or str(key).startswith(("excerpt", "group", "chance")):
-            continue
-        there = complete[key]
-        for heads in {"head", "kv_head"} & {*x.dims} if "layer" in x.dims else ():
-            lost = (x["layer"] == 0) & (x[heads] >= (2 if heads == "head" else 1))
-            assert x.where(lost).isnull().all(), key
-            there = there.where(~lost)
-        np.testing.assert_allclose(x, there, rtol=1e-4, atol=1e-4, err_msg=str(key))
+    complete, pruned = models
+    expected = CALLS[name](complete)
+    ours = CALLS[name](pruned)
+    for key, variable in ours.data_vars.items():
+        of_text = str(key).startswith(("excerpt", "group", "chance"))
+        if variable.dtype.kind == "f" and not of_text:
+            assert_remaining(variable, expected[key])
+
+
+def assert_remaining(ours: xr.DataArray, complete: xr.DataArray) -> None:
+    """Lost heads of layer 0 have no number, and the remaining heads have equal numbers."""
+    for heads, remaining in {"head": 2, "kv_head": 1}.items():
+        if {"layer", heads} <= set(ours.dims):
+            lost = (ours["layer"] == 0) & (ours[heads] >= remaining)
+            assert ours.where(lost).isnull().all(), ours.name
+            complete = complete.where(~lost)
+    np.testing.assert_allclose(
+        ours, complete, rtol=1e-4, atol=1e-4, err_msg=str(ours.name)
+    )
 
 
 def test_heads_that_are_pruned_cannot_be_named(models: tuple):
-    _, pruned = models
+    complete, pruned = models
     with pytest.raises(BadArgument, match=r"no head '0\.2'"):
         rl.silence_heads(pruned, "0.2")
-    layers = [model.model.layers for model in models]  # the other layer is pruned next
-    for attention, index in ((layers[1][0].self_attn, 1), (layers[0][1].self_attn, 0)):
-        attention.layer_idx = index
-        layers[1][index].self_attn = attention
+    exchange_layers(complete, pruned)
     rl.silence_heads(pruned, "0.2")
     with pytest.raises(BadArgument, match=r"no head '1\.2'"):
         rl.silence_heads(pruned, "1.2")
+
+
+def exchange_layers(complete: PreTrainedModel, pruned: PreTrainedModel) -> None:
+    """Let layer 1 of `pruned` lack heads, and give it a complete layer 0."""
+    whole = complete.model.layers[1].self_attn
+    lacking = pruned.model.layers[0].self_attn
+    whole.layer_idx = 0
+    lacking.layer_idx = 1
+    pruned.model.layers[0].self_attn = whole
+    pruned.model.layers[1].self_attn = lacking
