@@ -1,5 +1,6 @@
 """Every row of the table of variants, against transformers, and the selection of planes."""
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
@@ -21,13 +22,25 @@ from ropelens.rope.variant_config import frequencies
 from ropelens.rope.variants import VARIANTS, Shape, parse_variant
 
 SPELLED = [
-    *("rope", "rope:5000", "abf:500000", "nope"),
-    *(
-        f"{name}:{p}"
-        for name in ("p-rope", "p-rope-reversed", "partial")
-        for p in (0, 0.3, 1)
-    ),
-    *("linear:4", "ntk:4", "dynamic:4", "yarn:4", "yarn:1", "llama3:8"),
+    "rope",
+    "rope:5000",
+    "abf:500000",
+    "nope",
+    "p-rope:0",
+    "p-rope:0.3",
+    "p-rope:1",
+    "p-rope-reversed:0",
+    "p-rope-reversed:0.3",
+    "p-rope-reversed:1",
+    "partial:0",
+    "partial:0.3",
+    "partial:1",
+    "linear:4",
+    "ntk:4",
+    "dynamic:4",
+    "yarn:4",
+    "yarn:1",
+    "llama3:8",
 ]
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 CONTEXT = 64
@@ -39,23 +52,28 @@ def plain(name: str) -> PreTrainedModel:
 
 
 def built(name: str, variant: str) -> PreTrainedModel:
-    parameters = rl.variant_config(plain(name).config, variant).rope_parameters
-    return tiny(name, max_position_embeddings=CONTEXT, rope_parameters=parameters)
+    config = rl.variant_config(plain(name).config, variant)
+    return tiny(
+        name,
+        max_position_embeddings=CONTEXT,
+        rope_parameters=config.rope_parameters,
+    )
 
 
 def test_every_row_is_spelled_here():
     assert {spelled.partition(":")[0] for spelled in SPELLED} == set(VARIANTS)
-    assert all(row.usage.startswith(name) for name, row in VARIANTS.items())
+    for name, row in VARIANTS.items():
+        assert row.usage.startswith(name)
 
 
 @pytest.mark.parametrize("length", [0, CONTEXT, CONTEXT + 40])
 @pytest.mark.parametrize("spelled", SPELLED)
 def test_frequencies_equal_transformers(spelled: str, length: int):
-    variant = parse_variant(spelled)
     shape = Shape(16, base=10_000.0, context=CONTEXT, length=length)
-    inv_freq, factor = frequencies(variant, shape)
+    inv_freq, factor = frequencies(parse_variant(spelled), shape)
     rotary = built("llama_gqa", spelled).model.rotary_emb
-    rotary(torch.zeros(1, 1, 64), torch.arange(max(length, 1))[None])
+    positions = torch.arange(max(length, 1))[None]
+    rotary(torch.zeros(1, 1, 64), positions)
     torch.testing.assert_close(inv_freq, rotary.inv_freq, rtol=1e-6, atol=0)
     assert factor == pytest.approx(rotary.attention_scaling, rel=1e-12)
 
@@ -72,52 +90,57 @@ def test_an_edit_by_name_equals_a_model_with_this_config(name: str):
     for spelled in SPELLED if name == "llama_gqa" else FEW:
         other = built(name, spelled)
         for length in (30, CONTEXT + 6) if spelled == "dynamic:4" else (30,):
-            expected = logits(other, random_tokens(length=length))
+            ids = random_tokens(length=length)
+            expected = logits(other, ids)
             with rl.edit_rope(model, spelled):
-                edited = logits(model, random_tokens(length=length))
-            error = (edited - expected).abs().max()
-            assert error < 1e-4, (spelled, length, float(error))
+                edited = logits(model, ids)
+            error = float((edited - expected).abs().max())
+            assert error < 1e-4, (spelled, length, error)
     assert torch.equal(logits(model), before)
 
 
 def test_a_variant_replaces_what_the_model_has():
     """It replaces also YaRN's attention factor; p-RoPE keeps the remaining frequencies."""
     yarn = built("llama_gqa", "yarn:4")
+    expected = logits(plain("llama_gqa"))
     with rl.edit_rope(yarn, "rope"):
-        torch.testing.assert_close(
-            logits(yarn), logits(plain("llama_gqa")), rtol=0, atol=1e-4
-        )
+        edited = logits(yarn)
+    torch.testing.assert_close(edited, expected, rtol=0, atol=1e-4)
     own = yarn.model.rotary_emb.inv_freq.clone()
     with rl.edit_rope(yarn, "p-rope:0.5"):
-        (planes,) = RotationProbe(as_live_model(yarn)).planes()[:1]
+        planes = RotationProbe(as_live_model(yarn)).planes()[0]
     assert torch.equal(planes.inv_freq[:4], own[:4])
     assert not planes.inv_freq[4:].any()
 
 
 def test_a_variant_replaces_the_scale_that_a_model_was_built_with():
     """DeepSeek's mscale sharpens all coordinates of a head, also those without rotation."""
-    scaled = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 40.0}
-    scaled |= {
+    scaled = {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 40.0,
         "mscale": 1.0,
         "mscale_all_dim": 1.0,
         "original_max_position_embeddings": 64,
     }
     sharpened = tiny("deepseek_v3", rope_parameters=scaled)
-    other = tiny("deepseek_v3", rope_parameters=dict(ROPE))
-    assert (logits(sharpened) - logits(other)).abs().max() > 0.1
+    expected = logits(tiny("deepseek_v3", rope_parameters=dict(ROPE)))
+    assert (logits(sharpened) - expected).abs().max() > 0.1
     with rl.edit_rope(sharpened, "rope"):
-        torch.testing.assert_close(logits(sharpened), logits(other), rtol=0, atol=1e-4)
+        edited = logits(sharpened)
+    torch.testing.assert_close(edited, expected, rtol=0, atol=1e-4)
 
 
 def test_layers_without_rotation():
-    rotates = [1, 1, 1, 0]
-    other = tiny("smollm3", no_rope_layers=rotates, rope_parameters=dict(ROPE))
-    model = tiny("smollm3", no_rope_layers=[1] * 4, rope_parameters=dict(ROPE))
+    other = tiny("smollm3", no_rope_layers=[1, 1, 1, 0], rope_parameters=dict(ROPE))
+    model = tiny("smollm3", no_rope_layers=[1, 1, 1, 1], rope_parameters=dict(ROPE))
+    expected = logits(other)
     with rl.edit_rope(model, rl.stop_slowest(1.0, heads="3.*")):
-        torch.testing.assert_close(logits(model), logits(other), rtol=0, atol=1e-4)
+        edited = logits(model)
         rope = rl.measure_rope(model)
-    still = [bool(torch.tensor(w).isinf().all()) for w in rope["wavelength"].values]
-    assert still == [not turns for turns in rotates]
+    torch.testing.assert_close(edited, expected, rtol=0, atol=1e-4)
+    still = np.isinf(rope["wavelength"].values).all(axis=1)
+    assert still.tolist() == [False, False, False, True]
 
 
 @pytest.mark.parametrize("p", [0.25, 0.5, 0.75, 1.0])
@@ -127,23 +150,23 @@ def test_partial_equals_gpt_neox(p: float):
         hidden_size=128, num_attention_heads=2, rope_parameters=rope
     )
     expected = GPTNeoXRotaryEmbedding(config).inv_freq
-    inv_freq, _ = frequencies(
-        parse_variant(f"partial:{p}"), Shape(64, 10_000.0, CONTEXT)
-    )
-    torch.testing.assert_close(inv_freq[: len(expected)], expected, rtol=1e-6, atol=0)
-    assert not inv_freq[len(expected) :].any()
+    shape = Shape(64, 10_000.0, CONTEXT)
+    inv_freq, _ = frequencies(parse_variant(f"partial:{p}"), shape)
+    rotating = len(expected)
+    torch.testing.assert_close(inv_freq[:rotating], expected, rtol=1e-6, atol=0)
+    assert not inv_freq[rotating:].any()
 
 
 def test_a_model_that_scales_its_types_of_layers_differently():
     """The factor that a variant should replace is unknown; stopping planes needs no factor."""
     own = tiny("gemma3").config.rope_parameters
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-    layers = own | {"full_attention": own["full_attention"] | yarn}
-    model = tiny("gemma3", rope_parameters=layers)
-    with pytest.raises(
-        UnsupportedModel, match="scales its queries in more than one way"
-    ):
-        rl.edit_rope(model, "linear:2").__enter__()
+    by_layer_type = {**own, "full_attention": own["full_attention"] | yarn}
+    model = tiny("gemma3", rope_parameters=by_layer_type)
+    edit = rl.edit_rope(model, "linear:2")
+    words = "scales its queries in more than one way"
+    with pytest.raises(UnsupportedModel, match=words), edit:
+        pass
     with rl.edit_rope(model, "p-rope:0.5"):
         logits(model)
 
@@ -160,9 +183,8 @@ def test_a_saved_checkpoint_rotates_as_it_did(tmp_path, spelled: str):
 
 
 def test_nothing_is_logged_about_types_of_our_own(caplog: pytest.LogCaptureFixture):
-    again = LlamaConfig(
-        **rl.variant_config(plain("llama_gqa").config, "partial:0.5").to_dict()
-    )
+    config = rl.variant_config(plain("llama_gqa").config, "partial:0.5")
+    again = LlamaConfig(**config.to_dict())
     assert again.rope_parameters["rope_type"] == "ropelens-partial"
     assert hf.LlamaForCausalLM(again).model.rotary_emb.rope_type == "ropelens-partial"
     assert not caplog.records
@@ -171,13 +193,12 @@ def test_nothing_is_logged_about_types_of_our_own(caplog: pytest.LogCaptureFixtu
 def test_a_config_is_copied_and_each_type_of_layer_keeps_its_base():
     config = tiny("gemma3").config
     before = config.to_dict()
-    changed = rl.variant_config(config, "p-rope:0.5")
+    changed = rl.variant_config(config, "p-rope:0.5").rope_parameters
     assert config.to_dict() == before
-    bases = {key: own["rope_theta"] for key, own in changed.rope_parameters.items()}
+    bases = {key: own["rope_theta"] for key, own in changed.items()}
     assert bases == {"sliding_attention": 1e4, "full_attention": 1e6}
-    assert {own["rope_type"] for own in changed.rope_parameters.values()} == {
-        "proportional"
-    }
+    rope_types = {own["rope_type"] for own in changed.values()}
+    assert rope_types == {"proportional"}
 
 
 def test_the_attention_factor_of_few_planes():
@@ -194,11 +215,14 @@ def test_a_base_of_every_layer():
         "granite_swa", layer_rope_theta=[500.0, 0, 1e5], num_hidden_layers=3
     )
     for spelled in ("rope", "rope:300", "ntk:4", "yarn:4", "p-rope:0.3"):
-        other = type(model)(rl.variant_config(model.config, spelled)).eval()
+        config = rl.variant_config(model.config, spelled)
+        other = type(model)(config).eval()
         other.load_state_dict(model.state_dict())
         with rl.edit_rope(model, spelled):
-            torch.testing.assert_close(logits(model), logits(other), rtol=0, atol=1e-3)
-    assert rl.measure_rope(model)["inv_freq_configured"].isnull().all()
+            edited = logits(model)
+        torch.testing.assert_close(edited, logits(other), rtol=0, atol=1e-3)
+    rope = rl.measure_rope(model)
+    assert rope["inv_freq_configured"].isnull().all()
 
 
 def test_names_that_only_a_family_has():
@@ -207,22 +231,18 @@ def test_names_that_only_a_family_has():
     dbrx = hf.DbrxConfig(rope_parameters=dict(ROPE))
     yarn = rl.variant_config(dbrx, "yarn:4").rope_parameters
     assert yarn["original_max_position_embeddings"] == 2048
-    axes = {"mrope_section": [2, 3, 3]}
-    config = rl.variant_config(
-        hf.Qwen2VLTextConfig(rope_parameters=ROPE | axes), "linear:4"
-    )
-    assert config.rope_parameters == ROPE | axes | {
-        "rope_type": "linear",
-        "factor": 4.0,
-    }
+    on_axes = {**ROPE, "mrope_section": [2, 3, 3]}
+    qwen = hf.Qwen2VLTextConfig(rope_parameters=on_axes)
+    linear = rl.variant_config(qwen, "linear:4").rope_parameters
+    assert linear == {**on_axes, "rope_type": "linear", "factor": 4.0}
 
 
 def test_a_variant_that_a_family_cannot_express():
+    words = r"cannot express p-rope:0\.5"
     for name in ("gpt_neox", "gpt2"):  # which is partial already, and which has no RoPE
-        with pytest.raises(
-            UnsupportedModel, match=r"cannot express p-rope:0\.5"
-        ) as refused:
-            rl.variant_config(tiny(name).config, "p-rope:0.5")
+        config = tiny(name).config
+        with pytest.raises(UnsupportedModel, match=words) as refused:
+            rl.variant_config(config, "p-rope:0.5")
         assert "edit_rope" in refused.value.parts["try"]
 
 
@@ -257,7 +277,8 @@ def test_unknown_and_malformed_variants(spelled: str, line: str):
     with pytest.raises(BadArgument) as refused:
         parse_variant(spelled)
     assert line in refused.value.line
-    assert all(row.usage in refused.value.parts["try"] for row in VARIANTS.values())
+    for row in VARIANTS.values():
+        assert row.usage in refused.value.parts["try"]
 
 
 def test_the_rotation_under_a_variant_is_printed(ropelens, tmp_path):
@@ -276,13 +297,14 @@ def test_the_rotation_under_a_variant_is_printed(ropelens, tmp_path):
         ("1-2.0", {(1, 0), (2, 0)}),
         (
             "*.1-2, 0.0",
-            {(0, 0), *((layer, head) for layer in range(4) for head in (1, 2))},
+            {(0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2)},
         ),
         ("3-9.2", {(3, 2)}),
     ],
 )
 def test_a_list_names_heads(heads: str, named: set[tuple[int, int]]):
-    chosen = heads_by_layer(heads, torch.ones(4, 3, dtype=torch.bool), doing="attend")
+    able = torch.ones(4, 3, dtype=torch.bool)
+    chosen = heads_by_layer(heads, able, doing="attend")
     assert {(layer, head) for layer, head in chosen.nonzero().tolist()} == named
 
 
@@ -290,10 +312,10 @@ def test_a_list_names_heads(heads: str, named: set[tuple[int, int]]):
     "heads", ["", "1", "4.0", "2-1.0", "-1.0", "1-.0", "1.x", "1.0,,", "²-3.0"]
 )
 def test_an_item_that_names_no_head_is_refused(heads: str):
-    with pytest.raises(
-        BadArgument, match=r"has no head(.|\n)*layers 0 to 3, heads 0 to 2\n"
-    ):
-        heads_by_layer(heads, torch.ones(4, 3, dtype=torch.bool), doing="attend")
+    able = torch.ones(4, 3, dtype=torch.bool)
+    words = r"has no head(.|\n)*layers 0 to 3, heads 0 to 2\n"
+    with pytest.raises(BadArgument, match=words):
+        heads_by_layer(heads, able, doing="attend")
 
 
 def test_the_refusal_of_heads_names_the_layers_with_some_able_head():
@@ -307,38 +329,57 @@ def test_the_refusal_of_heads_names_the_layers_with_some_able_head():
 @pytest.mark.parametrize("head_dim", [2, 10, 16, 20, 64, 80, 100, 128, 256])
 @pytest.mark.parametrize("p", [tenths / 10 for tenths in range(11)])
 def test_the_number_of_planes_equals_transformers(head_dim: int, p: float):
-    rope = {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": p}
-    config = LlamaConfig(head_dim=head_dim, rope_parameters=rope)
-    kept = ROPE_INIT_FUNCTIONS["proportional"](config, device="cpu")[0] != 0
+    """The edit, the cut of a sweep and the variant keep the planes that transformers keeps."""
+    fast = rotating_in_transformers(head_dim, p)
+    slow = fast.flip(0)
     inv_freq = 1e4 ** (-torch.arange(0, head_dim, 2) / head_dim)
     planes = Planes(inv_freq, head_dim, "half")
-    back = kept.flip(0)
-    ends = (
-        ("slow", Slowest, "p-rope", kept),
-        ("fast", Fastest, "p-rope-reversed", back),
-    )
-    for end, select, name, turns in ends:
-        assert torch.equal(select(1 - p)(planes), ~turns)
-        still = tuple((~turns).nonzero().flatten().tolist())
-        sweep = PlaneSweep(keep=[p], ends=[end], controls=0)
-        cuts = sweep.plan([rotating_planes(planes)], seed=0)[1:]
-        assert [cut.stopped for cut in cuts] == ([(still,)] if still else [])
-        found, _ = frequencies(
-            parse_variant(f"{name}:{p}"), Shape(head_dim, 10_000.0, 2048)
-        )
-        torch.testing.assert_close(found, inv_freq * turns, rtol=1e-6, atol=0)
+
+    assert torch.equal(Slowest(1 - p)(planes), ~fast)
+    assert torch.equal(Fastest(1 - p)(planes), ~slow)
+    assert stopped_in_sweep(planes, keep=p, end="slow") == numbers(~fast)
+    assert stopped_in_sweep(planes, keep=p, end="fast") == numbers(~slow)
+
+    shape = Shape(head_dim, 10_000.0, 2048)
+    p_rope, _ = frequencies(parse_variant(f"p-rope:{p}"), shape)
+    torch.testing.assert_close(p_rope, inv_freq * fast, rtol=1e-6, atol=0)
+    reversed_p_rope, _ = frequencies(parse_variant(f"p-rope-reversed:{p}"), shape)
+    torch.testing.assert_close(reversed_p_rope, inv_freq * slow, rtol=1e-6, atol=0)
+
+
+def rotating_in_transformers(head_dim: int, p: float) -> torch.Tensor:
+    """Whether each plane rotates in proportional RoPE, which keeps the fastest planes."""
+    rope = {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": p}
+    config = LlamaConfig(head_dim=head_dim, rope_parameters=rope)
+    inv_freq, _ = ROPE_INIT_FUNCTIONS["proportional"](config, device="cpu")
+    return inv_freq != 0
+
+
+def numbers(planes: torch.Tensor) -> tuple[int, ...]:
+    return tuple(planes.nonzero().flatten().tolist())
+
+
+def stopped_in_sweep(planes: Planes, *, keep: float, end: str) -> tuple[int, ...]:
+    """Numbers of the planes that the only cut of a sweep stops. A sweep may have no cut."""
+    sweep = PlaneSweep(keep=[keep], ends=[end], controls=0)
+    _, *cuts = sweep.plan([rotating_planes(planes)], seed=0)
+    if not cuts:
+        return ()
+    (cut,) = cuts
+    (stopped,) = cut.stopped
+    assert stopped, "a cut stops some plane"
+    return stopped
 
 
 def test_planes_begin_at_the_first_coordinate_by_default():
     for pairing in PAIRINGS:
-        planes = Planes(torch.ones(2), 6, pairing)
-        assert planes.term_of.tolist()[4:] == [2, 2]
-        assert sorted(planes.term_of.tolist()[:4]) == [0, 0, 1, 1]
+        term_of = Planes(torch.ones(2), 6, pairing).term_of.tolist()
+        assert sorted(term_of[:4]) == [0, 0, 1, 1]
+        assert term_of[4:] == [2, 2]
 
 
 def test_each_plane_rotates_with_the_position_on_its_axis():
     positions = torch.tensor([[[5, 6, 7], [8, 9, 10]]])  # [batch, position, axis]
     planes = Planes(torch.ones(4), 8, "half", axis=torch.tensor([0, 0, 2, 1]))
-    assert positions_by_plane(positions, planes).tolist() == [
-        [[5, 5, 7, 6], [8, 8, 10, 9]]
-    ]
+    by_plane = positions_by_plane(positions, planes)
+    assert by_plane.tolist() == [[[5, 5, 7, 6], [8, 8, 10, 9]]]
