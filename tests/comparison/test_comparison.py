@@ -1,4 +1,4 @@
-"""Tests of comparisons: their entries, their text, their pairs, and the cache."""
+"""Tests of comparisons: entries, text, pairs of runs, and the cache of measurements."""
 
 import json
 import shutil
@@ -7,6 +7,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import xarray as xr
@@ -27,58 +28,87 @@ from ropelens.errors import BadArgument, RopelensError
 from ropelens.report import describe
 from ropelens.train.data import documents_of, sequences_of, train_tokenizer
 
+# The numbers of sequences of `compare`, of which the docstring states the parts.
+PROFILED = SEQUENCES // 8
+PROFILED_EARLY = 2
+
+
+def by_group(comparison: xr.Dataset) -> pd.DataFrame:
+    """The summary of a comparison. The index is the variant of RoPE."""
+    return summarize_comparison(comparison).set_index("group")
+
 
 def test_validation_text_is_evenly_spread_over_the_held_out_text(study: Path):
     run = runs_in(study)[0]
-    few, rows = (validation(run, sequences=n) for n in (3, 10**6))
+    rows = validation(run, sequences=10**6)
     assert (rows.documents == 0).all()  # the text is one file
     last = len(rows) - 1
-    assert torch.equal(few.ids, rows.ids[[0, round(last / 2), last]])
-    assert len(rows) == round(0.02 * (len(rows) + len(np.load(run.data / "train.npy"))))
+    middle = round(last / 2)
+    few = validation(run, sequences=3)
+    assert torch.equal(few.ids, rows.ids[[0, middle, last]])
+    trained = np.load(run.data / "train.npy")
+    total = len(rows) + len(trained)
+    assert len(rows) == round(0.02 * total)
 
 
 def test_long_text_joins_consecutive_sequences(study: Path):
     run = runs_in(study)[0]
+    length = 4 * run.context
     rows = validation(run, sequences=10**6).ids
+    bos = rows[0, 0]
+    without_bos = rows[:, 1:].reshape(-1)
     long = past_context(run, sequences=2).ids
-    assert long.shape == (2, 4 * run.context)
-    body = rows[:, 1:].reshape(-1)
-    assert torch.equal(long[0, 1:], body[: 4 * run.context - 1])
-    assert (long[:, 0] == rows[0, 0]).all()
-    assert torch.equal(long[1, 1:], body[-5 * 31 :][: 4 * run.context - 1])
+    assert long.shape == (2, length)
+    assert (long[:, 0] == bos).all()
+    first, last = long[:, 1:]
+    assert torch.equal(first, without_bos[: length - 1])
+    last_five_rows = without_bos[-5 * 31 :]
+    assert torch.equal(last, last_five_rows[: length - 1])
 
 
 def test_losses_match_transformers(comparison: xr.Dataset, study: Path):
     for entry in runs_in(study)[:3]:
-        expected = token_losses(entry, validation(entry, sequences=SEQUENCES).ids).mean(
-            1
-        )
+        text = validation(entry, sequences=SEQUENCES)
+        expected = token_losses(entry, text.ids).mean(1)
+        mean = expected.mean()
         results = comparison.sel(entry=entry.name)
         np.testing.assert_allclose(results["sequence_loss"], expected, rtol=1e-5)
-        assert float(results["loss"]) == pytest.approx(expected.mean(), rel=1e-6)
+        assert float(results["loss"]) == pytest.approx(mean, rel=1e-6)
         group = results["sequence_group"].values
-        count = len(group)  # the text is one document, so groups are stretches
-        np.testing.assert_array_equal(group, np.arange(count) * min(count, 16) // count)
-        assert float(results["loss_se"]) == pytest.approx(
-            jackknife(expected, group), rel=0.05
-        )
+        count = len(group)
+        stretches = min(count, 16)  # groups are stretches, as the text is one document
+        expected_group = np.arange(count) * stretches // count
+        np.testing.assert_array_equal(group, expected_group)
+        error = jackknife(expected, group)
+        assert float(results["loss_se"]) == pytest.approx(error, rel=0.05)
 
 
 def interval(change: np.ndarray) -> tuple[float, float]:
-    return tuple(stats.ttest_1samp(change, 0).confidence_interval(0.95))
+    """The 95% interval of a t-test."""
+    test = stats.ttest_1samp(change, 0)
+    low, high = test.confidence_interval(0.95)
+    return low, high
 
 
 def jackknife(values: np.ndarray, group: np.ndarray) -> float:
-    means = np.array([values[group != out].mean() for out in np.unique(group)])
-    return float(np.sqrt((len(means) - 1) * means.var()))
+    """Standard error of the mean, from the means without each group."""
+    means = []
+    for left_out in np.unique(group):
+        others = values[group != left_out]
+        means.append(others.mean())
+    variance = (len(means) - 1) * np.var(means)
+    return float(np.sqrt(variance))
 
 
 def token_losses(entry: Entry, tokens: torch.Tensor) -> np.ndarray:
     """Loss of each token but the first [sequence, position], computed by transformers."""
     model = AutoModelForCausalLM.from_pretrained(entry.folder)
     with torch.no_grad():
-        log_p = model(tokens).logits.log_softmax(-1)[:, :-1]
-    return -log_p.gather(-1, tokens[:, 1:, None])[..., 0].numpy()
+        logits = model(tokens).logits
+    log_p = logits.log_softmax(-1)
+    next_token = tokens[:, 1:, None]
+    log_p_of_next = log_p[:, :-1].gather(-1, next_token)
+    return -log_p_of_next[..., 0].numpy()
 
 
 def test_a_sequence_belongs_to_the_document_in_which_it_begins(tmp_path: Path):
@@ -86,9 +116,15 @@ def test_a_sequence_belongs_to_the_document_in_which_it_begins(tmp_path: Path):
     tokenizer = train_tokenizer(texts, vocabulary=300, context=16)
     tokenizer.save_pretrained(tmp_path)
     rows = sequences_of(texts, tokenizer, context=16)
-    ends = np.cumsum([len(tokenizer.tokenize(f"{text}\n")) + 1 for text in texts])
-    expected = np.searchsorted(ends, 15 * np.arange(len(rows)), side="right")
-    assert documents_of(rows, tmp_path).tolist() == expected.tolist()
+    lengths = []
+    for text in texts:
+        tokens = tokenizer.tokenize(f"{text}\n")
+        lengths.append(len(tokens) + 1)
+    ends = np.cumsum(lengths)
+    begins = 15 * np.arange(len(rows))
+    expected = np.searchsorted(ends, begins, side="right")
+    documents = documents_of(rows, tmp_path)
+    assert documents.tolist() == expected.tolist()
     assert len(set(expected)) > 5
 
 
@@ -96,140 +132,206 @@ def test_loss_by_position_goes_to_four_times_the_context(
     comparison: xr.Dataset, study: Path
 ):
     entry = runs_in(study)[1]
-    loss = token_losses(entry, past_context(entry, sequences=SEQUENCES // 8).ids).mean(
-        0
-    )
+    text = past_context(entry, sequences=PROFILED)
+    loss = token_losses(entry, text.ids).mean(0)
     results = comparison.sel(entry=entry.name)
-    start, stop = results["position_start"].values, results["position_stop"].values
+    start = results["position_start"].values
+    stop = results["position_stop"].values
     assert stop[-1] == 4 * entry.context
-    expected = [loss[a - 1 : b - 1].mean() for a, b in zip(start, stop, strict=True)]
+    # The loss at index i is the loss of the token at position i + 1.
+    expected = []
+    for first, end in zip(start, stop, strict=True):
+        of_bin = loss[first - 1 : end - 1]
+        expected.append(of_bin.mean())
     np.testing.assert_allclose(results["position_loss"], expected, rtol=1e-5)
 
 
 def test_heads_and_planes_match_a_profile(comparison: xr.Dataset, study: Path):
     entry = runs_in(study)[1]
     model, _ = rl.load(entry.folder)
-    for prefix, sequences, dataset in (
-        ("", SEQUENCES // 8, comparison),
-        ("growth_", 2, comparison.sel(step=entry.steps)),
+    results = comparison.sel(entry=entry.name)
+    last_step = results.sel(step=entry.steps)
+    for prefix, sequences, compared in (
+        ("", PROFILED, results),
+        ("growth_", PROFILED_EARLY, last_step),
     ):
-        profile = rl.profile(
-            model, validation(entry, sequences=sequences), surrogates=0
-        )
-        heads = rl.classify_heads(profile)
-        results = dataset.sel(entry=entry.name)
+        text = validation(entry, sequences=sequences)
+        profile = rl.profile(model, text, surrogates=0)
         for name in ("q_norm", "selectivity_keys", "previous_token"):
-            np.testing.assert_allclose(results[prefix + name], profile[name], rtol=1e-5)
-        assert (
-            results[prefix + "label"].values.ravel().tolist() == heads["label"].tolist()
-        )
+            values = compared[prefix + name]
+            np.testing.assert_allclose(values, profile[name], rtol=1e-5)
+        heads = rl.classify_heads(profile)
+        labels = compared[prefix + "label"].values.ravel()
+        assert labels.tolist() == heads["label"].tolist()
         for name in ("mean_wavelength", "positional_fraction"):
-            values = results[prefix + name].values.ravel()
+            values = compared[prefix + name].values.ravel()
             np.testing.assert_allclose(values, heads[name], rtol=1e-5)
-    last = comparison.sel(entry=entry.name, step=entry.steps)
-    for name in ("first_loss", "repeat_loss", "retrieval"):
-        np.testing.assert_allclose(last[f"growth_{name}"], last[name], rtol=1e-6)
-    text = validation(entry, sequences=SEQUENCES)
-    measures = ("copying", "retrieval")
-    far = {"distances": (8, 16, 32, 64), "prompt_lengths": (32, 64, 128)}
-    evaluated = rl.evaluate(model, text, measures=measures, **far)
-    np.testing.assert_allclose(last["copy_loss"], evaluated.copy_loss[0])
-    np.testing.assert_allclose(
-        last["far_retrieval"], evaluated.retrieval[0].mean("depth")
-    )
-    longer = past_context(entry, sequences=2)
-    by_position = rl.evaluate(model, longer, measures=("loss",))["position_loss"][0]
-    np.testing.assert_allclose(last["growth_position_loss"], by_position, rtol=1e-6)
-    seen = comparison["tokens_seen"].sel(entry=entry.name)
+    losses_and_copying_match(last_step, model, entry)
+    seen = results["tokens_seen"]
     assert (seen == comparison["step"] * NANO.batch * 32).all()
-    assert np.isinf(comparison["wavelength"].sel(entry="nope seed 0")).all()
-    stopped = np.isinf(comparison["wavelength"].sel(entry="p-rope:0.5 seed 1", layer=0))
-    assert stopped.values.tolist() == [False] * 4 + [True] * 4
+    wavelength = comparison["wavelength"]
+    assert np.isinf(wavelength.sel(entry="nope seed 0")).all()
+    half_stopped = wavelength.sel(entry="p-rope:0.5 seed 1", layer=0).values
+    assert np.isinf(half_stopped).tolist() == [False] * 4 + [True] * 4
+
+
+def losses_and_copying_match(
+    results: xr.Dataset, model: torch.nn.Module, entry: Entry
+) -> None:
+    """Results of the last step. Distances go to four times the trained context of 32."""
+    for name in ("first_loss", "repeat_loss", "retrieval"):
+        np.testing.assert_allclose(results[f"growth_{name}"], results[name], rtol=1e-6)
+    copying = rl.evaluate(
+        model,
+        validation(entry, sequences=SEQUENCES),
+        measures=("copying", "retrieval"),
+        distances=(8, 16, 32, 64),
+        prompt_lengths=(32, 64, 128),
+    )
+    np.testing.assert_allclose(results["copy_loss"], copying["copy_loss"][0])
+    found = copying["retrieval"][0].mean("depth")
+    np.testing.assert_allclose(results["far_retrieval"], found)
+    longer = past_context(entry, sequences=PROFILED_EARLY)
+    losses = rl.evaluate(model, longer, measures=("loss",))
+    by_position = losses["position_loss"][0]
+    np.testing.assert_allclose(results["growth_position_loss"], by_position, rtol=1e-6)
 
 
 def test_pairs_have_the_same_seed(comparison: xr.Dataset):
-    assert comparison["partner"].values.tolist() == [0, 0, 0, 3, 3, 3]
-    table = summarize_comparison(comparison).set_index("group")
-    groups, loss = comparison["group"].values, comparison["loss"].values
-    losses = {group: loss[groups == group] for group in VARIANTS}
+    partner = comparison["partner"].values
+    assert partner.tolist() == [0, 0, 0, 3, 3, 3]
+    table = by_group(comparison)
+    groups = comparison["group"].values
+    losses = comparison["loss"].values
+    rope = losses[groups == "rope"]
     for group in VARIANTS[1:]:
-        change = losses[group] - losses["rope"]
+        change = losses[groups == group] - rope
+        low, high = interval(change)
         row = table.loc[group]
         assert row["loss_change"] == pytest.approx(change.mean())
-        assert (row["low"], row["high"]) == pytest.approx(interval(change))
-        assert (row["over"], row["pairs"]) == ("seeds", 2)
+        assert row["low"] == pytest.approx(low)
+        assert row["high"] == pytest.approx(high)
+        assert row["over"] == "seeds"
+        assert row["pairs"] == 2
         assert row["worse"] == (change > 0).sum()
-    assert table.loc["rope", ["loss_change", "low", "high"]].isna().all()
+    of_baseline = table.loc["rope"]
+    for name in ("loss_change", "low", "high"):
+        assert pd.isna(of_baseline[name])
 
 
 def test_the_interval_of_one_pair_is_over_documents():
     """With two sequences per document, it is the t-test of the means of documents."""
-    group = ("entry", "sequence"), np.tile(np.arange(8) // 2, (6, 1))
-    one_pair = synthetic_comparison().assign(sequence_group=group).isel(entry=[0, 1, 2])
-    row = summarize_comparison(one_pair).set_index("group").loc["nope"]
-    losses = one_pair["sequence_loss"].values
-    assert (row["over"], row["pairs"]) == ("sequences", 1)
-    means = (losses[2] - losses[0]).reshape(4, 2).mean(1)
-    assert (row["low"], row["high"]) == pytest.approx(interval(means))
+    documents = np.arange(8) // 2
+    of_entries = np.tile(documents, (6, 1))
+    several = synthetic_comparison().assign(
+        sequence_group=(("entry", "sequence"), of_entries)
+    )
+    one_pair = several.isel(entry=[0, 1, 2])
+    row = by_group(one_pair).loc["nope"]
+    assert row["over"] == "sequences"
+    assert row["pairs"] == 1
+    rope, _, nope = one_pair["sequence_loss"].values
+    change = nope - rope
+    low, high = interval(change.reshape(4, 2).mean(1))
+    assert row["low"] == pytest.approx(low)
+    assert row["high"] == pytest.approx(high)
 
 
 def test_entries_without_an_equal_baseline_have_no_partner():
-    runs = [("rope", 0), ("nope", 0), ("nope", 7), ("rope", 1)]
-    entries = [
-        Entry("", group, Path(), variant=group, seed=seed) for group, seed in runs
+    seeds = [
+        entry_of("rope", variant="rope", seed=0),
+        entry_of("nope", variant="nope", seed=0),
+        entry_of("nope", variant="nope", seed=7),
+        entry_of("rope", variant="rope", seed=1),
     ]
-    assert partners(entries) == [0, 0, -1, 3]
-    assert partners(entries, ["a", "b", "a", "c"]) == [0, -1, 0, 3]
+    assert partners(seeds) == [0, 0, -1, 3]
+    assert partners(seeds, ["a", "b", "a", "c"]) == [0, -1, 0, 3]
     sizes = [
-        (size, variant) for size in ("nano", "pico") for variant in ("rope", "nope")
+        entry_of("nano rope", variant="rope", size="nano"),
+        entry_of("nano nope", variant="nope", size="nano"),
+        entry_of("pico rope", variant="rope", size="pico"),
+        entry_of("pico nope", variant="nope", size="pico"),
     ]
-    entries = [Entry("", f"{s} {v}", Path(), size=s, variant=v) for s, v in sizes]
-    assert partners(entries) == [0, 0, 2, 2]
+    assert partners(sizes) == [0, 0, 2, 2]
+
+
+def entry_of(group: str, *, variant: str, size: str = "", seed: int = 0) -> Entry:
+    return Entry(
+        name="",
+        group=group,
+        folder=Path(),
+        size=size,
+        variant=variant,
+        seed=seed,
+    )
 
 
 def test_the_table_counts_heads(comparison: xr.Dataset):
-    table = summarize_comparison(comparison).set_index("group")
+    row = by_group(comparison).loc["rope"]
     rope = comparison.isel(entry=[0, 3])
-    assert table.loc["rope", "entries"] == 2
-    labels = rope["label"].values.ravel().tolist()
+    assert row["entries"] == 2
+    labels = rope["label"].values
     for label in ("positional", "semantic", "sink", "diffuse", "mixed"):
-        assert table.loc["rope", label] == labels.count(label) / 2
-    previous = rope["previous_token"].values[:, 0]
-    assert table.loc["rope", "previous_token_layer_0"] == (previous >= 0.5).sum() / 2
+        heads = (labels == label).sum()
+        assert row[label] == heads / 2
+    in_layer_0 = rope["previous_token"].isel(layer=0)
+    heads = (in_layer_0 >= 0.5).sum()
+    assert row["previous_token_layer_0"] == heads / 2
     trials = rope["trial_induction"].values.reshape(2, 8, -1)
-    best = (
-        trials[:, ::2].mean(1).argmax(-1)
-    )  # chosen on even trials, scored on odd trials
-    scores = [trials[entry, 1::2, best[entry]].mean() for entry in (0, 1)]
-    assert table.loc["rope", "induction"] == pytest.approx(np.mean(scores))
-    gain = rope["first_loss"].values.mean() - rope["repeat_loss"].values.mean()
-    assert table.loc["rope", "repeat_gain"] == pytest.approx(gain)
-    past = rope.isel(position_bin=rope["position_start"].values >= 32)
+    scores = [score_of_best_head(of_entry) for of_entry in trials]
+    gain = rope["first_loss"].mean() - rope["repeat_loss"].mean()
+    expected = {
+        "induction": np.mean(scores),
+        "retrieval": rope["retrieval"].mean(),
+        "repeat_gain": gain,
+        "loss_past_context": loss_past_context(rope),
+    }
+    for name, value in expected.items():
+        assert row[name] == pytest.approx(float(value))
+
+
+def loss_past_context(entries: xr.Dataset) -> xr.DataArray:
+    """Mean over tokens, and so over bins with the tokens of each bin as weights."""
+    is_past = entries["position_start"].values >= 32
+    past = entries.isel(position_bin=is_past)
     width = past["position_stop"] - past["position_start"]
-    expected = past["position_loss"].mean("entry").weighted(width).mean()
-    assert table.loc["rope", "loss_past_context"] == pytest.approx(float(expected))
-    assert table.loc["rope", "retrieval"] == pytest.approx(
-        float(rope["retrieval"].mean())
-    )
+    loss = past["position_loss"].mean("entry")
+    return loss.weighted(width).mean()
+
+
+def score_of_best_head(trials: np.ndarray) -> float:
+    """Mean score [trial, head] on odd trials of the head that is best on even trials."""
+    even = trials[::2]
+    odd = trials[1::2]
+    best = even.mean(0).argmax()
+    return odd[:, best].mean()
 
 
 def test_behaviour_of_runs_has_intervals(comparison: xr.Dataset):
-    two = summarize_comparison(comparison).set_index("group").loc["nope"]
-    one = (
-        summarize_comparison(comparison.isel(entry=[0, 1, 2]))
-        .set_index("group")
-        .loc["nope"]
-    )
-    gain = comparison["first_loss"].values - comparison["repeat_loss"].values
-    hit = comparison["retrieval_hit"].mean(("retrieval_length", "depth")).values
-    for name, parts in {"repeat_gain": gain, "retrieval": hit}.items():
-        seeds = parts[[2, 5]].mean(1) - parts[[0, 3]].mean(1)
-        for row, change in ((two, seeds), (one, parts[2] - parts[0])):
-            assert row[f"{name}_change"] == pytest.approx(change.mean(), abs=1e-9)
-            ends = row[[f"{name}_low", f"{name}_high"]].tolist()
-            np.testing.assert_allclose(ends, interval(change), atol=1e-9)
-    assert np.isfinite(two["loss_past_context_low"])
-    assert np.isnan(one["loss_past_context_low"])
+    first_seed = comparison.isel(entry=[0, 1, 2])
+    over_seeds = by_group(comparison).loc["nope"]
+    over_trials = by_group(first_seed).loc["nope"]
+    gain = comparison["first_loss"] - comparison["repeat_loss"]
+    hit = comparison["retrieval_hit"].mean(("retrieval_length", "depth"))
+    for name, by_trial in (("repeat_gain", gain), ("retrieval", hit)):
+        rope = by_trial.values[[0, 3]]
+        nope = by_trial.values[[2, 5]]
+        change = nope - rope
+        change_is(over_seeds, name, change.mean(1))
+        change_is(over_trials, name, change[0])
+    assert np.isfinite(over_seeds["loss_past_context_low"])
+    assert np.isnan(over_trials["loss_past_context_low"])
+
+
+def change_is(row: pd.Series, name: str, change: np.ndarray) -> None:
+    low, high = interval(change)
+    expected = {
+        f"{name}_change": change.mean(),
+        f"{name}_low": low,
+        f"{name}_high": high,
+    }
+    for column, value in expected.items():
+        assert row[column] == pytest.approx(value, rel=1e-7, abs=1e-9)
 
 
 def test_the_cache_replaces_weights(comparison, study, measured, tmp_path, monkeypatch):
@@ -237,38 +339,46 @@ def test_the_cache_replaces_weights(comparison, study, measured, tmp_path, monke
     for path in copy.glob("**/model.safetensors"):
         path.unlink()
     shutil.rmtree(copy / "data")
-    two = [run_folder(copy, variant, 0) for variant in ("rope", "nope")]
-    given = {"cache": measured, "sequences": SEQUENCES}
-    xr.testing.assert_equal(rl.compare(two, **given), comparison.isel(entry=[0, 2]))
-    for other in (
-        {"cache": tmp_path / "empty"},
-        {"seed": 1},
-        {"sequences": SEQUENCES - 1},
+    rope = run_folder(copy, "rope", 0)
+    nope = run_folder(copy, "nope", 0)
+    from_cache = rl.compare([rope, nope], cache=measured, sequences=SEQUENCES)
+    xr.testing.assert_equal(from_cache, comparison.isel(entry=[0, 2]))
+    for cache, sequences, seed in (
+        (tmp_path / "empty", SEQUENCES, 0),
+        (measured, SEQUENCES, 1),
+        (measured, SEQUENCES - 1, 0),
     ):
         with pytest.raises(BadArgument, match="no weights"):
-            rl.compare(two, **given | other)
-    monkeypatch.setattr(checkpoint_cache, "versions", lambda: {"torch": "another"})
-    monkeypatch.setattr(
-        checkpoint_cache, "measure", mock.Mock(side_effect=BadArgument("Again."))
-    )
-    with pytest.raises(BadArgument, match="Again"):  # the weights exist
-        rl.compare([study], **given)
+            rl.compare(
+                [rope, nope],
+                cache=cache,
+                sequences=sequences,
+                seed=seed,
+            )
+    # With the weights, another version of a library measures again.
+    measure = mock.Mock(side_effect=BadArgument("Again."))
+    versions = mock.Mock(return_value={"torch": "another"})
+    monkeypatch.setattr(checkpoint_cache, "versions", versions)
+    monkeypatch.setattr(checkpoint_cache, "measure", measure)
+    with pytest.raises(BadArgument, match="Again"):
+        rl.compare([study], cache=measured, sequences=SEQUENCES)
 
 
 @pytest.mark.thorough
 def test_only_missing_runs_are_measured(
     comparison, study, measured, tmp_path, monkeypatch
 ):
-    copy, cache = (
-        copy_of(study, tmp_path),
-        Path(shutil.copytree(measured, tmp_path / "cache")),
-    )
+    copy = copy_of(study, tmp_path)
+    cache = Path(shutil.copytree(measured, tmp_path / "cache"))
     damaged = cache / "rope-seed-0" / "final.nc"
     damaged.write_bytes(damaged.read_bytes()[:1000])
     (cache / "nope-seed-1" / "step-000001.nc").unlink()
-    one, other = (run_folder(copy, "p-rope:0.5", seed) for seed in (0, 1))
+    changed = "p-rope:0.5 seed 1"
+    one = run_folder(copy, "p-rope:0.5", 0)
+    other = run_folder(copy, "p-rope:0.5", 1)
     shutil.copy(one / "model.safetensors", other / "model.safetensors")
-    measure, measured_runs = checkpoint_cache.measure, []
+    measure = checkpoint_cache.measure
+    measured_runs = []
 
     def record(run: Entry, *args: object, final: bool, **options: object) -> xr.Dataset:
         measured_runs.append((run.name, final))
@@ -276,45 +386,65 @@ def test_only_missing_runs_are_measured(
 
     monkeypatch.setattr(checkpoint_cache, "measure", record)
     again = rl.compare([copy], cache=cache, sequences=SEQUENCES)
-    changed = "p-rope:0.5 seed 1"
-    expected = [("rope seed 0", True), (changed, True), (changed, False)]
-    assert measured_runs == [*expected, ("nope seed 1", False)]
-    xr.testing.assert_equal(
-        again.drop_sel(entry=changed), comparison.drop_sel(entry=changed)
-    )
+    assert measured_runs == [
+        ("rope seed 0", True),
+        (changed, True),
+        (changed, False),
+        ("nope seed 1", False),
+    ]
+    others = comparison.drop_sel(entry=changed)
+    xr.testing.assert_equal(again.drop_sel(entry=changed), others)
     loss = again["loss"].sel(entry=["p-rope:0.5 seed 0", changed]).values
-    assert loss[0] == loss[1] != comparison["loss"].sel(entry=changed)
+    assert loss[0] == loss[1]
+    assert loss[1] != comparison["loss"].sel(entry=changed)
 
 
 @pytest.mark.thorough
 def test_text_sampled_from_a_model_is_the_first_finding(tmp_path: Path):
-    few = rl.Options(context=64, sequences=2, rows=8, surrogates=0)
+    few = rl.Options(
+        context=64,
+        sequences=2,
+        rows=8,
+        surrogates=0,
+    )
     profile = rl.analyze("bundled", sample_path(), few).profile
-    folders = [tmp_path / "one", tmp_path / "other"]
-    for folder, name in zip(folders, (profile.attrs["model"], "another"), strict=True):
-        folder.mkdir()
-        rl.save(profile.assign_attrs(model=name), folder / "profile.nc")
-    first, *_ = describe(rl.compare(folders, cache=tmp_path))
+    one = tmp_path / "one"
+    other = tmp_path / "other"
+    one.mkdir()
+    other.mkdir()
+    rl.save(profile, one / "profile.nc")
+    rl.save(profile.assign_attrs(model="another"), other / "profile.nc")
+    first, *_ = describe(rl.compare([one, other], cache=tmp_path))
     assert first.startswith("The text was sampled from bundled:rope. ")
-    other = profile.assign_attrs(
+
+    on_other_text = profile.assign_attrs(
         model="another", tokens_sha256="0", bytes_per_token=2.0
     )
-    rl.save(other, folders[1] / "profile.nc")
-    compared = rl.compare(folders, cache=tmp_path)
-    loss, bits = profile.attrs["loss"], profile.attrs["loss"] / np.log(2) / 2
-    text = " ".join(describe(compared))
+    rl.save(on_other_text, other / "profile.nc")
+    sentences = describe(rl.compare([one, other], cache=tmp_path))
+    text = " ".join(sentences)
+    loss = profile.attrs["loss"]
+    bits_per_token = loss / np.log(2)
     assert f"{loss:.3f} (one), {loss:.3f} (other) nats per token, and " in text
-    assert f"{bits:.3f} (other) bits per byte" in text
+    assert f"{bits_per_token / 2:.3f} (other) bits per byte" in text
 
 
 def test_a_study_gives_its_runs_in_order(study: Path):
     entries = runs_in(study)
-    assert [(e.variant, e.seed) for e in entries] == [
-        (v, s) for s in (0, 1) for v in VARIANTS
+    runs = [(entry.variant, entry.seed) for entry in entries]
+    assert runs == [
+        ("rope", 0),
+        ("p-rope:0.5", 0),
+        ("nope", 0),
+        ("rope", 1),
+        ("p-rope:0.5", 1),
+        ("nope", 1),
     ]
-    assert entries[0].name == "rope seed 0"
-    assert {e.group for e in entries} == set(VARIANTS)
-    assert list(entries[0].checkpoints()) == [1, 2]
+    first = entries[0]
+    assert first.name == "rope seed 0"
+    assert list(first.checkpoints()) == [1, 2]
+    groups = {entry.group for entry in entries}
+    assert groups == set(VARIANTS)
 
 
 def test_unfinished_runs_of_a_study_are_left_out(study: Path, tmp_path: Path):
@@ -334,33 +464,35 @@ def test_unfinished_runs_of_a_study_are_left_out(study: Path, tmp_path: Path):
 
 
 def test_folders_that_cannot_be_compared_are_refused(study: Path, tmp_path: Path):
-    rope, again = (run_folder(x, "rope", 0) for x in (study, copy_of(study, tmp_path)))
-    cases = {
-        "both runs are rope seed 0": [rope, again],
-        "cannot be compared with": [study, tmp_path],
-        "needs two or more folders": [rope, rope / ".." / rope.name],
-    }
-    for words, paths in cases.items():
-        with pytest.raises(BadArgument, match=words):
-            find_entries(paths)
+    rope = run_folder(study, "rope", 0)
+    again = run_folder(copy_of(study, tmp_path), "rope", 0)
+    with pytest.raises(BadArgument, match="both runs are rope seed 0"):
+        find_entries([rope, again])
+    with pytest.raises(BadArgument, match="cannot be compared with"):
+        find_entries([study, tmp_path])
+    with pytest.raises(BadArgument, match="needs two or more folders"):
+        find_entries([rope, rope / ".." / rope.name])
 
 
 def change(run: Path, *, without: str = "", **settings: object) -> None:
-    record = json.loads((run / "run.json").read_text())
+    """Change settings in the record of a run, and remove the entry `without`."""
+    path = run / "run.json"
+    record = json.loads(path.read_text())
     record.pop(without, None)
-    record["settings"] |= settings
-    (run / "run.json").write_text(json.dumps(record))
+    record["settings"].update(settings)
+    path.write_text(json.dumps(record))
 
 
 def test_runs_with_different_settings_are_refused(study: Path, tmp_path: Path):
     copy = copy_of(study, tmp_path)
-    first, other = (run_folder(copy, name, 0) for name in ("rope", "nope"))
+    first = run_folder(copy, "rope", 0)
+    other = run_folder(copy, "nope", 0)
     change(other, learning_rate=1.0)
     with pytest.raises(RopelensError, match=r"learning_rate: 0\.01 and 1\.0"):
         find_entries([first, other])
-    change(
-        other, size=asdict(replace(NANO, layers=3))
-    )  # another size may have another rate
+    # Another size may have another rate.
+    another_size = replace(NANO, layers=3)
+    change(other, size=asdict(another_size))
     entries = find_entries([first, other]).entries
     assert [entry.group for entry in entries] == ["nano rope", "3x32x2x1 nope"]
     change(other, context=64, steps=9)
@@ -370,7 +502,9 @@ def test_runs_with_different_settings_are_refused(study: Path, tmp_path: Path):
 
 def test_damaged_records_are_refused(study: Path, tmp_path: Path):
     copy = copy_of(study, tmp_path)
-    for file in (run_folder(copy, "nope", 0) / "run.json", copy / "study.json"):
+    of_run = run_folder(copy, "nope", 0) / "run.json"
+    of_study = copy / "study.json"
+    for file in (of_run, of_study):
         file.write_text("{")
         with pytest.raises(BadArgument, match=rf"{file.name} cannot be read"):
             find_entries([copy])
