@@ -1,7 +1,5 @@
 """Two heads side by side on the page of a comparison, in a real browser."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import xarray as xr
@@ -16,26 +14,32 @@ from ropelens.report.comparison_page import chosen_heads
 from ropelens.runtime.netcdf import save
 
 READY = "#plot-second[data-head]"
+EIGHT_OF_TEN_PLANES = {
+    "rope_type": "proportional",
+    "rope_theta": 1e6,
+    "partial_rotary_factor": 0.8,
+}
 
 
 @pytest.fixture(scope="module")
 def profiles() -> list[xr.Dataset]:
     """Two layers of four heads, and three layers of two heads with 8 of 10 planes rotating."""
-    rope = {
-        "rope_type": "proportional",
-        "rope_theta": 1e6,
-        "partial_rotary_factor": 0.8,
-    }
-    turns = {"rope_parameters": rope}
-    shape = {"num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1}
-    models = [tiny("llama_gqa"), tiny("llama_gqa", head_dim=20, **turns, **shape)]
+    one = tiny("llama_gqa")
+    other = tiny(
+        "llama_gqa",
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=20,
+        rope_parameters=EIGHT_OF_TEN_PLANES,
+    )
     text = random_tokens(sequences=4, length=40)
-    return [rl.profile(model, text, surrogates=0) for model in models]
+    return [rl.profile(model, text, surrogates=0) for model in (one, other)]
 
 
 @pytest.fixture(scope="module")
 def opened(browser, profiles, tmp_path_factory):
-    place: Path = tmp_path_factory.mktemp("compared")
+    place = tmp_path_factory.mktemp("compared")
     folders = [place / "one", place / "other"]
     for profile, folder in zip(profiles, folders, strict=True):
         save(profile, folder / "profile.nc")
@@ -60,32 +64,40 @@ def test_the_same_head_of_the_other_model_follows(opened, profiles):
     one, other = profiles
     page = opened.load("#heads=0.L0H1,1.same", ready=READY)
     shown(page, "one: L0 H1", "other: L0 H1")
-    for number, name in enumerate(("selectivity_keys", "q_norm", "k_norm")):
-        left = one[name][0, 0 if name == "k_norm" else 1]
-        right = other[name][0, 0 if name == "k_norm" else 1]
-        drawn = values(page, "plot-first", "y", number)
-        np.testing.assert_allclose(drawn[: left.size], left, rtol=1e-5)
-        assert np.isnan(drawn[left.size :]).all()
-        drawn = values(page, "plot-second", "y", number)
-        np.testing.assert_allclose(drawn, right, rtol=1e-5)
+    # Head 1 shares key-value head 0 in both models.
+    for trace, (name, head) in enumerate(
+        (("selectivity_keys", 1), ("q_norm", 1), ("k_norm", 0))
+    ):
+        expected = one[name][0, head]
+        drawn = values(page, "plot-first", "y", trace)
+        np.testing.assert_allclose(drawn[: expected.size], expected, rtol=1e-5)
+        assert np.isnan(drawn[expected.size :]).all()
+        drawn = values(page, "plot-second", "y", trace)
+        np.testing.assert_allclose(drawn, other[name][0, head], rtol=1e-5)
     wavelength = other["wavelength"][0]
     places = values(page, "plot-second", "x")
     np.testing.assert_allclose(places[:8], wavelength[:8], rtol=1e-5)
     assert np.isinf(wavelength[8:]).all()
-    heads = [rl.classify_heads(profile, resamples=2) for profile in profiles]
-    rows = [table.set_index(["layer", "head"]).loc[(0, 1)] for table in heads]
+    rows = [row_of_head(profile, layer=0, head=1) for profile in profiles]
     assert numbers(page, "label") == [row["label"] for row in rows]
     assert numbers(page, "total_bits") == [f"{row['total_bits']:.2f}" for row in rows]
     for axis in ("yaxis", "yaxis2"):
-        ends = [
-            page.evaluate(f"document.getElementById('{name}')._fullLayout.{axis}.range")
-            for name in ("plot-first", "plot-second")
-        ]
-        np.testing.assert_allclose(*ends)
+        first = range_of_axis(page, "plot-first", axis)
+        second = range_of_axis(page, "plot-second", axis)
+        np.testing.assert_allclose(first, second)
     page.select_option("#first-head", "L0H2")
     shown(page, "one: L0 H2", "other: L0 H2 does not exist")
     assert numbers(page, "label")[1] == "–"
     assert values(page, "plot-second", "y").size == 0
+
+
+def row_of_head(profile: xr.Dataset, *, layer: int, head: int):
+    heads = rl.classify_heads(profile, resamples=2)
+    return heads.set_index(["layer", "head"]).loc[(layer, head)]
+
+
+def range_of_axis(page: playwright.Page, plot: str, axis: str) -> list[float]:
+    return page.evaluate(f"document.getElementById('{plot}')._fullLayout.{axis}.range")
 
 
 def test_any_head_is_chosen_and_back_returns(opened):
@@ -122,13 +134,12 @@ def test_the_page_begins_with_the_most_positional_head():
     comparison["positional_fraction"][1, 0, 1] = 0.9
     comparison["label"][:2] = "mixed"
     first, second = chosen_heads(comparison)
-    assert (first, second) == (ComparedHead(0, 1, 0), ComparedHead(1, 1, 0))
+    assert first == ComparedHead(0, 1, 0)
+    assert second == ComparedHead(1, 1, 0)
     comparison["label"][1, 1] = ""  # the second model has one layer
-    assert chosen_heads(comparison)[1] == ComparedHead(1, 0, 1)
-    figure = plot_compared_head(comparison, ComparedHead(1, 0, 1))
+    _, second = chosen_heads(comparison)
+    assert second == ComparedHead(1, 0, 1)
+    figure = plot_compared_head(comparison, second)
     drawn = {trace.meta["y"]: trace.y for trace in figure.data}
-    np.testing.assert_allclose(
-        drawn["selectivity_keys"], comparison["selectivity_keys"][1, 0, 1]
-    )
-    np.testing.assert_allclose(drawn["q_norm"], comparison["q_norm"][1, 0, 1])
-    np.testing.assert_allclose(drawn["k_norm"], comparison["k_norm"][1, 0, 0])
+    for name, head in (("selectivity_keys", 1), ("q_norm", 1), ("k_norm", 0)):
+        np.testing.assert_allclose(drawn[name], comparison[name][1, 0, head])

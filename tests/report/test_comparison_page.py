@@ -6,7 +6,7 @@ import pytest
 import xarray as xr
 from in_browser import Opened, fits
 from scipy import stats
-from synthetic_comparison import CONTEXT, STEPS, synthetic_comparison
+from synthetic_comparison import CONTEXT, synthetic_comparison
 
 from ropelens import plot_claim, plot_norms
 from ropelens.analysis.analysis_result import Analysis
@@ -36,12 +36,11 @@ def comparison() -> xr.Dataset:
 
 
 def lines(figure: go.Figure, unit: str) -> dict[str, go.Scatter]:
+    """The lines of the panel whose axis has this unit, by the name of each line."""
     for row, axis in enumerate(figure.select_yaxes(), start=1):
         if axis.title.text.replace("<br>", " ") == unit:
-            return {
-                t.name: t
-                for t in figure.select_traces({"mode": "lines+markers"}, row=row)
-            }
+            traces = figure.select_traces({"mode": "lines+markers"}, row=row)
+            return {trace.name: trace for trace in traces}
     raise KeyError(unit)
 
 
@@ -51,32 +50,34 @@ def test_loss_changes_are_pairs_means_and_intervals(comparison: xr.Dataset):
     pairs = {t.y[0]: t.x for t in figure.data if t.marker.symbol == "circle-open"}
     np.testing.assert_allclose(pairs["p-rope:0.5"], [0.1, 0.11])
     np.testing.assert_allclose(pairs["nope"], [0.2, 0.22])
-    (mean,) = [
-        t for t in figure.data if t.error_x.array is not None and t.y[0] == "nope"
-    ]
+    means = [t for t in figure.data if t.error_x.array is not None]
+    (nope,) = [t for t in means if t.y[0] == "nope"]
     row = table.set_index("group").loc["nope"]
-    assert mean.x[0] + mean.error_x.array[0] == pytest.approx(row["high"])
-    assert mean.x[0] - mean.error_x.arrayminus[0] == pytest.approx(row["low"])
+    assert nope.x[0] + nope.error_x.array[0] == pytest.approx(row["high"])
+    assert nope.x[0] - nope.error_x.arrayminus[0] == pytest.approx(row["low"])
 
 
 def test_loss_by_position_and_its_difference(comparison: xr.Dataset):
     figure = figures.plot_position_loss(comparison)
     losses = comparison["position_loss"].values
-    means = lines(figure, "loss (nats/token)")
+    rope = lines(figure, "loss (nats/token)")["rope"]
+    np.testing.assert_allclose(rope.y, losses[[0, 3]].mean(0))
+    start = comparison["position_start"].values
+    stop = comparison["position_stop"].values
+    assert ((start <= rope.x) & (rope.x < stop)).all()
+
     change = lines(figure, "difference from rope (nats/token)")
-    np.testing.assert_allclose(means["rope"].y, losses[[0, 3]].mean(0))
-    differences, nope = losses[[2, 5]] - losses[[0, 3]], change["nope"]
+    assert "rope" not in change
+    nope = change["nope"]
+    differences = losses[[2, 5]] - losses[[0, 3]]
     np.testing.assert_allclose(nope.y, differences.mean(0))
     np.testing.assert_allclose(nope.y + nope.error_y.array, differences.max(0))
     np.testing.assert_allclose(nope.y - nope.error_y.arrayminus, differences.min(0))
-    assert "rope" not in change
+
     assert figure.layout.shapes[0].x0 == CONTEXT
     (words,) = [a for a in figure.layout.annotations if "trained context" in a.text]
-    assert 10**words.x == pytest.approx(
-        CONTEXT
-    )  # a logarithmic axis takes the exponent
-    start, stop = (comparison[f"position_{end}"].values for end in ("start", "stop"))
-    assert ((start <= means["rope"].x) & (means["rope"].x < stop)).all()
+    position = 10**words.x  # a logarithmic axis takes the exponent
+    assert position == pytest.approx(CONTEXT)
 
 
 def test_copying_by_distance_and_needles_by_length(comparison: xr.Dataset):
@@ -86,10 +87,10 @@ def test_copying_by_distance_and_needles_by_length(comparison: xr.Dataset):
         ("far_retrieval", "prompt_length", "needles found (share)"),
     ):
         drawn = lines(figure, unit)
-        assert [*drawn] == ["rope", "p-rope:0.5", "nope"]
-        values = comparison[name].isel(entry=[2, 5])
-        values = values.mean({"trial"} & {*values.dims})
-        np.testing.assert_allclose(drawn["nope"].y, values.mean("entry"))
+        assert list(drawn) == ["rope", "p-rope:0.5", "nope"]
+        of_nope = comparison[name].isel(entry=[2, 5])
+        other_dims = [dim for dim in of_nope.dims if dim != of]
+        np.testing.assert_allclose(drawn["nope"].y, of_nope.mean(other_dims))
         assert drawn["nope"].x.tolist() == comparison[of].values.tolist()
     marks = [(line.x0, line.y0) for line in figure.layout.shapes]
     assert (0, 1 / 8) in marks
@@ -98,25 +99,24 @@ def test_copying_by_distance_and_needles_by_length(comparison: xr.Dataset):
 
 def test_planes_that_do_not_rotate_are_drawn_where_they_rotate_elsewhere(comparison):
     places = comparison_planes.plane_places(comparison, "p-rope:0.5")
-    place = places.wavelength
-    turning = places.rotates
-    np.testing.assert_array_equal(place, comparison["wavelength"][0, 0])
-    assert turning.tolist() == [True] * 4 + [False] * 4
+    np.testing.assert_array_equal(places.wavelength, comparison["wavelength"][0, 0])
+    assert places.rotates.tolist() == [True] * 4 + [False] * 4
     figure = comparison_planes.plot_comparison_planes(comparison)
-    rings = [*figure.select_traces({"name": "does not rotate"})]
-    for (unit, name), ring in zip(
-        comparison_planes.PLANE_PANELS.items(), rings, strict=True
-    ):
-        rows = lines(figure, unit.replace("<br>", " "))
-        dims = [dim for dim in comparison[name].dims if dim != "frequency"]
-        np.testing.assert_array_equal(rows["p-rope:0.5"].x, place)
-        means = [comparison[name][[entry, entry + 3]].mean(dims) for entry in (1, 2)]
-        for variant, mean in zip(("p-rope:0.5", "nope"), means, strict=True):
-            np.testing.assert_allclose(rows[variant].y, mean)
-        seeds = comparison[name][[1, 4]].mean([dim for dim in dims if dim != "entry"])
-        highest = rows["p-rope:0.5"].y + rows["p-rope:0.5"].error_y.array
-        np.testing.assert_allclose(highest, seeds.max("entry"))
-        np.testing.assert_allclose(ring.y, [*means[0][4:], *means[1]])
+    rings = list(figure.select_traces({"name": "does not rotate"}))
+    panels = comparison_planes.PLANE_PANELS
+    for (unit, name), ring in zip(panels.items(), rings, strict=True):
+        drawn = lines(figure, unit.replace("<br>", " "))
+        values = comparison[name]
+        by_entry = values.mean(set(values.dims) - {"entry", "frequency"})
+        half = by_entry[[1, 4]]
+        none = by_entry[[2, 5]].mean("entry")
+        np.testing.assert_array_equal(drawn["p-rope:0.5"].x, places.wavelength)
+        np.testing.assert_allclose(drawn["p-rope:0.5"].y, half.mean("entry"))
+        np.testing.assert_allclose(drawn["nope"].y, none)
+        highest = drawn["p-rope:0.5"].y + drawn["p-rope:0.5"].error_y.array
+        np.testing.assert_allclose(highest, half.max("entry"))
+        still = [*half.mean("entry")[4:], *none]
+        np.testing.assert_allclose(ring.y, still)
 
 
 def test_growth_counts_heads_by_step(comparison: xr.Dataset):
@@ -124,50 +124,60 @@ def test_growth_counts_heads_by_step(comparison: xr.Dataset):
     loss = lines(figure, "loss (nats/token)")["rope"]
     np.testing.assert_allclose(loss.y, comparison["growth_loss"][[0, 3]].mean("entry"))
     np.testing.assert_allclose(loss.error_y.array, 0.005)
-    nope = comparison.isel(entry=[2, 5])
-    best = best_head(nope["growth_trial_induction"]).transpose("entry", "step", "trial")
-    by_bin = nope["growth_position_loss"].values
-    for unit, values in {
-        "positional heads (count)": (nope["growth_label"].values == "positional").sum(
-            (2, 3)
-        ),
-        "previous-token head (0 to 1)": nope["growth_previous_token"].values.max(
-            (2, 3)
-        ),
-        "induction head (0 to 1)": best.values,
-        "gain of repeats (nats/token)": nope["growth_first_loss"]
-        - nope["growth_repeat_loss"],
-        "retrieval (share)": nope["growth_retrieval"],
-        "loss past context (nats/token)": by_bin[..., 5:] @ [1 / 3, 2 / 3],
-    }.items():
-        by_entry = np.asarray(values).reshape(2, len(STEPS), -1).mean(2)
+    for unit, expected in growth_of(comparison.isel(entry=[2, 5])).items():
         line = lines(figure, unit)["nope"]
-        np.testing.assert_allclose(line.y, by_entry.mean(0))
-        np.testing.assert_allclose(
-            line.error_y.array, by_entry.max(0) - by_entry.mean(0)
-        )
+        mean = expected.mean("entry")
+        highest = expected.max("entry")
+        np.testing.assert_allclose(line.y, mean)
+        np.testing.assert_allclose(line.error_y.array, highest - mean)
     assert len({axis.title.text for axis in figure.select_yaxes()}) == 8
 
 
+def growth_of(entries: xr.Dataset) -> dict[str, xr.DataArray]:
+    """The number [entry, step] of each panel."""
+    positional = entries["growth_label"] == "positional"
+    repeat_gain = entries["growth_first_loss"] - entries["growth_repeat_loss"]
+    # The last two bins are past the context. The second has two thirds of their tokens.
+    past_context = entries["growth_position_loss"][..., 5:] @ xr.DataArray(
+        [1 / 3, 2 / 3], dims="position_bin"
+    )
+    return {
+        "positional heads (count)": positional.sum(("layer", "head")),
+        "previous-token head (0 to 1)": entries["growth_previous_token"].max(
+            ("layer", "head")
+        ),
+        "induction head (0 to 1)": best_head(entries["growth_trial_induction"]).mean(
+            "trial"
+        ),
+        "gain of repeats (nats/token)": repeat_gain.mean("trial"),
+        "retrieval (share)": entries["growth_retrieval"].mean(
+            ("retrieval_length", "depth")
+        ),
+        "loss past context (nats/token)": past_context,
+    }
+
+
 def find(comparison: xr.Dataset, begin: str) -> str:
+    """The only sentence about the comparison that begins in this way."""
     (sentence,) = [line for line in findings(comparison) if line.startswith(begin)]
     return sentence
 
 
 def test_findings_list_loss_changes_in_order(comparison: xr.Dataset):
-    first, *_, last = findings(comparison)
+    sentences = findings(comparison)
+    first = sentences[0]
     begin = "Change of the loss from rope, in nats per token with 95% intervals: "
     assert first.startswith(f"{begin}p-rope:0.5 +0.105 (")
     assert "; nope +0.210 (" in first
     assert first.endswith(", over 2 pairs of seeds).")
-    assert last == "A finding."
+    assert sentences[-1] == "A finding."
     assert find(
         comparison, "No plane rotates in nope. No head there can be positional through"
     )
     words = find(comparison.isel(entry=[0, 2]), "Change of the loss")
     end = "over the text of one seed). An interval over the text of one seed does not include"
     assert f"{end} the variation between training runs." in words
-    assert "not finished" not in " ".join(findings(comparison))
+    assert "not finished" not in " ".join(sentences)
     fewer = comparison.isel(entry=[0, 1, 2, 3]).assign_attrs(
         unfinished="tiny/nope/seed-1"
     )
@@ -181,42 +191,61 @@ def test_losses_without_pairs_are_listed_with_the_reason(comparison: xr.Dataset)
     assert words.endswith(f"There are no paired differences, because {reason}")
 
 
-def test_findings_name_changes_beyond_chance(comparison: xr.Dataset):
-    def repeats(*losses: list[float]) -> str:
-        for entry, values in enumerate(losses, start=1):
-            comparison["repeat_loss"][entry::3] = xr.DataArray(values, dims="entry")
-        return find(comparison, "If random tokens are repeated")
+def with_repeat_losses(
+    comparison: xr.Dataset, *, p_rope: list[float], nope: list[float]
+) -> xr.Dataset:
+    """The comparison with losses of repeated tokens for the two seeds of two variants."""
+    changed = comparison.copy(deep=True)
+    changed["repeat_loss"][1::3] = xr.DataArray(p_rope, dims="entry")
+    changed["repeat_loss"][2::3] = xr.DataArray(nope, dims="entry")
+    return changed
 
+
+def half_width(*, of_spread: float) -> float:
+    """Half of the 95% t-interval of two numbers that differ by `of_spread`."""
+    return stats.t.ppf(0.975, 1) * of_spread / 2
+
+
+def test_findings_name_changes_beyond_chance(comparison: xr.Dataset):
     comparison["first_loss"][:] = 10.0
     comparison["repeat_loss"][:] = 5.0
     comparison["retrieval_hit"][:] = 1.0
-    words, spread = repeats([5, 5], [4.5, 4.49]), stats.t.ppf(0.975, 1) * 0.005
-    bounds = f"+{0.505 - spread:.3f} to +{0.505 + spread:.3f}"
+    begin = "If random tokens are repeated"
+
+    nope_gains = with_repeat_losses(comparison, p_rope=[5, 5], nope=[4.5, 4.49])
+    words = find(nope_gains, begin)
+    half = half_width(of_spread=0.01)
+    bounds = f"+{0.505 - half:.3f} to +{0.505 + half:.3f}"
     alike = "no interval, because all pairs show the same change."
-    nope = f"+0.505 ({bounds}, over 2 pairs of seeds); p-rope:0.5: {alike} Share of needles"
-    assert (
-        f"; the 95% interval of the change from rope excludes 0 for nope {nope}"
-        in words
-    )
+    nope = f"nope +0.505 ({bounds}, over 2 pairs of seeds)"
+    excludes = "the 95% interval of the change from rope excludes 0 for"
+    assert f"; {excludes} {nope}; p-rope:0.5: {alike} Share of needles" in words
     assert words.endswith(f"(chance 12.5%); p-rope:0.5, nope: {alike}")
-    assert "for nope −0.505 (" in repeats([4.5, 5.51], [5.5, 5.51])
-    words = repeats([4.5, 5.51], [4.5, 5.51])
+
+    nope_loses = with_repeat_losses(comparison, p_rope=[4.5, 5.51], nope=[5.5, 5.51])
+    assert "for nope −0.505 (" in find(nope_loses, begin)
+
+    none_beyond_chance = with_repeat_losses(
+        comparison, p_rope=[4.5, 5.51], nope=[4.5, 5.51]
+    )
+    words = find(none_beyond_chance, begin)
     assert "; no 95% interval of a change from rope excludes 0. Share" in words
-    past = find(comparison.isel(entry=[0, 2]), "Beyond the trained context")
+    past = find(none_beyond_chance.isel(entry=[0, 2]), "Beyond the trained context")
     assert past.endswith("nope: no interval, because there is only one pair.")
 
 
 def test_numbers_of_heads_are_means(comparison: xr.Dataset):
-    comparison["previous_token"][:] = 0.4
-    comparison["previous_token"][0, 1] = comparison["previous_token"][2, 1, 0] = 0.5
-    table = summarize_comparison(comparison)
+    previous_token = comparison["previous_token"]
+    previous_token[:] = 0.4
+    previous_token[0, 1] = 0.5
+    previous_token[2, 1, 0] = 0.5
     assert find(comparison, "Heads with") == (
         "Heads with at least half of their attention on the previous token: 1 (rope), "
         "0 (p-rope:0.5), 0.5 (nope); in the first layer: 0 (rope), 0 (p-rope:0.5), 0 (nope)."
     )
-    index = [column.name for column in shown_columns(table)].index(
-        "previous_token_heads"
-    )
+    table = summarize_comparison(comparison)
+    names = [column.name for column in shown_columns(table)]
+    index = names.index("previous_token_heads")
     assert [row.cells[index] for row in table_rows(table)] == ["1", "0", "0.5"]
 
 
@@ -227,8 +256,8 @@ def test_the_table_marks_unknown_numbers(comparison: xr.Dataset):
     assert "positional_wavelength" not in names
     rows = [dict(zip(names, row.cells, strict=True)) for row in table_rows(table)]
     assert [row["worse"] for row in rows] == ["–", "2 of 2", "2 of 2"]
-    spread = stats.t.ppf(0.975, 1) * 0.005
-    change = f"+0.105\n+{0.105 - spread:.3f} to +{0.105 + spread:.3f}"
+    half = half_width(of_spread=0.01)
+    change = f"+0.105\n+{0.105 - half:.3f} to +{0.105 + half:.3f}"
     assert [row["loss_change"] for row in rows[:2]] == ["–", change]
 
 
@@ -270,13 +299,16 @@ def page(small, tmp_path_factory):
             "Words below": drawn_with_legend(yref="container", y=0, yanchor="bottom"),
         },
     )
-    facts = {"command": "", "backend": "hf", "warnings": ""}
-    record = {name: profile.attrs[name] for name in ("seed", "created")}
-    record |= {"command": "", "model": {"name": profile.attrs["model"]}, "versions": {}}
-    analysis = Analysis(profile.assign_attrs(facts), heads, record)
-    return write_answer(
-        tmp_path_factory.mktemp("reports") / "analysis", analysis, answer
-    )
+    record = {
+        "seed": profile.attrs["seed"],
+        "created": profile.attrs["created"],
+        "command": "",
+        "model": {"name": profile.attrs["model"]},
+        "versions": {},
+    }
+    profile = profile.assign_attrs(command="", backend="hf", warnings="")
+    folder = tmp_path_factory.mktemp("reports") / "analysis"
+    return write_answer(folder, Analysis(profile, heads, record), answer)
 
 
 def test_a_page_of_an_analysis_is_not_replaced(page):
@@ -300,13 +332,11 @@ def test_shows_every_figure_and_does_no_harm(browser, page):
         assert shown.get_by_text("0.5 bits").is_visible()
         assert SCRIPT in shown.locator(".lead").inner_text()
         fits(shown)
-        legends = shown.locator(".legend")
-        assert legends.count() == 4
-        for number in range(legends.count()):
-            legend = legends.nth(number).bounding_box()
-            plot = legends.nth(number).locator(
-                "xpath=ancestor::*[@class='main-svg'][1]"
-            )
-            around = plot.bounding_box()
-            assert around["y"] <= legend["y"]
-            assert legend["y"] + legend["height"] <= around["y"] + around["height"]
+        legends = shown.locator(".legend").all()
+        assert len(legends) == 4
+        for legend in legends:
+            plot = legend.locator("xpath=ancestor::*[@class='main-svg'][1]")
+            inner = legend.bounding_box()
+            outer = plot.bounding_box()
+            assert outer["y"] <= inner["y"]
+            assert inner["y"] + inner["height"] <= outer["y"] + outer["height"]

@@ -14,22 +14,28 @@ import ropelens as rl
 from ropelens.errors import BadArgument
 from ropelens.figures.reach import plot_reach
 
-LAYER, HEAD = 1, 3
+LAYER = 1
+HEAD = 3
+VARIANTS = ("own", "p-rope:0.5", "nope")
 
 
 @pytest.fixture(scope="module")
 def reach() -> xr.Dataset:
-    tokens = random_tokens(sequences=8, length=16)
-    heads, variants = f"0.*,{LAYER}.{HEAD}", ("own", "p-rope:0.5", "nope")
     return rl.reach(
-        tiny("llama_gqa"), tokens, heads=heads, variants=variants, copies=[48, 60]
+        tiny("llama_gqa"),
+        random_tokens(sequences=8, length=16),
+        heads=f"0.*,{LAYER}.{HEAD}",
+        variants=VARIANTS,
+        copies=[48, 60],
     )
 
 
 @pytest.fixture(scope="module")
 def profile(reach: xr.Dataset) -> xr.Dataset:
-    layers, heads = (reach.sizes[name] for name in ("layer", "head"))
-    return synthetic_profile(kv_heads=2, layers=layers, heads=heads)[0]
+    profile, _ = synthetic_profile(
+        layers=reach.sizes["layer"], heads=reach.sizes["head"], kv_heads=2
+    )
+    return profile
 
 
 @pytest.fixture(scope="module")
@@ -60,18 +66,19 @@ def table(page: playwright.Page, name: str) -> list[list[str]]:
 @pytest.mark.thorough
 def test_the_head_as_planes_stop(opened, sweep):
     page = opened.at(f"#L{LAYER}H{HEAD}&tab=stopped")
-    traces = page.evaluate(
+    slow, fast, *_ = page.evaluate(
         """document.getElementById("plot-stopped")._fullData.map(({ x, y, marker }) =>
              ({ x: Array.from(x), y: Array.from(y), marks: marker?.symbol }))"""
     )
     of_head = sweep.isel(layer=LAYER, head=HEAD)
-    edits = ["none", *(f"fast {share:g}" for share in traces[1]["x"][1:])]
+    edits = ["none", *(f"fast {share:g}" for share in fast["x"][1:])]
     change = of_head["attention_change"].sel(edit=edits).values
-    np.testing.assert_allclose(traces[1]["y"], change, rtol=1e-5)
-    half = traces[1]["x"].index(0.5)
-    marks = ["x" if step == half else "diamond" for step in range(len(edits) - 1)]
-    assert traces[1]["marks"] == [*marks, "circle-open"]
-    assert set(traces[0]["marks"]) == {"diamond"}
+    np.testing.assert_allclose(fast["y"], change, rtol=1e-5)
+    half = fast["x"].index(0.5)
+    marks = ["diamond"] * (len(edits) - 1)
+    marks[half] = "x"
+    assert fast["marks"] == [*marks, "circle-open"]
+    assert set(slow["marks"]) == {"diamond"}
     words = "The mark shows the label of the head at this step."
     assert page.inner_text("#one-stopped figcaption") == words
     ends = "document.getElementById('plot-stopped')._fullLayout.yaxis2.range"
@@ -79,36 +86,37 @@ def test_the_head_as_planes_stop(opened, sweep):
     rows = table(page, "stopped")
     assert len(rows) == 2 * len(edits)
     assert rows[-1][:3] == ["fastest", "0%", "–"]
-    assert rows[len(edits) + half][:3] == ["fastest", "50%", "diffuse"]
-    assert float(rows[len(edits) + half][3]) == pytest.approx(change[half], abs=5.1e-4)
+    row = rows[len(edits) + half]
+    assert row[:3] == ["fastest", "50%", "diffuse"]
+    assert float(row[3]) == pytest.approx(change[half], abs=5.1e-4)
 
 
 def test_reach_is_that_of_the_figure(opened, reach):
     page = opened.at("#L0H2&tab=reach")
-    of_head = reach.isel(layer=0, head=2)
-    for trace, expected in enumerate(plot_reach(reach, layer=0, head=2).data):
+    expected_lines = plot_reach(reach, layer=0, head=2).data
+    for trace, expected in enumerate(expected_lines):
         np.testing.assert_allclose(values(page, "plot-reach", "y", trace), expected.y)
-    shares = of_head["found_share"].sel(variant="own").values
-    words = [f"{float(f'{100 * share:.3g}'):g}%" for share in shares]
-    near, far = (
-        f"{words[0]} of copies 48 tokens back",
-        f"{words[1]} of copies 60 tokens back",
-    )
-    assert page.inner_text("#reach-words") == f"The head finds {near}, and {far}."
+    of_head = reach.isel(layer=0, head=2).sel(variant="own")
+    near, far = [in_percent(share) for share in of_head["found_share"].values]
+    words = f"{near} of copies 48 tokens back, and {far} of copies 60 tokens back"
+    assert page.inner_text("#reach-words") == f"The head finds {words}."
     rows = table(page, "reach")
-    assert [row[0] for row in rows] == [
-        n for n in ("own", "p-rope:0.5", "nope") for _ in "ab"
-    ]
-    assert rows[1][1:3] == ["60", words[1]]
+    assert [row[0] for row in rows] == np.repeat(VARIANTS, 2).tolist()
+    assert rows[1][1:3] == ["60", far]
     assert rows[0][5] == "–"
     page = opened.at(f"#L{LAYER}H0&tab=reach")
-    sentence = (
-        f"This head is not among the {reach.sizes['head'] + 1} heads that were run."
+    heads = reach.sizes["head"] + 1
+    assert page.inner_text("#reach-words") == (
+        f"This head is not among the {heads} heads that were run."
     )
-    assert page.inner_text("#reach-words") == sentence
-    assert page.get_attribute("#plot-reach", "data-empty").endswith(
-        "this head was not run"
-    )
+    empty = page.get_attribute("#plot-reach", "data-empty")
+    assert empty.endswith("this head was not run")
+
+
+def in_percent(share: float) -> str:
+    """A share in percent with three digits, without zeros at its end."""
+    three_digits = f"{100 * share:.3g}"
+    return f"{float(three_digits):g}%"
 
 
 def test_results_of_another_model_are_refused(profile, reach, tmp_path):
@@ -123,9 +131,8 @@ def test_results_of_another_model_are_refused(profile, reach, tmp_path):
 def test_a_reach_in_the_folder_of_a_profile_is_shown(profile, reach, tmp_path):
     rl.save(profile, tmp_path / "profile.nc")
     rl.save(reach, tmp_path / "reach.nc")
-    (tmp_path / "run.json").write_text(
-        '{"kind": "analysis", "command": "ropelens moved"}'
-    )
+    record = '{"kind": "analysis", "command": "ropelens moved"}'
+    (tmp_path / "run.json").write_text(record)
     analysis = rl.open(tmp_path)
     xr.testing.assert_identical(analysis.reach["found_share"], reach["found_share"])
     page = analysis.page()
@@ -138,9 +145,10 @@ def test_each_variant_has_two_lines(reach: xr.Dataset, place: dict[str, int]):
     figure = plot_reach(reach, **place)
     for axis in [*figure.select_xaxes(), *figure.select_yaxes()]:
         assert re.search(r"\(.+\)$", axis.title.text)
-    names = reach["variant"].values.tolist()
+    measured_lines = figure.data[::2]
+    lines_beyond = figure.data[1::2]
     for name, measured, beyond in zip(
-        names, figure.data[::2], figure.data[1::2], strict=True
+        reach["variant"].values, measured_lines, lines_beyond, strict=True
     ):
         for line, variable, dim in (
             (measured, "found_share", "run_distance"),
@@ -151,5 +159,5 @@ def test_each_variant_has_two_lines(reach: xr.Dataset, place: dict[str, int]):
             assert line.name == name
             np.testing.assert_array_equal(line.x, reach[dim])
             np.testing.assert_allclose(line.y, expected)
-    lines = figure.data[::2]
-    assert len({(line.line.color, line.line.dash) for line in lines}) == len(lines)
+    styles = {(line.line.color, line.line.dash) for line in measured_lines}
+    assert len(styles) == len(measured_lines)

@@ -1,23 +1,30 @@
 """Speed and table of a page with a thousand heads."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
-from in_browser import Opened, shown, values
+from in_browser import Opened, playwright, shown, values
 from synthetic_profile import synthetic_profile
 
 from ropelens.report import write_report
+
+LAYERS = 32
+HEADS = 32
 
 
 @pytest.fixture(scope="module")
 def large(browser, tmp_path_factory):
     """1,024 heads of 64 planes. The page has the weights of most heads in whole percents."""
-    sizes = {"layers": 32, "heads": 32, "kv_heads": 8, "frequencies": 64, "excerpt": 16}
-    profile, heads = synthetic_profile(**sizes)
+    profile, heads = synthetic_profile(
+        layers=LAYERS, heads=HEADS, kv_heads=8, frequencies=64, excerpt=16
+    )
     profile["excerpt_query_still"][:, 2:] = np.nan
     path = tmp_path_factory.mktemp("large") / "page.html"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ropelens.report.excerpt_payload.FINE_CELLS", 0)
-        assert write_report(profile, path, heads=heads).stat().st_size < 5e6
+        write_report(profile, path, heads=heads)
+    assert path.stat().st_size < 5e6
     with Opened(browser, path) as opened:
         opened.weights = profile["excerpt_attention"].values
         yield opened
@@ -29,15 +36,16 @@ YARDSTICK = (
 )
 
 
-def clock(page):
+def clock(page: playwright.Page) -> Callable[[], float]:
+    """A function that returns the CPU seconds of a page so far."""
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable")
 
     def spent() -> float:
-        metrics = session.send("Performance.getMetrics")["metrics"]
-        return next(
-            metric["value"] for metric in metrics if metric["name"] == "ThreadTime"
-        )
+        for metric in session.send("Performance.getMetrics")["metrics"]:
+            if metric["name"] == "ThreadTime":
+                return metric["value"]
+        raise LookupError("ThreadTime")
 
     return spent
 
@@ -64,36 +72,40 @@ def test_a_thousand_heads_are_quick(large):
 
 def test_weights_in_whole_percents_agree_with_the_head(large):
     page = large.at("#L20H30&tab=attention")
-    seen = np.nan_to_num(values(page, "plot-attention", "z"))
-    np.testing.assert_allclose(
-        seen, np.tril(large.weights[0, 20, 30]).round(2), atol=1e-6
-    )
+    drawn = np.nan_to_num(values(page, "plot-attention", "z"))
+    expected = np.tril(large.weights[0, 20, 30]).round(2)
+    np.testing.assert_allclose(drawn, expected, atol=1e-6)
 
 
 def test_the_table_has_only_the_visible_rows(large):
     page = large.at("#L0H0&view=list")
     rows = page.locator("#table tbody tr:not(.gap)")
 
-    def inside() -> list[tuple[str, str]]:
-        names = (
+    def numbers_of_rows() -> dict[str, int]:
+        """The number that each row in the table has for a screen reader, by its head."""
+        cells = (
             "(all) => all.map((row) => [row.cells[0].textContent, row.ariaRowIndex])"
         )
-        return list(map(tuple, rows.evaluate_all(names)))
+        return {head: int(number) for head, number in rows.evaluate_all(cells)}
 
-    box = page.get_by_role("region", name="Table of heads")
+    def number_of_row(layer: int, head: int) -> int:
+        """Row 1 has the names of the columns."""
+        return layer * HEADS + head + 2
+
     assert 15 < rows.count() < 120
     assert page.get_attribute("#table", "aria-rowcount") == "1025"
-    assert inside()[1] == ("L0 H1", "3")
-    box.evaluate("(box) => { box.scrollTop = box.scrollHeight / 2; }")
+    second = list(numbers_of_rows().items())[1]
+    assert second == ("L0 H1", 3)
+    table = page.get_by_role("region", name="Table of heads")
+    table.evaluate("(box) => { box.scrollTop = box.scrollHeight / 2; }")
     page.wait_for_selector("#table a[href='#L16H0']")
     assert rows.count() < 120
-    assert {name: int(index) for name, index in inside()}["L16 H0"] == 16 * 32 + 2
+    assert numbers_of_rows()["L16 H0"] == number_of_row(16, 0)
     page.click("a[href='#L16H0']")
     shown(page, 16, 0)
     down = "new KeyboardEvent('keydown', {key: 'ArrowDown', bubbles: true})"
     for_each = "for (let i = 0; i < 60; i++) document.activeElement.dispatchEvent"
     page.evaluate(f"{for_each}({down})")  # beyond the first visible rows
     shown(page, 17, 28)
-    assert page.get_attribute("tr[aria-current]", "aria-rowindex") == str(
-        17 * 32 + 28 + 2
-    )
+    chosen = page.get_attribute("tr[aria-current]", "aria-rowindex")
+    assert chosen == str(number_of_row(17, 28))

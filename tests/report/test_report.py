@@ -28,14 +28,18 @@ from ropelens.report.sentences.heads import (
 )
 from ropelens.report.sentences.profile import scope_sentence
 
-BACK = str.maketrans(
-    "/,.", "<>&"
-)  # undoes the replacement of characters that HTML escapes
+# Undoes the replacement of characters that HTML escapes.
+BACK = str.maketrans("/,.", "<>&")
+
+
+def unpacked(payload: str) -> bytes:
+    return gzip.decompress(base64.b85decode(payload.translate(BACK)))
 
 
 def test_one_file_with_everything_and_nothing_to_load(tmp_path):
-    sizes = {"layers": 6, "heads": 6, "kv_heads": 2, "frequencies": 32, "excerpt": 40}
-    profile, heads = synthetic_profile(**sizes)
+    profile, heads = synthetic_profile(
+        layers=6, heads=6, kv_heads=2, frequencies=32, excerpt=40
+    )
     profile.attrs["documents"] = 7
     path = write_report(profile, tmp_path / "deep" / "page.html", heads=heads)
     with pytest.raises(BadArgument, match="do not describe the same model"):
@@ -43,16 +47,18 @@ def test_one_file_with_everything_and_nothing_to_load(tmp_path):
     assert path.stat().st_size < 1.5e6
     assert [p.name for p in path.parent.iterdir()] == ["page.html"]
     version = f"plotly.js (cartesian - minified) v{get_plotlyjs_version()}"
-    assert version in render.asset(render.PLOTLY)[:200], (
-        "Python checks figures of this version"
-    )
+    begin = render.asset(render.PLOTLY)[:200]
+    assert version in begin, "Python checks figures of this version"
     page = path.read_text(encoding="utf-8")
     assert page.count(render.packed_plotly()) == 1
     page = page.replace(render.packed_plotly(), "")
     assert not re.search(r"(src|href)\s*=\s*[\"']?(https?:|//)", page)
     assert "default-src 'none'" in html.unescape(page)
     for fact in (
-        *("toy/llama-5l", "0123abcd", "1.234 ± 0.012 nats per token", "torch 2.13.0"),
+        "toy/llama-5l",
+        "0123abcd",
+        "1.234 ± 0.012 nats per token",
+        "torch 2.13.0",
         "ropelens analyze toy/llama-5l --text stories --out out",
         "All text is from 7 documents: the numbers",
         "at least 66.7% of the bits",
@@ -63,41 +69,45 @@ def test_one_file_with_everything_and_nothing_to_load(tmp_path):
 def test_arrays_travel_as_bytes(small):
     profile, heads = small
     sent = packed(np.array([[1.5, np.nan]]), dims=("layer",))
-    assert (sent["shape"], len(sent["data"])) == ([1, 2], 8)
+    assert sent["shape"] == [1, 2]
+    assert len(sent["data"]) == 8
     figures = draw_profile(profile, heads, (0, 0))
-    sent = render.packed_payload(
-        build_payload(profile, heads, figures, selected=(0, 0))
-    )
+    payload = build_payload(profile, heads, figures, selected=(0, 0))
+    sent = render.packed_payload(payload)
     assert sent == html.escape(sent), "no character can end the script"
-    text, arrays = gzip.decompress(base64.b85decode(sent.translate(BACK))).split(
-        b"\0", 1
-    )
+    text, arrays = unpacked(sent).split(b"\0", 1)
     read = json.loads(text)
-    side = read["excerpts"][0]["query"]["steps"]
-    data = arrays[side["data"] :][: 2 * int(np.prod(side["shape"]))]
-    low, high = np.frombuffer(data, "u1").reshape(2, -1)
-    steps = (
-        np.stack([low, high], axis=-1).view("<i2").reshape(side["shape"]).astype(int)
-    )
-    assert np.abs(steps).max((1, 2)).tolist() == [2**13 - 1] * len(steps)
     assert np.all(read["live"])
+    steps = signed_steps(read["excerpts"][0]["query"]["steps"], arrays)
+    largest = np.abs(steps).max((1, 2))
+    assert largest.tolist() == [2**13 - 1] * len(steps)
+
+    # Without vectors, the page gets the square root of each weight in a byte.
     blind = profile.assign(excerpt_query_still=np.nan * profile["excerpt_query_still"])
     given = excerpt_payload(blind)["excerpts"][0]["attention"]
     cells = np.frombuffer(given["data"], "u1").reshape(given["shape"])
-    weights = profile["excerpt_attention"].values[0][..., *np.triu_indices(48)[::-1]]
-    np.testing.assert_allclose(
-        (cells / 255) ** 2, weights.reshape(cells.shape), atol=0.004
-    )
+    key, query = np.triu_indices(48)  # the queries from each key on
+    weights = profile["excerpt_attention"].values[0][..., query, key]
+    expected = weights.reshape(cells.shape)
+    np.testing.assert_allclose((cells / 255) ** 2, expected, atol=0.004)
+
+
+def signed_steps(described: dict, arrays: bytes) -> np.ndarray:
+    """Numbers of two bytes, of which all low bytes are sent before all high bytes."""
+    count = int(np.prod(described["shape"]))
+    data = arrays[described["data"] :][: 2 * count]
+    low, high = np.frombuffer(data, "u1").reshape(2, -1)
+    numbers = np.stack([low, high], axis=-1).view("<i2")
+    return numbers.reshape(described["shape"]).astype(int)
 
 
 def test_words_count_labels_and_state_the_verdict(small):
     _, heads = small
     assert sum(label_counts(heads).values()) == len(heads) == 40
-    headline, claim = labels_sentence(heads), claim_sentence(heads)
-    counts = (
-        "Of 40 heads, 17 are semantic, 10 positional, 5 mixed, 4 sink and 4 diffuse."
-    )
-    assert headline == counts
+    headline = labels_sentence(heads)
+    claim = claim_sentence(heads)
+    counts = "17 are semantic, 10 positional, 5 mixed, 4 sink and 4 diffuse."
+    assert headline == f"Of 40 heads, {counts}"
     where = "Positional heads are in layers 0–2 and 4. Their"
     assert any(words.startswith(where) for words in detail_sentences(heads))
     sinks = detail_sentences(heads[heads.label == "sink"])
@@ -108,16 +118,14 @@ def test_words_count_labels_and_state_the_verdict(small):
 
 def test_the_scope_names_few_documents_and_short_text():
     only = "the numbers and intervals describe only this text, and not similar text."
-    assert (
-        scope_sentence({"documents": 0})
-        == f"The text was not split into documents: {only}"
-    )
-    assert scope_sentence({"documents": 7}) == f"All text is from 7 documents: {only}"
+    unsplit = scope_sentence({"documents": 0})
+    assert unsplit == f"The text was not split into documents: {only}"
+    few = scope_sentence({"documents": 7})
+    assert few == f"All text is from 7 documents: {only}"
     assert scope_sentence({"documents": 8, "context": 64, "trained_context": 64}) == ""
     short = scope_sentence({"context": 256, "trained_context": 8192})
-    assert short.startswith(
-        "Sequences have up to 256 tokens, but the model was trained for 8,"
-    )
+    begin = "Sequences have up to 256 tokens, but the model was trained for 8,"
+    assert short.startswith(begin)
 
 
 def test_cautions_list_warnings_and_weak_labels(small):
@@ -130,26 +138,27 @@ def test_cautions_list_warnings_and_weak_labels(small):
     heads = heads.assign(confidence=1.0)
     heads.loc[named[:2], "total_bits"] = 0.49
     (_, faint) = caution_sentences(profile, heads)
-    assert faint.startswith(
-        f"2 of {len(named)} heads labelled positional, semantic or mixed"
-    )
+    begin = f"2 of {len(named)} heads labelled positional, semantic or mixed"
+    assert faint.startswith(begin)
 
 
 def test_a_text_of_one_repeated_token_has_a_page(tmp_path, small):
     profile = small[0].assign(selectivity_keys=0 * small[0]["selectivity_keys"])
     path = write_report(profile, tmp_path / "page.html")
-    packed = re.search('id="payload">([^<]+)', path.read_text())[1].translate(BACK)
-    assert b"no data: no head prefers" in gzip.decompress(base64.b85decode(packed))
+    payload = re.search('id="payload">([^<]+)', path.read_text())[1]
+    assert b"no data: no head prefers" in unpacked(payload)
 
 
 def test_facts_of_the_run(small):
     profile, heads = small
     facts = dict(run_facts(profile, heads))
-    assert (facts["context"], facts["rows"]) == ("512 tokens", "all of each sequence")
-    blank = dict(run_facts(profile.assign_attrs(revision=""), heads))
-    assert (facts["revision"], blank["revision"]) == ("0123abcd", "not recorded")
+    assert facts["context"] == "512 tokens"
+    assert facts["rows"] == "all of each sequence"
+    assert facts["revision"] == "0123abcd"
     assert facts["key-value heads"] == "4 per layer"
     assert "named 0.667" in facts["label thresholds"]
+    blank = dict(run_facts(profile.assign_attrs(revision=""), heads))
+    assert blank["revision"] == "not recorded"
     for name, shown in (
         ("org/model", "org/model"),
         ("../a/b/", "b"),
@@ -163,21 +172,24 @@ def test_the_gallery_has_a_sentence_for_each_page(tmp_path):
         folder = tmp_path / place
         folder.mkdir(parents=True)
         (folder / "index.html").write_text("page")
-    record = {"kind": "answer", "model": {"name": "a/b"}, "labels": {"mixed": 3}}
-    record["findings"] = ["Slow planes win. By 0.5 bits", "and fast ones"]
+    record = {
+        "kind": "answer",
+        "model": {"name": "a/b"},
+        "labels": {"mixed": 3},
+        "findings": ["Slow planes win. By 0.5 bits", "and fast ones"],
+    }
+    named = {**record, "model": {"name": "a:one"}}
     (tmp_path / "norms/two/run.json").write_text(json.dumps(record))
-    named = record | {"model": {"name": "a:one"}}
     (tmp_path / "norms/a-one/run.json").write_text(json.dumps(named))
     (tmp_path / "norms/three/run.json").write_text("[broken")
     text = write_index(tmp_path).read_text()
     for shown in (
-        *(
-            'href="norms/a-one/index.html"',
-            "Slow planes win.<",
-            ">a/b</a>",
-            ">three</a>",
-        ),
-        *('href="other/%3Cb%3E/index.html"', ">a-one</a>"),
+        'href="norms/a-one/index.html"',
+        "Slow planes win.<",
+        ">a/b</a>",
+        ">three</a>",
+        'href="other/%3Cb%3E/index.html"',
+        ">a-one</a>",
     ):
         assert shown in text
     assert "and fast ones" not in text
@@ -186,11 +198,18 @@ def test_the_gallery_has_a_sentence_for_each_page(tmp_path):
 
 
 def test_a_change_is_as_precise_as_its_interval():
-    small = {0.8942: "+0.894", 0.0004999: "+0.0005", -2.34e-5: "−0.00002", 1e-9: "±0"}
-    small |= {0.0: "+0.000", float("nan"): "–"}
-    assert {value: signed(value) for value in small} == small
-    assert (signed(6.4e-5, ".3g"), signed(-0.02854, ".3g")) == ("0.00006", "−0.0285")
     nan = float("nan")
+    for value, shown in (
+        (0.8942, "+0.894"),
+        (0.0004999, "+0.0005"),
+        (-2.34e-5, "−0.00002"),
+        (1e-9, "±0"),
+        (0.0, "+0.000"),
+        (nan, "–"),
+    ):
+        assert signed(value) == shown
+    assert signed(6.4e-5, ".3g") == "0.00006"
+    assert signed(-0.02854, ".3g") == "−0.0285"
     for values, shown in (
         ((-2e-5, -0.0031, 0.003), ("−0.000", "−0.003 to +0.003")),
         ((-2e-5, -3e-5, 1e-4), ("−0.00002", "−0.00003 to +0.0001")),
