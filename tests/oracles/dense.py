@@ -6,8 +6,7 @@ code. The attention budget, which is fitted, is in `logit.py`.
 """
 
 import copy
-from collections import Counter
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,72 +19,169 @@ from .recording import AttentionCall, Floats, LayerRotation, attention_calls
 Bins = NDArray[np.int64]  # [bin, 2]: start and stop of each bin in tokens, half-open
 BITS = 1 / np.log(2)  # bits per nat
 BY_PLANE = ("selectivity", "selectivity_keys", "selectivity_sink")
+DISTANCES = {"self_mass": 0, "previous_token": 1}
 
 
-def token_sums(call: AttentionCall, rotation: LayerRotation) -> dict[str, Tensor]:
-    result = {}
-    for name, x in (("q", call.query), ("k", call.key), ("v", call.value)):
-        lengths = [x[..., part].norm(dim=-1).sum(-1) for part in rotation.parts()]
-        result[f"{name}_norm"] = torch.stack(lengths, dim=-1)
-        if name != "v":
-            result[f"{name}_mean"] = rotation.unrotate(x).sum(1)
-    return result
+@dataclass(frozen=True)
+class DenseRows:
+    """Rows of one head from position 1 on.
+
+    - visible [row, key]: whether the row sees the key
+    - pieces [plane + 1, row, key]: scores of each part in nats, before any soft-cap
+    - log_attention [row, key]: log of the softmax over visible keys; 0 at other keys
+    - attention [row, key]: the softmax, which sums to 1 over the keys
+    - key_mass [row, 1]: attention of the model on all keys, below 1 with a learned sink
+    """
+
+    visible: Tensor
+    pieces: Tensor
+    log_attention: Tensor
+    attention: Tensor
+    key_mass: Tensor
+
+    @property
+    def excess(self) -> Tensor:
+        """Attention beyond a uniform attention to the visible keys, [row, key]."""
+        uniform = self.visible / self.visible.sum(1, keepdim=True)
+        return self.attention - uniform
+
+    @property
+    def max_scores(self) -> Tensor:
+        """The largest score of each row before any soft-cap, [row]."""
+        score = self.pieces.sum(0)
+        return score.masked_fill(~self.visible, -torch.inf).amax(1)
 
 
-def row_sums(
-    call: AttentionCall,
-    rotation: LayerRotation,
-    sinks: Tensor,
-    *,
-    context: int,
-    head: int,
-) -> dict[str, Tensor]:
-    """Sums of one head over rows from position 1 on; offsets leave out the first key."""
-    query, key = call.query[head], call.key[head // (len(call.query) // len(call.key))]
-    visible, attention = call.visible[1:], call.attention[head][1:]
-    log_count = visible.sum(1).double().log()
-    uniform = visible / visible.sum(1, keepdim=True)
-    products = [query[1:, part] @ key[:, part].T for part in rotation.parts()]
+def dense_rows(call: AttentionCall, rotation: LayerRotation, *, head: int) -> DenseRows:
+    group = len(call.query) // len(call.key)
+    query = call.query[head][1:]
+    key = call.key[head // group]
+    visible = call.visible[1:]
+    products = []
+    for part in rotation.parts():
+        product = query[:, part] @ key[:, part].T
+        products.append(product)
     pieces = call.scale * torch.stack(products)
     score = pieces.sum(0)
     if call.softcap is not None:
         score = call.softcap * torch.tanh(score / call.softcap)
-    log_a = (
-        score.masked_fill(~visible, -torch.inf)
-        .log_softmax(-1)
-        .masked_fill(~visible, 0.0)
-    )
-    a = log_a.exp() * visible
-    of_keys = attention.sum(1, keepdim=True)  # below 1 if there is a learned sink
-    assert (a - attention / of_keys).abs().max() < 1e-5, (
-        "scores do not give the attention"
-    )
-    offset = torch.arange(1, len(query))[:, None] - torch.arange(1, len(query))
-    by_offset, sees = torch.zeros(2, context, dtype=torch.float64)
-    behind = offset >= 0  # a key ahead of its row has no offset
-    by_offset.index_add_(0, offset[behind], a[:, 1:][behind])
-    sees.index_add_(0, offset[behind], visible[:, 1:][behind].double())
-    negative_entropy = (a * log_a).sum(1)
-    largest = pieces.sum(0).masked_fill(~visible, -torch.inf).amax(1)
-    others = visible & ~sinks
-    even = others / others.sum(1, keepdim=True).clamp(min=1)
-    among = a * others - (a * others).sum(1, keepdim=True) * even
-    # Compare with keys that are not sinks.
-    above = pieces - (even * pieces).sum(2, keepdim=True)
+    seen_score = score.masked_fill(~visible, -torch.inf)
+    log_attention = seen_score.log_softmax(-1).masked_fill(~visible, 0.0)
+    attention = log_attention.exp() * visible
+    of_model = call.attention[head][1:]
+    key_mass = of_model.sum(1, keepdim=True)
+    difference = (attention - of_model / key_mass).abs().max()
+    assert difference < 1e-5, "scores do not give the attention"
+    return DenseRows(visible, pieces, log_attention, attention, key_mass)
+
+
+def token_sums(call: AttentionCall, rotation: LayerRotation) -> dict[str, Tensor]:
+    unrotated_query = rotation.unrotate(call.query)
+    unrotated_key = rotation.unrotate(call.key)
     return {
-        "selectivity": ((a - uniform) * pieces).sum((1, 2)),
-        "selectivity_keys": (among * pieces).sum((1, 2)),
-        "selectivity_sink": ((a - uniform) * sinks * above).sum((1, 2)),
-        "selectivity_total": ((a - uniform) * pieces.sum(0)).sum(),
-        "offset_mass": by_offset,
-        "offset_share": sees,
-        "sink_mass": (a * sinks).sum(),
+        "q_norm": length_sums(call.query, rotation),
+        "k_norm": length_sums(call.key, rotation),
+        "v_norm": length_sums(call.value, rotation),
+        "q_mean": unrotated_query.sum(1),
+        "k_mean": unrotated_key.sum(1),
+    }
+
+
+def length_sums(x: Tensor, rotation: LayerRotation) -> Tensor:
+    """Sums over positions of the lengths of each part, [head, plane + 1]."""
+    sums = []
+    for part in rotation.parts():
+        lengths = x[..., part].norm(dim=-1)
+        sums.append(lengths.sum(-1))
+    return torch.stack(sums, dim=-1)
+
+
+def row_sums(rows: DenseRows, sinks: Tensor, *, context: int) -> dict[str, Tensor]:
+    """Sums of one head over its rows; offsets leave out the first key."""
+    negative_entropy = (rows.attention * rows.log_attention).sum(1)
+    log_count = rows.visible.sum(1).double().log()
+    sums = {
+        "sink_mass": (rows.attention * sinks).sum(),
         "entropy_bits": -negative_entropy.sum() * BITS,
         "total_bits": (log_count + negative_entropy).sum() * BITS,
-        "learned_sink_mass": (1 - of_keys).sum(),
-        "max_score": largest.max(),
-        "mean_max_score": largest.sum(),
+        "learned_sink_mass": (1 - rows.key_mass).sum(),
+        "mean_max_score": rows.max_scores.sum(),
     }
+    return sums | selectivity_sums(rows, sinks) | offset_sums(rows, context=context)
+
+
+def selectivity_sums(rows: DenseRows, sinks: Tensor) -> dict[str, Tensor]:
+    pieces = rows.pieces
+    others = rows.visible & ~sinks
+    count = others.sum(1, keepdim=True)
+    even = others / count.clamp(min=1)
+    on_others = rows.attention * others
+    mass = on_others.sum(1, keepdim=True)
+    among = on_others - mass * even
+    # Compare sinks with keys that are not sinks.
+    mean_of_others = (even * pieces).sum(2, keepdim=True)
+    above = pieces - mean_of_others
+    on_sinks = rows.excess * sinks
+    score = pieces.sum(0)
+    return {
+        "selectivity": (rows.excess * pieces).sum((1, 2)),
+        "selectivity_keys": (among * pieces).sum((1, 2)),
+        "selectivity_sink": (on_sinks * above).sum((1, 2)),
+        "selectivity_total": (rows.excess * score).sum(),
+    }
+
+
+def offset_sums(rows: DenseRows, *, context: int) -> dict[str, Tensor]:
+    """Attention and number of rows that see a key, by offset, [context]."""
+    count = len(rows.visible) + 1
+    position = torch.arange(1, count)
+    offset = position[:, None] - position
+    behind = offset >= 0  # a key ahead of its row has no offset
+    attention = rows.attention[:, 1:][behind]
+    sees = rows.visible[:, 1:][behind].double()
+    mass_by_offset = torch.zeros(context, dtype=torch.float64)
+    rows_by_offset = torch.zeros(context, dtype=torch.float64)
+    mass_by_offset.index_add_(0, offset[behind], attention)
+    rows_by_offset.index_add_(0, offset[behind], sees)
+    return {"offset_mass": mass_by_offset, "offset_share": rows_by_offset}
+
+
+@dataclass
+class LayerSums:
+    """Sums of one layer over the tokens and rows of all sequences so far."""
+
+    rotation: LayerRotation
+    scale: float = 1.0
+    max_score: Floats | float = -np.inf
+    over_tokens: dict[str, Floats] = field(default_factory=dict)
+    over_rows: dict[str, Floats] = field(default_factory=dict)
+
+    def add(self, call: AttentionCall, sinks: Tensor, *, context: int) -> None:
+        self.scale = call.scale
+        largest = []
+        by_head = []
+        for head in range(len(call.query)):
+            rows = dense_rows(call, self.rotation, head=head)
+            largest.append(rows.max_scores.max())
+            by_head.append(row_sums(rows, sinks, context=context))
+        self.max_score = np.maximum(self.max_score, torch.stack(largest).numpy())
+        of_rows = {}
+        for name in by_head[0]:
+            of_heads = [sums[name] for sums in by_head]
+            of_rows[name] = torch.stack(of_heads)
+        add_to(self.over_rows, of_rows)
+        add_to(self.over_tokens, token_sums(call, self.rotation))
+
+    def means(self, *, tokens: int, rows: int) -> dict[str, Floats]:
+        of_tokens = {name: x / tokens for name, x in self.over_tokens.items()}
+        of_rows = {name: x / rows for name, x in self.over_rows.items()}
+        return of_tokens | of_rows
+
+
+def add_to(sums: dict[str, Floats], more: dict[str, Tensor]) -> None:
+    for name, x in more.items():
+        before = sums.get(name, 0.0)
+        sums[name] = before + x.numpy()
 
 
 def dense(
@@ -99,41 +195,36 @@ def dense(
     """
     model = copy.deepcopy(model).double().eval()
     model.set_attn_implementation("eager")
-    context = tokens.shape[1]
-    sums: list[Counter[str]] = [Counter() for _ in rotations]
-    loss, scales = 0.0, [1.0] * len(sums)
-    for row, length, own in zip(tokens, lengths, sinks, strict=True):
+    layers = [LayerSums(rotation) for rotation in rotations]
+    loss = 0.0
+    for row, length, row_sinks in zip(tokens, lengths, sinks, strict=True):
         calls, logits = attention_calls(model, row[:length])
-        is_sink = torch.from_numpy(own[:length].copy())
-        for layer, (call, rotation) in enumerate(zip(calls, rotations, strict=True)):
-            sums_of = partial(row_sums, call, rotation, is_sink, context=context)
-            heads = [sums_of(head=n) for n in range(len(call.query))]
-            of_rows = {
-                name: torch.stack([one[name] for one in heads]) for name in heads[0]
-            }
-            largest, before = of_rows.pop("max_score").numpy(), sums[layer]["max_score"]
-            of_tokens = token_sums(call, rotation)
-            for name, x in (of_tokens | of_rows).items():
-                sums[layer][name] = sums[layer][name] + x.numpy()
-            sums[layer]["max_score"] = (
-                np.maximum(largest, before) if np.any(before) else largest
-            )
-            scales[layer] = call.scale
-        loss -= float(logits[:-1].log_softmax(-1).gather(1, row[1:length, None]).sum())
-    count, rows = int(np.sum(lengths)), int(np.sum(lengths)) - len(lengths)
+        is_sink = torch.from_numpy(row_sinks[:length].copy())
+        for layer, call in zip(layers, calls, strict=True):
+            layer.add(call, is_sink, context=tokens.shape[1])
+        log_chances = logits[:-1].log_softmax(-1)
+        following = row[1:length, None]
+        loss -= float(log_chances.gather(1, following).sum())
+    token_count = int(np.sum(lengths))
+    row_count = token_count - len(lengths)
     width = max(len(rotation.pairs) for rotation in rotations)
-    width += any(len(rotation.rest) for rotation in rotations)
-    layers = []
-    for of_layer, rotation, scale in zip(sums, rotations, scales, strict=True):
-        over = {name: count if name in of_tokens else rows for name in of_layer}
-        over["max_score"] = 1
-        mean = {name: x / over[name] for name, x in of_layer.items()}
-        layers.append(layer_statistics(mean, rotation, scale, bins=bins, width=width))
-    result = {
-        name: stack_ragged([layer[name] for layer in layers]) for name in layers[0]
-    }
-    of_all = {"loss": loss / rows, "rows": rows, "tokens": count}
-    return result | {name: np.array(x) for name, x in of_all.items()}
+    if any(len(rotation.rest) for rotation in rotations):
+        width += 1
+    by_layer = []
+    for layer in layers:
+        mean = layer.means(tokens=token_count, rows=row_count)
+        of_layer = frequency_statistics(mean, layer.rotation, width=width)
+        of_layer |= offset_statistics(mean, layer.rotation, layer.scale, bins)
+        of_layer["max_score"] = np.asarray(layer.max_score)
+        by_layer.append(of_layer)
+    result = {}
+    for name in by_layer[0]:
+        arrays = [of_layer[name] for of_layer in by_layer]
+        result[name] = stack_ragged(arrays)
+    result["loss"] = np.array(loss / row_count)
+    result["rows"] = np.array(row_count)
+    result["tokens"] = np.array(token_count)
+    return result
 
 
 def stack_ragged(arrays: list[Floats]) -> Floats:
@@ -141,51 +232,64 @@ def stack_ragged(arrays: list[Floats]) -> Floats:
     shape = np.max([array.shape for array in arrays], axis=0).astype(int)
     result = np.full((len(arrays), *shape), np.nan)
     for target, array in zip(result, arrays, strict=True):
-        target[tuple(slice(size) for size in array.shape)] = array
+        filled = tuple(slice(size) for size in array.shape)
+        target[filled] = array
     return result
 
 
-def layer_statistics(
-    mean: dict[str, Floats],
-    rotation: LayerRotation,
-    scale: float,
-    *,
-    bins: Bins,
-    width: int,
-) -> dict[str, Floats]:
-    def by_frequency(values: Floats) -> Floats:
-        """[..., plane + 1] -> [..., width]: planes, NaN, and unrotated coordinates."""
-        result = np.full((*values.shape[:-1], width), np.nan)
-        result[..., : len(rotation.pairs)] = values[..., :-1]
-        if len(rotation.rest):
-            result[..., -1] = values[..., -1]
-        return result
+def by_frequency(values: Floats, rotation: LayerRotation, *, width: int) -> Floats:
+    """[..., plane + 1] -> [..., width]: planes, NaN, and unrotated coordinates."""
+    result = np.full((*values.shape[:-1], width), np.nan)
+    result[..., : len(rotation.pairs)] = values[..., :-1]
+    if len(rotation.rest):
+        result[..., -1] = values[..., -1]
+    return result
 
-    result = {name: x for name, x in mean.items() if not name.endswith("_mean")}
-    result |= {name: by_frequency(mean[name]) for name in BY_PLANE}
-    result["inv_freq"] = by_frequency(np.append(np.abs(rotation.inv_freq), 0.0))
-    for name in "qk":
-        norm, vector = mean[f"{name}_norm"], mean[f"{name}_mean"]
-        lengths = [
-            np.linalg.norm(vector[:, part], axis=-1) for part in rotation.parts()
-        ]
-        length = np.stack(lengths, axis=-1)
-        coherence = np.divide(length, norm, out=np.zeros_like(norm), where=norm > 0)
-        result[f"{name}_norm"] = by_frequency(norm)
-        result[f"{name}_coherence"] = by_frequency(coherence)
+
+def frequency_statistics(
+    mean: dict[str, Floats], rotation: LayerRotation, *, width: int
+) -> dict[str, Floats]:
+    """All means, and the means by plane are placed by frequency."""
+    result = dict(mean)
+    for name in (*BY_PLANE, "q_norm", "k_norm", "v_norm"):
+        result[name] = by_frequency(mean[name], rotation, width=width)
+    inv_freq = np.append(np.abs(rotation.inv_freq), 0.0)
+    result["inv_freq"] = by_frequency(inv_freq, rotation, width=width)
+    for side in "qk":
+        vector = mean[f"{side}_mean"]
+        coherence = coherences(vector, mean[f"{side}_norm"], rotation)
+        result[f"{side}_coherence"] = by_frequency(coherence, rotation, width=width)
         turning = vector[:, rotation.pairs].swapaxes(1, 2)  # [head, part, plane]
         unrotated = np.full((*turning.shape[:2], 1), np.nan)
-        parts = by_frequency(np.append(turning, unrotated, axis=-1))
-        result[f"{name}_mean"] = parts.swapaxes(1, 2)
-    result["v_norm"] = by_frequency(mean["v_norm"])
-    for offset, name in enumerate(
-        ["self_mass", "previous_token"]
-    ):  # over rows that see it
-        result[name] = mean["offset_mass"][:, offset] / mean["offset_share"][:, offset]
-    masses = [mean["offset_mass"][..., a:b].sum(-1) for a, b in bins]
+        parts = np.append(turning, unrotated, axis=-1)
+        parts = by_frequency(parts, rotation, width=width)
+        result[f"{side}_mean"] = parts.swapaxes(1, 2)
+    return result
+
+
+def coherences(vector: Floats, norm: Floats, rotation: LayerRotation) -> Floats:
+    """Length of the mean vector of each part over its mean length, [head, plane + 1]."""
+    lengths = []
+    for part in rotation.parts():
+        length = np.linalg.norm(vector[:, part], axis=-1)
+        lengths.append(length)
+    nothing = np.zeros_like(norm)
+    return np.divide(np.stack(lengths, axis=-1), norm, out=nothing, where=norm > 0)
+
+
+def offset_statistics(
+    mean: dict[str, Floats], rotation: LayerRotation, scale: float, bins: Bins
+) -> dict[str, Floats]:
+    result = {}
+    mass = mean["offset_mass"]
+    seen = mean["offset_share"]
+    for name, offset in DISTANCES.items():  # over rows that see it
+        result[name] = mass[:, offset] / seen[:, offset]
+    masses = [mass[..., start:stop].sum(-1) for start, stop in bins]
     result["offset_mass"] = np.stack(masses, axis=-1)
-    share = np.append(mean["offset_share"][0], 0)  # the same for all heads
-    result["offset_share"] = share[bins[:, 0].clip(max=len(share) - 1)]
+    share = np.append(seen[0], 0)  # the same for all heads
+    first = bins[:, 0].clip(max=len(share) - 1)
+    result["offset_share"] = share[first]
     result["predicted_kernel"] = predicted_kernel(mean, rotation, scale, bins)
     return result
 
@@ -194,12 +298,18 @@ def predicted_kernel(
     mean: dict[str, Floats], rotation: LayerRotation, scale: float, bins: Bins
 ) -> Floats:
     """[head, bin]: score in nats of the mean query and key at the first offset of each bin."""
-    q, k = mean["q_mean"], mean["k_mean"]
+    q = mean["q_mean"]
+    k = mean["k_mean"]
     k = k.repeat(len(q) // len(k), axis=0)
+    planes = complex_planes(q, rotation) * np.conj(complex_planes(k, rotation))
+    angles = rotation.inv_freq[:, None] * bins[:, 0]
+    turning = (planes @ np.exp(1j * angles)).real
+    products = q[:, rotation.rest] * k[:, rotation.rest]
+    fixed = products.sum(1, keepdims=True)
+    return scale * (turning + fixed)
+
+
+def complex_planes(x: Floats, rotation: LayerRotation) -> NDArray[np.complex128]:
+    """[head, coordinate] -> [head, plane]"""
     first, second = rotation.pairs.T
-    planes = (q[:, first] + 1j * q[:, second]) * np.conj(
-        k[:, first] + 1j * k[:, second]
-    )
-    turned = np.exp(1j * rotation.inv_freq[:, None] * bins[:, 0])
-    fixed = (q[:, rotation.rest] * k[:, rotation.rest]).sum(1, keepdims=True)
-    return scale * ((planes @ turned).real + fixed)
+    return x[:, first] + 1j * x[:, second]

@@ -32,9 +32,8 @@ def with_mask(model: PreTrainedModel, sees: Sees) -> PreTrainedModel:
     def give(
         _: Any, arguments: Any, options: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
-        rows, length = (
-            options["input_ids"] if "input_ids" in options else arguments[0]
-        ).shape
+        tokens = options["input_ids"] if "input_ids" in options else arguments[0]
+        rows, length = tokens.shape
         seen = sees(torch.arange(length)[:, None], torch.arange(length))
         mask = torch.zeros(length, length, dtype=model.dtype)
         mask = mask.masked_fill(~seen, torch.finfo(model.dtype).min)
@@ -69,7 +68,8 @@ class LayerRotation:
         planes = torch.complex(x[..., first], x[..., second])
         planes = planes * torch.exp(-1j * angle.double())
         result = x.clone()
-        result[..., first], result[..., second] = planes.real, planes.imag
+        result[..., first] = planes.real
+        result[..., second] = planes.imag
         return result
 
     def parts(self) -> list[NDArray[np.int64]]:
@@ -95,9 +95,14 @@ def recorded_attention(model: PreTrainedModel) -> Iterator[dict[int, dict[str, A
 
     def recorded(module, query, key, value, attention_mask, **kwargs):
         assert module.layer_idx not in calls, "one call a layer"
-        inputs = {"query": query, "key": key, "value": value, "mask": attention_mask}
-        options = {"scale": kwargs["scaling"], "softcap": kwargs.get("softcap")}
-        calls[module.layer_idx] = inputs | options
+        calls[module.layer_idx] = {
+            "query": query,
+            "key": key,
+            "value": value,
+            "mask": attention_mask,
+            "scale": kwargs["scaling"],
+            "softcap": kwargs.get("softcap"),
+        }
         return original(module, query, key, value, attention_mask, **kwargs)
 
     modelling.eager_attention_forward = recorded
@@ -113,19 +118,20 @@ def attention_calls(
 ) -> tuple[list[AttentionCall], Tensor]:
     with recorded_attention(model) as calls:
         out = model(tokens[None], output_attentions=True, use_cache=False)
-    assert sorted(calls) == list(range(model.config.num_hidden_layers)), (
-        "a layer was silent"
-    )
+    layers = list(range(model.config.num_hidden_layers))
+    assert sorted(calls) == layers, "a layer was silent"
     result = []
     for layer, call in sorted(calls.items()):
         mask = call["mask"][0, 0]
         visible = mask if mask.dtype == torch.bool else mask > -1
-        vectors = [call[name][0].double() for name in ("query", "key", "value")]
-        attention = out.attentions[layer][0].double()
-        options = {
-            "scale": call["scale"],
-            "softcap": call["softcap"],
-            "attention": attention,
-        }
-        result.append(AttentionCall(*vectors, visible=visible, **options))
+        of_layer = AttentionCall(
+            query=call["query"][0].double(),
+            key=call["key"][0].double(),
+            value=call["value"][0].double(),
+            visible=visible,
+            scale=call["scale"],
+            softcap=call["softcap"],
+            attention=out.attentions[layer][0].double(),
+        )
+        result.append(of_layer)
     return result, out.logits[0].double()

@@ -21,21 +21,20 @@ from .recording import LayerRotation
 
 INITIAL_STD = 0.3
 WINDOW = 12  # tokens that a sliding layer sees, shorter than the tested sequences
-SLIDING, FULL = "sliding_attention", "full_attention"
+SLIDING = "sliding_attention"
+FULL = "full_attention"
 
-COMMON: dict[str, Any] = {
-    **{
-        "vocab_size": 96,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-    },
-    **{
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 8192,
-    },
-    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+COMMON = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 8192,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
 }
 
 
@@ -68,8 +67,11 @@ class Family:
 DROP = object()
 
 _HEAD = {"head_dim": 16}
-_HEAD_NORMS = tuple(
-    f"{x}_{norm}.weight" for x in "qk" for norm in ("norm", "layernorm")
+_HEAD_NORMS = (
+    "q_norm.weight",
+    "q_layernorm.weight",
+    "k_norm.weight",
+    "k_layernorm.weight",
 )
 _ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 
@@ -79,53 +81,80 @@ def _scaled(rope_type: str = "default", **parameters: Any) -> dict[str, Any]:
 
 
 def _by_type(rope_type: str = "default", **parameters: Any) -> dict[str, Any]:
-    own = {**_ROPE, "rope_type": rope_type, **parameters}
-    return {"rope_parameters": {SLIDING: dict(_ROPE), FULL: own}}
+    full = {**_ROPE, "rope_type": rope_type, **parameters}
+    return {"rope_parameters": {SLIDING: dict(_ROPE), FULL: full}}
 
 
 def _partial(factor: float) -> dict[str, Any]:
     return _scaled(partial_rotary_factor=factor)
 
 
-_ORIGINAL: dict[str, Any] = {"factor": 2.0, "original_max_position_embeddings": 4096}
-_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, **_ORIGINAL}
-_LONGROPE = _ORIGINAL | {"short_factor": [1.0, 1.05, 1.1, 1.2, 1.4, 1.8, 2.5, 4.0]}
-_LONGROPE |= {"long_factor": [1.0, 1.5, 2.0, 4.0, 8.0, 16.0, 24.0, 32.0]}
+_ORIGINAL = {"factor": 2.0, "original_max_position_embeddings": 4096}
+_LLAMA3 = {**_ORIGINAL, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LONGROPE = {
+    **_ORIGINAL,
+    "short_factor": [1.0, 1.05, 1.1, 1.2, 1.4, 1.8, 2.5, 4.0],
+    "long_factor": [1.0, 1.5, 2.0, 4.0, 8.0, 16.0, 24.0, 32.0],
+}
 _SLIDING = {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL]}
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
 _GEMMA = {"query_pre_attn_scalar": 16, "hidden_activation": "gelu_pytorch_tanh"}
+_GEMMA4 = {
+    "global_head_dim": 32,
+    "vocab_size_per_layer_input": 96,
+    "hidden_size_per_layer_input": 8,
+}
+_DEEPSEEK = {
+    **_MOE,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
 _NO_KV_HEADS = {"num_key_value_heads": DROP}
 _THREE_OF_FOUR = {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}
-_LAST_STILL = {"unrotated": (0, 0, 0, 16), "nope_layers": (3,)}
-_PAIRS = {"pairing": "interleaved"}
-_HIDDEN = {"supported": False}
-_NO_ROPE = {"pairing": None} | _HIDDEN
 _SHOWN = Version(transformers.__version__) >= Version("5.24")
-_GPTJ = _PAIRS | {"unrotated": 8, "supported": _SHOWN}
+"""Whether GPT-J and CodeGen use the attention interface of transformers."""
 
 
 def _family(name: str, *parts: Mapping[str, Any], **facts: Any) -> Family:
-    config = {key: value for part in parts for key, value in part.items()}
+    """The class `name`ForCausalLM; each of `parts` extends its configuration."""
+    config: dict[str, Any] = {}
+    for part in parts:
+        config.update(part)
     return Family(f"{name}ForCausalLM", config, **facts)
 
 
-def _llama(unrotated: int = 0, **config: Any) -> Family:
-    return _family("Llama", _HEAD, config, unrotated=unrotated)
+def _interleaved(name: str, *parts: Mapping[str, Any], **facts: Any) -> Family:
+    return _family(name, *parts, pairing="interleaved", **facts)
+
+
+def _without_rope(architecture: str) -> Family:
+    return Family(architecture, pairing=None, supported=False)
 
 
 FAMILIES: dict[str, Family] = {
     # Llama: how many key-value heads, and every rope type
-    "llama_mha": _llama(num_key_value_heads=4),
-    "llama_gqa": _llama(),
-    "llama_mqa": _llama(num_key_value_heads=1),
-    "llama_linear": _llama(**_scaled("linear", factor=4.0)),
-    "llama_dynamic": _llama(**_scaled("dynamic", factor=2.0)),
-    "llama_yarn": _llama(**_scaled("yarn", **_ORIGINAL)),
-    "llama_llama3": _llama(**_scaled("llama3", **_LLAMA3)),
-    "llama_longrope": _llama(**_scaled("longrope", **_LONGROPE)),
-    "llama_proportional": _llama(
-        8, **_scaled("proportional", partial_rotary_factor=0.5)
+    "llama_mha": _family("Llama", _HEAD, {"num_key_value_heads": 4}),
+    "llama_gqa": _family("Llama", _HEAD),
+    "llama_mqa": _family("Llama", _HEAD, {"num_key_value_heads": 1}),
+    "llama_linear": _family("Llama", _HEAD, _scaled("linear", factor=4.0)),
+    "llama_dynamic": _family("Llama", _HEAD, _scaled("dynamic", factor=2.0)),
+    "llama_yarn": _family("Llama", _HEAD, _scaled("yarn", **_ORIGINAL)),
+    "llama_llama3": _family("Llama", _HEAD, _scaled("llama3", **_LLAMA3)),
+    "llama_longrope": _family("Llama", _HEAD, _scaled("longrope", **_LONGROPE)),
+    "llama_proportional": _family(
+        "Llama",
+        _HEAD,
+        _scaled("proportional", partial_rotary_factor=0.5),
+        unrotated=8,
     ),
     # the Llama layout under other names
     "mistral_sliding": _family("Mistral", _HEAD, {"sliding_window": WINDOW}),
@@ -141,8 +170,10 @@ FAMILIES: dict[str, Family] = {
         "Gemma3", _HEAD, _GEMMA, _SLIDING, _by_type(rope_theta=1_000_000.0)
     ),
     "gemma4": _family(
-        *("Gemma4", _HEAD, _SLIDING, {"global_head_dim": 32}),
-        {"vocab_size_per_layer_input": 96, "hidden_size_per_layer_input": 8},
+        "Gemma4",
+        _HEAD,
+        _SLIDING,
+        _GEMMA4,
         _by_type("proportional", partial_rotary_factor=0.25, rope_theta=1_000_000.0),
         unrotated=(0, 24),
         head_norms=0.0,  # it divides no score by sqrt(head_dim)
@@ -170,40 +201,29 @@ FAMILIES: dict[str, Family] = {
     # clockwise: only this family has the opposite signs in rotate_half
     "nanochat": _family("NanoChat", direction=-1),
     # some layers without rotation
-    "smollm3": _family("SmolLM3", _THREE_OF_FOUR, **_LAST_STILL),
+    "smollm3": _family(
+        "SmolLM3", _THREE_OF_FOUR, unrotated=(0, 0, 0, 16), nope_layers=(3,)
+    ),
     "exaone4": _family("Exaone4", _SLIDING, unrotated=(0, 16), nope_layers=(1,)),
     # neighbouring coordinates share a plane
-    "cohere": _family("Cohere", **_PAIRS),
-    "cohere2": _family(
-        "Cohere2", _SLIDING, **_PAIRS, unrotated=(0, 16), nope_layers=(1,)
-    ),
-    "ernie4_5": _family("Ernie4_5", _HEAD, **_PAIRS),
-    "helium": _family("Helium", _HEAD, **_PAIRS),
-    "glm": _family("Glm", _HEAD, _partial(0.5), **_PAIRS, unrotated=8),
-    "glm4": _family("Glm4", _HEAD, _partial(0.5), **_PAIRS, unrotated=8),
-    "llama4": _family(
-        *("Llama4", _HEAD, _THREE_OF_FOUR, _scaled()),
+    "cohere": _interleaved("Cohere"),
+    "cohere2": _interleaved("Cohere2", _SLIDING, unrotated=(0, 16), nope_layers=(1,)),
+    "ernie4_5": _interleaved("Ernie4_5", _HEAD),
+    "helium": _interleaved("Helium", _HEAD),
+    "glm": _interleaved("Glm", _HEAD, _partial(0.5), unrotated=8),
+    "glm4": _interleaved("Glm4", _HEAD, _partial(0.5), unrotated=8),
+    "llama4": _interleaved(
+        "Llama4",
+        _HEAD,
+        _THREE_OF_FOUR,
+        _scaled(),
         {"intermediate_size_mlp": 96, "num_local_experts": 2},
-        **(_PAIRS | _LAST_STILL),
+        unrotated=(0, 0, 0, 16),
+        nope_layers=(3,),
     ),
     # the last part of each head rotates
     "deepseek_v3": _family(
-        *("DeepseekV3", _scaled(), {"num_key_value_heads": 4, "q_lora_rank": 32}),
-        {
-            "kv_lora_rank": 32,
-            "qk_rope_head_dim": 8,
-            "qk_nope_head_dim": 8,
-            "v_head_dim": 16,
-        },
-        _MOE
-        | {
-            "n_routed_experts": 4,
-            "n_group": 1,
-            "topk_group": 1,
-            "first_k_dense_replace": 1,
-        },
-        first_rotated=8,
-        unrotated=8,
+        "DeepseekV3", _scaled(), _DEEPSEEK, first_rotated=8, unrotated=8
     ),
     # the first part of each head rotates
     "gpt_neox": _family("GPTNeoX", _partial(0.25), _NO_KV_HEADS, unrotated=12),
@@ -212,26 +232,36 @@ FAMILIES: dict[str, Family] = {
     "phi": _family("Phi", _partial(0.5), unrotated=8),
     "stablelm": _family("StableLm", _partial(0.25), unrotated=12),
     # refused families: learned positions, ALiBi, no attention
-    "gpt2": Family("GPT2LMHeadModel", **_NO_ROPE),
-    "opt": _family("OPT", **_NO_ROPE),
-    "bloom": _family("Bloom", **_NO_ROPE),
-    "bert": Family("BertForMaskedLM", **_NO_ROPE),
-    "mamba": _family("Mamba", **_NO_ROPE),
+    "gpt2": _without_rope("GPT2LMHeadModel"),
+    "opt": _without_rope("OPTForCausalLM"),
+    "bloom": _without_rope("BloomForCausalLM"),
+    "bert": _without_rope("BertForMaskedLM"),
+    "mamba": _without_rope("MambaForCausalLM"),
     # families without the attention interface of transformers (GPT-J and CodeGen until 5.23)
     "falcon": _family(
         "Falcon",
         _NO_KV_HEADS,
         {"new_decoder_architecture": True, "num_kv_heads": 2},
-        **_HIDDEN,
+        supported=False,
     ),
-    "gptj": _family("GPTJ", {"rotary_dim": 8}, **_GPTJ),
-    "codegen": _family("CodeGen", {"rotary_dim": 8}, **_GPTJ),
+    "gptj": _interleaved("GPTJ", {"rotary_dim": 8}, unrotated=8, supported=_SHOWN),
+    "codegen": _interleaved(
+        "CodeGen", {"rotary_dim": 8}, unrotated=8, supported=_SHOWN
+    ),
 }
 
 SUPPORTED = tuple(name for name, family in FAMILIES.items() if family.supported)
 TEN = (
-    *("llama_gqa", "llama_yarn", "mistral_sliding", "gemma2", "gpt_oss"),
-    *("nanochat", "smollm3", "cohere", "deepseek_v3", "gpt_neox"),
+    "llama_gqa",
+    "llama_yarn",
+    "mistral_sliding",
+    "gemma2",
+    "gpt_oss",
+    "nanochat",
+    "smollm3",
+    "cohere",
+    "deepseek_v3",
+    "gpt_neox",
 )
 """Families that represent all: each mask, pairing, direction and kind of partial rotation."""
 not_as_configured = pytest.mark.filterwarnings("ignore:.*ropelens measures the model")
@@ -242,57 +272,66 @@ def tiny(name: str, *, seed: int = 0, **overrides: Any) -> transformers.PreTrain
     """The family `name` with random float32 weights, in eval mode, with eager attention."""
     family = FAMILIES[name]
     model_class = getattr(transformers, family.architecture)
-    config = {**COMMON, **family.config, **overrides}
-    config = {key: value for key, value in config.items() if value is not DROP}
-    built = model_class.config_class(**config)
-    built._attn_implementation = "eager"
-    built._experts_implementation = "eager"  # the grouped one has no float64
+    arguments = {**COMMON, **family.config, **overrides}
+    arguments = {name: x for name, x in arguments.items() if x is not DROP}
+    config = model_class.config_class(**arguments)
+    config._attn_implementation = "eager"
+    config._experts_implementation = "eager"  # the grouped one has no float64
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = model_class(built)
+        model = model_class(config)
     if name != "mamba":  # other state matrices would not be stable
         spread_weights(model, seed=seed, head_norms=family.head_norms)
     return model.eval()
 
 
 def of_kind(
-    kind: str, *, how: str = "eager", **config: Any
+    kind: str, *, how: str = "eager", **overrides: Any
 ) -> transformers.PreTrainedModel:
-    sizes = COMMON | {"initializer_range": INITIAL_STD} | config
-    built = transformers.CONFIG_MAPPING[kind](**sizes)
+    arguments = {**COMMON, "initializer_range": INITIAL_STD, **overrides}
+    config = transformers.CONFIG_MAPPING[kind](**arguments)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = transformers.AutoModelForCausalLM.from_config(
-            built, attn_implementation=how
+            config, attn_implementation=how
         )
     return model.eval()
 
 
+_SIGHTED_TEXT = {
+    **COMMON,
+    **_MOE,
+    "head_dim": 16,
+    "num_experts": 4,
+    "moe_intermediate_size": 16,
+    "initializer_range": INITIAL_STD,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "mrope_section": [2, 3, 3],
+    },
+}
+_EYES = {
+    "depth": 1,
+    "embed_dim": 32,
+    "num_heads": 2,
+    "hidden_size": 64,
+    "patch_size": 4,
+    "out_hidden_size": 64,
+    "intermediate_size": 32,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0],
+}
+
+
 def sighted(kind: str) -> transformers.PreTrainedModel:
     """A vision model, whose planes rotate with three positions of a token."""
-    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
-    text = COMMON | {
-        "head_dim": 16,
-        "rope_parameters": rope,
-        "initializer_range": INITIAL_STD,
-    }
-    text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-    eyes = {
-        "depth": 1,
-        "embed_dim": 32,
-        "num_heads": 2,
-        "hidden_size": 64,
-        "patch_size": 4,
-    }
-    eyes |= {
-        "out_hidden_size": 64,
-        "intermediate_size": 32,
-        "num_position_embeddings": 16,
-    }
-    eyes |= {"deepstack_visual_indexes": [0]}
-    special = {"image_token_id": 90, "video_token_id": 91, "vision_start_token_id": 92}
     config = transformers.CONFIG_MAPPING[kind](
-        text_config=text, vision_config=eyes, **special
+        text_config=dict(_SIGHTED_TEXT),
+        vision_config=dict(_EYES),
+        image_token_id=90,
+        video_token_id=91,
+        vision_start_token_id=92,
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -327,22 +366,27 @@ def rotations(
     model: transformers.PreTrainedModel, *, name: str
 ) -> tuple[LayerRotation, ...]:
     """True planes of each layer, from the row of the family and the `inv_freq` of the model."""
-    family, layers = FAMILIES[name], model.config.num_hidden_layers
+    family = FAMILIES[name]
     assert family.pairing is not None, f"{name} does not rotate"
+    unrotated = family.unrotated
+    if isinstance(unrotated, int):
+        unrotated = (unrotated,) * model.config.num_hidden_layers
     result = []
-    own = family.unrotated
-    for layer, unrotated in enumerate(
-        own if isinstance(own, tuple) else [own] * layers
-    ):
-        stated = _stated_inv_freq(model, layer=layer)
-        stated = stated[:0] if layer in family.nope_layers else stated
-        coordinates = np.arange(2 * len(stated))
-        half = family.pairing == "half"
-        pairs = coordinates.reshape(2, -1).T if half else coordinates.reshape(-1, 2)
-        turning = np.flatnonzero(stated)
+    for layer, count in enumerate(unrotated):
+        inv_freq = _stated_inv_freq(model, layer=layer)
+        if layer in family.nope_layers:
+            inv_freq = inv_freq[:0]
+        pairs = np.arange(2 * len(inv_freq)).reshape(-1, 2)  # interleaved
+        if family.pairing == "half":
+            pairs = np.arange(2 * len(inv_freq)).reshape(2, -1).T
+        turning = np.flatnonzero(inv_freq)
         pairs = pairs[turning] + family.first_rotated
-        inv_freq = family.direction * stated[turning]
-        result.append(LayerRotation(pairs, inv_freq, head_dim=unrotated + pairs.size))
+        rotation = LayerRotation(
+            pairs=pairs,
+            inv_freq=family.direction * inv_freq[turning],
+            head_dim=count + pairs.size,
+        )
+        result.append(rotation)
     return tuple(result)
 
 
@@ -354,7 +398,8 @@ def _stated_inv_freq(
         name.rpartition(".")[2]: buffer for name, buffer in model.named_buffers()
     }
     if "embed_positions" in buffers:  # GPT-J has sines and cosines of each position
-        return torch.atan2(*buffers["embed_positions"][1].double().chunk(2)).numpy()
+        sine, cosine = buffers["embed_positions"][1].double().chunk(2)
+        return torch.atan2(sine, cosine).numpy()
     name = "inv_freq"
     if name not in buffers:
         name = f"{model.config.layer_types[layer]}_inv_freq"
@@ -363,9 +408,8 @@ def _stated_inv_freq(
 
 def random_tokens(seed: int = 0, *, sequences=2, length=30, vocabulary=96) -> Tensor:
     """Random tokens [sequences, length] in [3, vocabulary), after a BOS token (1)."""
-    tokens = np.random.default_rng(seed).integers(
-        3, vocabulary, size=(sequences, length)
-    )
+    random = np.random.default_rng(seed)
+    tokens = random.integers(3, vocabulary, size=(sequences, length))
     tokens[:, 0] = COMMON["bos_token_id"]
     return torch.from_numpy(tokens)
 
@@ -374,7 +418,8 @@ def keep(model: nn.Module, kept: Callable[[int], Tensor]) -> Any:
     """`model`, whose rotary modules multiply their frequencies by `kept(count)`."""
     for name, buffer in model.named_buffers():
         if name.endswith("inv_freq"):
-            buffer.mul_(kept(len(buffer)))
+            factors = kept(len(buffer))
+            buffer.mul_(factors)
     return model
 
 
