@@ -14,10 +14,12 @@ SIZES = {
     **{"position_bin": 7, "copy_distance": 9, "prompt_length": 7, "step": len(STEPS)},
     **{"retrieval_length": 1, "depth": 3, "retrieval_trial": 5},
 }
-HEADS, PLANES = ("layer", "head"), ("layer", "head", "frequency")
+HEADS = ("layer", "head")
+PLANES = ("layer", "head", "frequency")
 GROWN = dict.fromkeys(("previous_token", "induction", "positional_fraction"), HEADS)
-GROWN |= {"q_norm": PLANES, "k_norm": ("layer", "kv_head", "frequency")}
-GROWN |= {"selectivity_keys": PLANES}
+GROWN["q_norm"] = PLANES
+GROWN["k_norm"] = ("layer", "kv_head", "frequency")
+GROWN["selectivity_keys"] = PLANES
 NEEDLES = ("retrieval_length", "depth")
 GROUPS = ("rope", "p-rope:0.5", "nope")
 
@@ -79,7 +81,8 @@ class Drawn:
 def synthetic_comparison(*, groups: tuple[str, ...] = GROUPS) -> xr.Dataset:
     """Two seeds of each group. Half of the second's planes, and all of the third's, stand."""
     draw = Drawn(groups)
-    hit, count = draw(*NEEDLES, "retrieval_trial").round(), len(draw.group)
+    hit = draw(*NEEDLES, "retrieval_trial").round()
+    count = len(draw.group)
     names = [
         f"{group} seed {seed}"
         for group, seed in zip(draw.group, draw.seed, strict=True)

@@ -15,16 +15,20 @@ from ropelens.profiles.measures import missing_measures
 BASE = 10_000.0
 SCALE = 0.4
 KINDS = ("positional", "semantic", "mixed", "sink", "diffuse")
-HEAD, PLANE = ("layer", "head"), ("layer", "head", "frequency")
+HEAD = ("layer", "head")
+PLANE = ("layer", "head", "frequency")
 STORY = (
     " Once upon a time , there was a little girl named Lily . She loved to play in the park"
     " with her big red ball .\n One day , Lily saw a small cat in the park . The cat loved"
     " the big red ball too . Lily and the cat played in the park all day .\n They were"
     " happy ."
 )
-Array, Random = np.ndarray, np.random.Generator
+Array = np.ndarray
+Random = np.random.Generator
 UNITS = dict.fromkeys(("wavelength", "offset_start", "offset_stop"), "tokens")
-UNITS |= {"selectivity": "nats", "predicted_kernel": "nats", "inv_freq": "rad/token"}
+UNITS["selectivity"] = "nats"
+UNITS["predicted_kernel"] = "nats"
+UNITS["inv_freq"] = "rad/token"
 
 
 def synthetic_profile(
@@ -51,7 +55,8 @@ def synthetic_profile(
     wavelength = 2 * np.pi * BASE ** (np.arange(rotated) / rotated)
     wavelength = np.tile(np.append(wavelength, [np.inf] * unrotated), (layers, 1))
     edges = offset_edges(context).clip(max=context).numpy()
-    start, stop = edges[:-1], edges[1:]
+    start = edges[:-1]
+    stop = edges[1:]
     data = _planes(kinds, kv_heads, wavelength, rng) | _budget(kinds, rng)
     data |= _offsets(kinds, looks_back, start, stop, rng)
     data |= _excerpts(kinds, kv_heads, wavelength, excerpt, rng)
@@ -169,7 +174,8 @@ def _budget(kinds: Array, rng: Random) -> dict:
 def _offsets(
     kinds: Array, looks_back: Array, start: Array, stop: Array, rng: Random
 ) -> dict:
-    context, width = int(stop[-1]), stop - start
+    context = int(stop[-1])
+    width = stop - start
     peak = np.exp(-np.abs(start - looks_back[..., None]) * 1.8)
     decay = (1.0 + start) ** -1.1
     height = by_kind(kinds, 0.03, positional=6.0, mixed=1.0)[..., None]
@@ -202,17 +208,18 @@ def _excerpts(
 ) -> dict:
     """Two excerpts, the second half as long, with attention computed from queries and keys."""
     layers, heads = kinds.shape
-    planes, size = int(np.isfinite(wavelength[0]).sum()), 2 * wavelength.shape[1]
+    planes = int(np.isfinite(wavelength[0]).sum())
+    size = 2 * wavelength.shape[1]
     query = rng.normal(0, 1, (2, layers, heads, count, size))
     key = rng.normal(0, 1, (2, layers, kv_heads, count, size))
     plain = (kinds == "positional")[None, :, :, None, None]
     query = np.where(plain, query.mean(3, keepdims=True) + 0.2 * query, query)
-    query, key = (x.astype(np.float16).astype(np.float32) for x in (query, key))
+    query, key = [x.astype(np.float16).astype(np.float32) for x in (query, key)]
     turns = np.exp(2j * np.pi * np.arange(count)[:, None] / wavelength[0, :planes])
-    q, k = (
+    q, k = [
         _turned(x, turns)
         for x in (query, key[:, :, np.arange(heads) * kv_heads // heads])
-    )
+    ]
     scores = SCALE * (q @ k.conj().swapaxes(-1, -2)).real
     weights = np.exp(scores - scores.max(-1, keepdims=True)) * np.tri(count)
     attention = (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
@@ -241,7 +248,7 @@ def _turned(still: Array, turns: Array) -> Array:
 
 def _groups(data: dict, rng: Random) -> dict:
     names = ("total", "sink", "position", "content")
-    total, sink, position, content = (data[f"{name}_bits"][1] for name in names)
+    total, sink, position, content = [data[f"{name}_bits"][1] for name in names]
     gains = (total, sink, sink + position, sink + content, sink + position + content)
     spread = rng.gamma(60, 1 / 60, (8, *total.shape))
     pairs = zip(GAINS, gains, strict=True)
@@ -255,9 +262,9 @@ def _surrogates(data: dict, wavelength: Array, rng: Random) -> dict:
     push = data["selectivity_keys"][1].clip(min=1e-9) * np.isfinite(wavelength)[:, None]
     log = np.log(np.where(np.isfinite(wavelength), wavelength, 1.0))[:, None]
     mean = (push * log).sum(-1) / push.sum(-1)
-    total, sink, position = (
+    total, sink, position = [
         data[f"{name}_bits"][1] for name in ("total", "sink", "position")
-    )
+    ]
     counts = (total >= 0.1) & (sink <= 0.9 * total)
     noise = rng.normal(0, 1, (41, *mean.shape))
     noise[0] = 0

@@ -12,8 +12,11 @@ from synthetic_profile import synthetic_profile
 from ropelens.interventions.cuts import PlaneSweep
 from ropelens.interventions.truncate import named_entries
 
-LENGTHS, DEPTHS, TRIALS = (128, 256, 512), (0.1, 0.5, 0.9), 16
-SEQUENCES, CONTEXT = 32, 512
+LENGTHS = (128, 256, 512)
+DEPTHS = (0.1, 0.5, 0.9)
+TRIALS = 16
+SEQUENCES = 32
+CONTEXT = 512
 KEEP = [planes / 8 for planes in range(8, -1, -1)]
 COPIED = ("model", "dtype", "seed", "sequences", "rows", "versions", "created")
 COPIED += ("context", "trained_context")
@@ -25,7 +28,8 @@ def synthetic_truncation(
     """A sweep of the model of `synthetic_profile` with these sizes."""
     rng = np.random.default_rng(0)
     profile, table = synthetic_profile(**sizes, context=CONTEXT)
-    shape, wavelength = profile["total_bits"].shape, profile["wavelength"].values[0]
+    shape = profile["total_bits"].shape
+    wavelength = profile["wavelength"].values[0]
     turning = [dict(enumerate(wavelength.tolist()))] * shape[0]
     sweep = PlaneSweep(keep=KEEP, ends=ends, bands=bands, controls=controls)
     cuts = sweep.plan(turning, seed=0)

@@ -25,8 +25,8 @@ from ropelens.commands.app import app
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "analyses").glob("*.py"))
 MORE = {"causal": {"causal.csv"}, "causes": {"causes.csv", "attribution.nc"}}
-MORE |= {"reach": {"reach.nc", "needles.nc"}}
-MORE |= {"truncation": {"truncation.nc", "truncation.csv"}}
+MORE["reach"] = {"reach.nc", "needles.nc"}
+MORE["truncation"] = {"truncation.nc", "truncation.csv"}
 """Files that an analysis writes in addition to the four files of every answer."""
 ANSWERS = [s for s in SCRIPTS if s.stem not in ("variants", "copying", "claims")]
 names = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
@@ -59,10 +59,8 @@ def test_uses_the_public_api_only(script: Path):
 
 def run_copy(python: Command, script: Path, place: Path, *options: object) -> Path:
     (place / "analyses").mkdir()
-    copy, sweep = (
-        place / "analyses" / script.name,
-        '"bands": 2, "keep": [0.5], "controls": 1',
-    )
+    copy = place / "analyses" / script.name
+    sweep = '"bands": 2, "keep": [0.5], "controls": 1'
     copy.write_text(script.read_text().replace('"bands": 8', sweep))
     ended = python(copy, *options, "--context", 48, "--sequences", 4)
     assert ended.code == 0, ended.err
@@ -107,7 +105,8 @@ def test_claims_skip_models_that_were_measured_before(tmp_path, python, monkeypa
     (tmp_path / "story.txt").write_text(story(40))
     models = [save_tiny(tmp_path / name) for name in ("one", "two")]
     options = ["--text", "story.txt", "--context", 48, "--sequences", 4]
-    ledger, written = tmp_path / "reports" / "claims" / "one" / "claims.csv", set()
+    ledger = tmp_path / "reports" / "claims" / "one" / "claims.csv"
+    written = set()
     for measured in (models[:1], models):
         ended = python(ROOT / "analyses" / "claims.py", *measured, *options)
         assert ended.code == 0, ended.err
@@ -141,7 +140,8 @@ def table_of(layers: int, heads: int) -> pd.DataFrame:
 
 
 def test_random_heads_come_from_the_layers_of_the_chosen_heads():
-    causal, heads = script_named("causal"), table_of(6, 6)
+    causal = script_named("causal")
+    heads = table_of(6, 6)
     chosen = heads.loc[[24, 26, 27, 31]]  # layers 4, 4, 4 and 5
     drawn_of_four = causal.draws(heads, chosen)
     # 1 set of layer 4 times 5 heads of layer 5
@@ -156,10 +156,8 @@ def test_random_heads_come_from_the_layers_of_the_chosen_heads():
 
 
 def test_at_most_half_of_the_heads_of_a_layer_are_silenced():
-    causal, heads = (
-        script_named("causal"),
-        table_of(9, 5),
-    )  # a ninth is 5, layer 0 the first
+    causal = script_named("causal")
+    heads = table_of(9, 5)  # a ninth is 5, layer 0 the first
     assert causal.most(heads, "positional_fraction")["layer"].tolist() == [
         0,
         0,
@@ -174,7 +172,8 @@ def test_at_most_half_of_the_heads_of_a_layer_are_silenced():
 
 def losses_of(changes: np.ndarray) -> list[xr.Dataset]:
     """The result of `losses` for each row of `changes`, a number per document of 10 tokens."""
-    dims, results = ("tokens", "sequence"), []
+    dims = ("tokens", "sequence")
+    results = []
     for row in changes:
         values = {"loss": (dims, np.tile(10 * row, (3, 1)))}
         values["count"] = dims, np.full((3, len(row)), 10)
@@ -257,7 +256,8 @@ def test_copying_is_compared_with_random_heads_without_a_role():
     )
     early = copying.random_heads(scores, ["2.0", "2.1", "2.2", "2.3", "2.4"])
     assert {name.split(".")[0] for heads in early for name in heads} == {"0", "2"}
-    scores[0], scores[2, 1:] = 0.5, 0.5
+    scores[0] = 0.5
+    scores[2, 1:] = 0.5
     assert copying.random_heads(scores, ["1.0"]) == [["2.0"]] * 3
     assert copying.random_heads(scores, ["1.0", "1.1"]) == [], "only one head is left"
     assert copying.random_heads(scores, []) == []

@@ -22,10 +22,8 @@ def test_for_clusters_of_any_size_it_is_the_textbooks_ratio():
     """R = sum y / sum m has the variance s^2 / (n mean(m)^2), s^2 the variance of y - R m."""
     random = np.random.default_rng(2)
     group = random.integers(0, 7, size=40)
-    weight, change = (
-        random.integers(20, 500, size=40).astype(float),
-        random.normal(size=40),
-    )
+    weight = random.integers(20, 500, size=40).astype(float)
+    change = random.normal(size=40)
     y = [
         sum(weight[n] * change[n] for n in np.flatnonzero(group == g)) for g in range(7)
     ]
@@ -43,7 +41,8 @@ def test_for_clusters_of_any_size_it_is_the_textbooks_ratio():
 def test_sequences_of_one_document_are_drawn_together(documents: int):
     """Intervals over documents hold the truth in 95 % of draws, but not over sequences."""
     rng = np.random.default_rng(documents)
-    shape, alike = (2000, documents, 6), 0.4
+    shape = (2000, documents, 6)
+    alike = 0.4
     change = alike**0.5 * rng.normal(size=(*shape[:2], 1))
     change = change + (1 - alike) ** 0.5 * rng.normal(size=shape)
     group = np.repeat(np.arange(documents), 6)

@@ -127,7 +127,7 @@ def test_claims_are_tested_within_each_kind_of_layers():
         context=512, trained_context=4096
     )
     kinds = {"layer_type": ("layer", ["sliding", "sliding", "full"] * 2)}
-    kinds |= {"reach": ("layer", [64, 64, 4096] * 2)}
+    kinds["reach"] = ("layer", [64, 64, 4096] * 2)
     table = ledger(profile.assign_coords(kinds), draws=60)
     for claim, layers in table.groupby("claim")["layers"].agg(list).items():
         assert layers == (["sliding", "full"] if NAMED[claim].within_kind else ["all"])
@@ -150,7 +150,8 @@ def test_planes_stop_only_in_layers_of_the_kind():
     shape = COMMON | {"head_dim": 32, "num_hidden_layers": 4, "sliding_window": 24}
     shape["layer_types"] = ["sliding_attention", "full_attention"] * 2
     config = hf.Gemma3TextConfig(**shape, initializer_range=0.3)
-    model, text = hf.Gemma3ForCausalLM(config).eval(), TOKENS[:, :48]
+    model = hf.Gemma3ForCausalLM(config).eval()
+    text = TOKENS[:, :48]
     profile = rl.profile(model, text, surrogates=0)
     table = rl.test_claims(profile, model=model, text=text, draws=50)
     rows = table.set_index(["claim", "layers"])
@@ -168,7 +169,8 @@ def test_planes_stop_only_in_layers_of_the_kind():
 
 def test_robust_is_the_share_of_settings_with_the_verdict_of_the_main_setting():
     verdicts = {"a": ["holds", "contradicted"], "b": ["holds", "contradicted"]}
-    verdicts |= {"b, other": ["unresolved", "contradicted"], "c": ["holds", "holds"]}
+    verdicts["b, other"] = ["unresolved", "contradicted"]
+    verdicts["c"] = ["holds", "holds"]
     names = {"claim": ["x", "y"], "layers": "all"}
     tables = {
         name: pd.DataFrame(names | {"verdict": v}) for name, v in verdicts.items()
@@ -183,9 +185,9 @@ def test_robust_is_the_share_of_settings_with_the_verdict_of_the_main_setting():
 
 def test_other_statistics_have_other_numbers():
     profile = synthetic_profile(layers=6)[0]
-    table, others = (
+    table, others = [
         ledger(profile, draws=60, claims=claims) for claims in (CLAIMS, OTHERS)
-    )
+    ]
     assert others["claim"].tolist() == [
         n for n in table["claim"] if NAMED[n].other is not None
     ]
@@ -220,11 +222,13 @@ def test_numbers_of_lengths_pushes_and_coherence():
     assert numbers.distance_to_band(length, np.array([1.0, 2.5, 0])) == pytest.approx(
         0.5
     )
-    push, slow = np.array([[1.0, 3]]), np.array([[0.0, 1]])
+    push = np.array([[1.0, 3]])
+    slow = np.array([[0.0, 1]])
     assert numbers.push_of_long_planes(push, slow) == 0.75
     for same in (0 * slow, 0 * slow + 1):  # it needs slow and fast planes
         assert math.isnan(numbers.push_of_long_planes(push, same))
-    push, slow = np.array([[1.0, 3], [np.nan, np.nan]]), np.array([[0.0, 1], [0, 1]])
+    push = np.array([[1.0, 3], [np.nan, np.nan]])
+    slow = np.array([[0.0, 1], [0, 1]])
     assert not numbers.why_no_sinks(push, slow), "one layer without sinks"
     coherence = np.array([[[0.96, 0.1], [0.96, 0.1]], [[0.1, 0.94], [0.1, 0.96]]])
     length = np.array([[[2.0, 1], [1, 2]], [[1, 2], [1, 2]]])
@@ -306,7 +310,8 @@ def test_too_few_different_draws_give_no_null():
 )
 def test_a_verdict_needs_39_draws_and_a_number_that_counts(number, missing, verdict):
     lead = np.linspace(-0.1, 0, 41)[None, None]
-    lead[..., 0], lead[..., 1 : 1 + missing] = number, np.nan
+    lead[..., 0] = number
+    lead[..., 1 : 1 + missing] = np.nan
     assert judged("apostrophes", lead)["verdict"] == verdict
 
 
@@ -330,7 +335,8 @@ def test_unevenness_is_the_mean_over_the_heads_that_a_layer_has():
 
 def test_a_page_has_the_ledger_of_the_default_seed():
     profile, _ = synthetic_profile(layers=4)
-    of_page, tested = ledger(profile, draws=60), rl.test_claims(profile, draws=60)
+    of_page = ledger(profile, draws=60)
+    tested = rl.test_claims(profile, draws=60)
     pd.testing.assert_frame_equal(of_page, tested)
     assert not of_page.equals(rl.test_claims(profile, draws=60, seed=1))
 
@@ -343,7 +349,8 @@ def test_apostrophes_are_compared_with_words_that_are_equally_frequent():
             tokens[first : first + 11 * count : 11] = token
         measurement = Measurement.of(tiny("llama_gqa"), tokens[shuffled].view(4, 30))
         read = read_attention(measurement, Letters(), silent).apostrophes
-        lead, why = read.arrays["token_lead"], read.objections["apostrophes"]
+        lead = read.arrays["token_lead"]
+        why = read.objections["apostrophes"]
         few = "9 tokens have an apostrophe; a verdict needs 10"
         assert why == (few if sets is None else "")
         assert np.isfinite(lead).all() == (sets is not None)

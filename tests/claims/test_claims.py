@@ -23,7 +23,10 @@ from ropelens.claims.run_arrays import SETS
 from ropelens.claims.verdict import VERDICTS, judge
 
 REPORTS = Path(__file__).parents[2] / "reports/positional_heads"
-LAYERS, HEADS, PLANES, OFFSETS = 12, 4, 16, 64
+LAYERS = 12
+HEADS = 4
+PLANES = 16
+OFFSETS = 64
 RAMP = np.linspace(1, 4, PLANES)
 ROW = np.arange(8.0)[None]
 EIGHT = ROW.reshape(2, 4)
@@ -49,7 +52,8 @@ def kernel(weights: dict[int, float], others: float = 0.01) -> np.ndarray:
     return np.broadcast_to(row, (LAYERS, HEADS, OFFSETS))
 
 
-ONES, BY_SET = np.ones(LAYERS), (LAYERS, 1 + SETS)
+ONES = np.ones(LAYERS)
+BY_SET = (LAYERS, 1 + SETS)
 LONG = ("previous_token", "diagonal", "slow_induction", "slow_reach", "apostrophes")
 LONG += ("norms_not_worth", "retrieval_planes", "preferences_reverse")
 
@@ -66,8 +70,11 @@ def shapes() -> dict[str, tuple[int, ...]]:
     )
     names = ("slow_loss", "fast_loss", "long_loss", "induction_lost", "retrieval_lost")
     runs = dict.fromkeys(names, BY_SET) | {"reversal": (LAYERS, HEADS, 1 + SETS)}
-    runs |= {"tokens": (LAYERS,), "once": (LAYERS,), "more_found": (8,)}
-    runs |= {"stopped_sets": (42, PLANES), "stop_loss": (LAYERS, 42)}
+    runs["tokens"] = (LAYERS,)
+    runs["once"] = (LAYERS,)
+    runs["more_found"] = (8,)
+    runs["stopped_sets"] = (42, PLANES)
+    runs["stop_loss"] = (LAYERS, 42)
     return (
         {name: x.shape for name, x in arrays.items()}
         | runs
@@ -165,7 +172,7 @@ MIN_SIZES = [
 @pytest.mark.parametrize(("name", "needs", "arrays", "sizes"), MIN_SIZES)
 def test_the_smallest_size_that_decides_is_the_stated_size(name, needs, arrays, sizes):
     claim = next(claim for claim in DRAWN if claim.name == name)
-    fewer, enough = (verdict(claim, *arrays(n), draws=4000) for n in sizes)
+    fewer, enough = [verdict(claim, *arrays(n), draws=4000) for n in sizes]
     assert fewer["verdict"] == "not testable"
     assert needs in fewer["why"]
     assert np.isfinite(fewer["number"])  # the number does not need a null
@@ -185,7 +192,8 @@ def test_random_sets_of_planes_need_the_stated_number_of_planes(claim: Claim):
 
 
 def test_the_ledger_has_a_row_per_claim_and_is_the_same_for_a_seed(profile: xr.Dataset):
-    table, arrays = rl.test_claims(profile, draws=200), claim_arrays(profile).keys()
+    table = rl.test_claims(profile, draws=200)
+    arrays = claim_arrays(profile).keys()
     known = [claim.name for claim in CLAIMS if arrays >= {*claim.arrays}]
     assert table["claim"].tolist() == known
     assert {"slow_norms", "apostrophes"} & {*known} == {"slow_norms"}
@@ -221,7 +229,8 @@ def test_surrogates_that_tie_leave_the_claim_unresolved(profile: xr.Dataset):
     for draws in numbers:
         draws[1:9] = draws[lowest]
     table = rl.test_claims(tied, draws=60).set_index("claim")
-    row, claim = table.loc["positional_fast"], rl.classify_heads(tied).attrs["claim"]
+    row = table.loc["positional_fast"]
+    claim = rl.classify_heads(tied).attrs["claim"]
     assert (row["verdict"], row["p_value"]) == ("unresolved", claim["p_value"])
     assert row["p_value"] >= 9 / 41
     assert (table["q_value"].isna() == table["p_value"].isna()).all()
@@ -250,12 +259,11 @@ def random_model(seed: int) -> LlamaForCausalLM:
     layers, heads, kv_heads, size = SIZES[seed % 4]
     scale = (0.02, 0.1, 0.3, 1.0)[seed // 4 % 4]
     shape = {"num_hidden_layers": layers, "hidden_size": heads * size, "head_dim": size}
-    shape |= {
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "vocab_size": 96,
-    }
-    shape |= {"intermediate_size": 2 * heads * size, "max_position_embeddings": 256}
+    shape["num_attention_heads"] = heads
+    shape["num_key_value_heads"] = kv_heads
+    shape["vocab_size"] = 96
+    shape["intermediate_size"] = 2 * heads * size
+    shape["max_position_embeddings"] = 256
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return LlamaForCausalLM(LlamaConfig(**shape, initializer_range=scale)).eval()
@@ -281,7 +289,8 @@ def test_no_claim_holds_with_random_weights(seed: int):
 
 
 def test_claims_of_edits_on_few_planes_have_numbers_and_state_what_they_need():
-    model, tokens = random_model(12), random_tokens()
+    model = random_model(12)
+    tokens = random_tokens()
     profile = rl.profile(model, tokens, surrogates=2)
     arguments = {"model": model, "text": tokens, "tokenizer": Letters()}
     steps: list[int] = []
@@ -307,8 +316,9 @@ def test_claims_of_edits_on_few_planes_have_numbers_and_state_what_they_need():
 @pytest.mark.slow
 def test_the_bundled_model_needs_its_fastest_planes_and_not_its_slowest():
     analysis = rl.analyze("bundled", options=rl.Options(context=512, sequences=16))
-    run = {"model": analysis.model, "text": analysis.text}
-    rows = rl.test_claims(analysis.profile, draws=50, **run).set_index("claim")
+    rows = rl.test_claims(
+        analysis.profile, draws=50, model=analysis.model, text=analysis.text
+    ).set_index("claim")
     assert rows.loc[["slow_stop", "fast_stop"], "verdict"].tolist() == [
         "holds",
         "holds",

@@ -85,7 +85,7 @@ def test_claim_shows_the_heads_that_count_and_the_surrogates(small):
     figure = rl.plot_claim(profile, heads, selected=(1, 2))
     *labelled, chosen, surrogates, model = figure.data
     names = ("surrogate_offset_fraction", "surrogate_log_wavelength")
-    fraction, wavelength = (profile[name].values for name in names)
+    fraction, wavelength = [profile[name].values for name in names]
     for trace in labelled:
         heads_drawn = tuple(trace.customdata.T)
         np.testing.assert_allclose(trace.x, np.exp(wavelength[0][heads_drawn]))
@@ -229,12 +229,14 @@ SWEPT = {
     "bands": (SWEEP, lambda ds: rl.plot_truncation(ds, by="band")),
     "head of a sweep": OTHERS["head of a sweep"],
 }
-AXES, PLOTS = PLOTS | SWEPT, PLOTS | OTHERS
+AXES = PLOTS | SWEPT
+PLOTS = PLOTS | OTHERS
 
 
 def heads_of(profile: xr.Dataset) -> pd.DataFrame:
     """Table of `SMALL`, with NaN for heads without bits. Head 1.2 is selected, so it stays."""
-    heads, bits = SMALL[1].copy(), profile["total_bits"].values
+    heads = SMALL[1].copy()
+    bits = profile["total_bits"].values
     known = np.isfinite(bits[heads["layer"], heads["head"]])
     heads.loc[~known, heads.columns.drop(["layer", "head", "label"])] = np.nan
     return heads
@@ -243,7 +245,8 @@ def heads_of(profile: xr.Dataset) -> pd.DataFrame:
 @pytest.mark.parametrize("name", AXES)
 def test_axes_have_units_and_arguments_stay_unchanged(name: str):
     data, plot = AXES[name]
-    before, table = data.copy(deep=True), SMALL[1].copy(deep=True)
+    before = data.copy(deep=True)
+    table = SMALL[1].copy(deep=True)
     figure = FAMILIES[name](*SMALL) if name in FAMILIES else plot(data)
     titles = [axis.title.text for axis in figure.select_xaxes() if axis.title.text]
     shown = [axis for axis in figure.select_yaxes() if axis.visible is not False]
@@ -285,7 +288,8 @@ def two_kinds() -> xr.Dataset:
     """`SMALL` with two layers of a window of 16 tokens, and a layer with other wavelengths."""
     profile = SMALL[0].copy(deep=True)
     kinds = {"layer_type": ["sliding", "sliding", "full"], "reach": [16, 16, 4096]}
-    kinds |= {"base": [1e4, 1e4, 1e6], "scaling": [""] * 3}
+    kinds["base"] = [1e4, 1e4, 1e6]
+    kinds["scaling"] = [""] * 3
     wavelength = profile["wavelength"].copy()
     wavelength[2] = wavelength[2] ** 1.5
     kinds = {name: ("layer", values) for name, values in kinds.items()}
@@ -301,7 +305,8 @@ def marks(figure: go.Figure) -> dict[str, list[float]]:
 
 
 def test_figures_of_wavelengths_are_split_by_kind_of_layers():
-    profile, heads = two_kinds(), SMALL[1]
+    profile = two_kinds()
+    heads = SMALL[1]
     context = float(profile.attrs["context"])
     figure = plot_head_wavelengths(profile, heads)
     titles = [axis.title.text for axis in figure.select_yaxes()]

@@ -159,10 +159,11 @@ def test_lines_show_changes_with_intervals(sweep, measure: str):
         rows = table[table["kind"].isin(["none", end])].sort_values(
             "kept", ascending=False
         )
-        line, change = lines[end], rows[f"{measure}_change"]
+        line = lines[end]
+        change = rows[f"{measure}_change"]
         np.testing.assert_array_equal(line.x, rows["kept"])
         np.testing.assert_array_equal(line.y, change)
-        low, high = (rows[f"{measure}_change_{side}"] for side in ("low", "high"))
+        low, high = [rows[f"{measure}_change_{side}"] for side in ("low", "high")]
         np.testing.assert_allclose(line.error_y.array, high - change)
         np.testing.assert_allclose(line.error_y.arrayminus, change - low)
     assert "stopped: 14,15, wavelengths 19.9k to 35.3k tokens" in lines["slow"].text[1]
@@ -204,7 +205,8 @@ def test_bands_cover_the_axis(sweep):
     figure = rl.plot_truncation(sweep, by="band")
     (bars,) = [trace for trace in figure.data if trace.type == "bar"]
     np.testing.assert_array_equal(bars.y, rows["loss_change"])
-    left, right = bars.x - bars.width / 2, bars.x + bars.width / 2
+    left = bars.x - bars.width / 2
+    right = bars.x + bars.width / 2
     np.testing.assert_allclose(left[1:], right[:-1])
     assert (left < rows["wavelength_low"].to_numpy()).all()
     assert (right > rows["wavelength_high"].to_numpy()).all()
@@ -220,7 +222,8 @@ def test_a_head_has_a_line_per_end_and_labels_as_numbers(sweep):
     sweep["label"][sweep["edit"].values == "fast 0.25", 1, 2] = ""
     sweep["label"][sweep["edit"].values == "fast 0", 1, 2] = "semantic"
     figure = plot_head_truncation(sweep, layer=1, head=2)
-    head, shares = sweep.isel(layer=1, head=2), sweep["kept"].values
+    head = sweep.isel(layer=1, head=2)
+    shares = sweep["kept"].values
     for row, name in enumerate(("attention_change", "induction"), start=1):
         slow, fast, random = figure.select_traces(row=row, col=1)
         for kind, line in (("slow", slow), ("fast", fast), ("random", random)):
@@ -232,7 +235,7 @@ def test_a_head_has_a_line_per_end_and_labels_as_numbers(sweep):
                 head[name].values[here & (shares == share)].mean() for share in line.x
             ]
             np.testing.assert_allclose(line.y, means)
-    slow, fast = (head_steps(sweep)[f"label_{end}"][1, 2] for end in ("slow", "fast"))
+    slow, fast = [head_steps(sweep)[f"label_{end}"][1, 2] for end in ("slow", "fast")]
     mixed, semantic = map(LABEL_ORDER.index, ("mixed", "semantic"))
     assert set(slow) == {mixed}
     assert [*fast[-3:]] == [len(LABEL_ORDER), mixed, semantic]
