@@ -1,9 +1,8 @@
 """Training of single runs, compared with plain torch; stopped, resumed and refused runs."""
 
-import dataclasses
 import json
 import math
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +50,26 @@ def test_a_finished_run_is_a_checkpoint(run: Path):
     record = json.loads((run / "run.json").read_text())
     assert record["tokens"] == 60 * 4 * 32 == int(metrics(run)[-1]["tokens"])
     assert set(record["versions"]) > {"torch", "transformers", "accelerate"}
-    names = "config.json generation_config.json metrics.csv model.safetensors run.json"
-    names += " tokenizer.json tokenizer_config.json .lock data history"
-    assert {path.name for path in run.iterdir()} == set(names.split())
+    assert {path.name for path in run.iterdir()} == {
+        "config.json",
+        "generation_config.json",
+        "metrics.csv",
+        "model.safetensors",
+        "run.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        ".lock",
+        "data",
+        "history",
+    }
 
 
 def test_auto_is_bf16_on_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch):
-    for gpu in (True, False):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
-        assert Settings().recorded()["precision"] == ("bf16" if gpu else "fp32")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert Settings().recorded()["precision"] == "bf16"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert Settings().recorded()["precision"] == "fp32"
     assert Settings(precision="bf16").recorded()["precision"] == "bf16"
 
 
@@ -94,70 +103,74 @@ def test_validation_text_that_is_also_training_text(prose: Path, tmp_path: Path)
     assert not (tmp_path / "run").exists()
     other = tmp_path / "other.txt"
     other.write_text(story(80)[7:])
-    with pytest.warns(
-        UserWarning, match="1 validation documents are also used to train"
-    ):
-        train(
-            [prose],
-            valid=[prose, other],
-            out=tmp_path / "run",
-            **settings_with(steps=2),
-        )
+    settings = settings_with(steps=2)
+    message = "1 validation documents are also used to train"
+    with pytest.warns(UserWarning, match=message):
+        train([prose], valid=[prose, other], out=tmp_path / "run", **settings)
 
 
-def test_prepared_tokens(prose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Two stages have sequences of 16 and 32 tokens; runs of a study can use them as well."""
-    made = tmp_path / "made"
-    prepare_data(made, read_texts([prose], [], data=made), Settings(**OPTIONS))
-    rows = np.load(made / "train.npy")
-    np.save(made / "one.npy", rows[:16].reshape(32, 16))
-    np.save(made / "two.npy", rows[16:40])
-    (made / "train.npy").unlink()
-    facts = json.loads((made / "data.json").read_text())
+def prepared(folder: Path, *, text: Path) -> np.ndarray:
+    """Write the tokens and the tokenizer of a training, and return the sequences."""
+    texts = read_texts([text], [], data=folder)
+    prepare_data(folder, texts, Settings(**OPTIONS))
+    return np.load(folder / "train.npy")
+
+
+@pytest.fixture
+def stages(prose: Path, tmp_path: Path) -> Path:
+    """Prepared tokens in two stages, which have sequences of 16 and 32 tokens."""
+    folder = tmp_path / "made"
+    rows = prepared(folder, text=prose)
+    np.save(folder / "one.npy", rows[:16].reshape(32, 16))
+    np.save(folder / "two.npy", rows[16:40])
+    (folder / "train.npy").unlink()
+    facts = json.loads((folder / "data.json").read_text())
     facts["stages"] = ["one.npy", "two.npy"]
     facts["seed"] = 99
-    (made / "data.json").write_text(json.dumps(facts))
+    (folder / "data.json").write_text(json.dumps(facts))
+    return folder
+
+
+IN_STAGES = settings_with(steps=6, history_every=3)
+
+
+def test_prepared_tokens(stages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Runs of a study can use them as well."""
     monkeypatch.setattr(loop, "EVAL_EVERY", 4)
-    options = settings_with(steps=6, history_every=3)
-    run = train(data=made, out=tmp_path / "run", **options)
+    run = train(data=stages, out=tmp_path / "run", **IN_STAGES)
     record = json.loads((run / "run.json").read_text())
-    assert (record["data"], record["settings"]["stages"]) == (
-        "../made",
-        ["one.npy", "two.npy"],
-    )
+    assert record["data"] == "../made"
+    assert record["settings"]["stages"] == ["one.npy", "two.npy"]
     assert record["settings"]["seed"] == 0, "99 is the seed of the tokens"
-    assert train(data=made, out=tmp_path / "run", **options) == run, "finished already"
+    again = train(data=stages, out=tmp_path / "run", **IN_STAGES)
+    assert again == run, "finished already"
     assert not (run / "data").exists()
-    assert [row["step"] for row in metrics(run) if float(row["valid_loss"])] == [
-        "4",
-        "6",
-    ]
+    validated = [row["step"] for row in metrics(run) if float(row["valid_loss"])]
+    assert validated == ["4", "6"]
     history = sorted(path.name for path in (run / "history").iterdir())
     assert history == [f"step-{step:06}" for step in (1, 2, 3, 4, 6)]
+
+
+def test_prepared_tokens_that_do_not_fit(stages: Path, prose: Path, tmp_path: Path):
+    shorter = settings_with(steps=6, history_every=3, context=16)
     with pytest.raises(BadArgument, match="context: 32, now 16"):
-        train(
-            data=made,
-            out=tmp_path / "other",
-            **settings_with(steps=6, history_every=3, context=16),
-        )
+        train(data=stages, out=tmp_path / "other", **shorter)
     with pytest.raises(BadText, match="Text to train on is missing"):
-        train(data=tmp_path, out=tmp_path / "third", **options)
-    (made / "tokenizer.json").write_bytes(b"{")
+        train(data=tmp_path, out=tmp_path / "third", **IN_STAGES)
+    (stages / "tokenizer.json").write_bytes(b"{")
     with pytest.raises(BadArgument, match=r"tokenizer_sha256: .*, now"):
-        train(data=made, out=tmp_path / "fourth", **options)
-    prepare_data(
-        tmp_path / "whole", read_texts([prose], [], data=made), Settings(**OPTIONS)
-    )
-    made = tmp_path / "whole"
-    np.save(made / "train.npy", rows[:4, :24])
-    with pytest.raises(
-        BadArgument, match="has a stage that does not fit steps of 4 x 32"
-    ):
-        train(data=made, out=tmp_path / "third", **options)
+        train(data=stages, out=tmp_path / "fourth", **IN_STAGES)
+    whole = tmp_path / "whole"
+    rows = prepared(whole, text=prose)
+    np.save(whole / "train.npy", rows[:4, :24])
+    message = "has a stage that does not fit steps of 4 x 32"
+    with pytest.raises(BadArgument, match=message):
+        train(data=whole, out=tmp_path / "third", **IN_STAGES)
 
 
 def test_broken_weights_are_not_saved(tmp_path: Path):
-    model = LlamaForCausalLM(model_config(Settings(**OPTIONS)))
+    config = model_config(Settings(**OPTIONS))
+    model = LlamaForCausalLM(config)
     torch.nn.init.constant_(model.lm_head.weight, math.nan)
     with pytest.raises(TrainingFailed, match="step 8: a weight is not a finite number"):
         write_history(model, tmp_path, step=8, tokenizer=tmp_path)
@@ -171,7 +184,10 @@ A_TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=
 @given(texts=st.lists(A_TEXT, min_size=1, max_size=5))
 def test_sequences_are_the_documents_end_to_end(run: Path, texts: list[str]):
     tokenizer = AutoTokenizer.from_pretrained(run, local_files_only=True)
-    stream = [i for t in texts for i in tokenizer(f"{t}\n</s>").input_ids[1:]]
+    stream: list[int] = []
+    for text in texts:
+        with_bos = tokenizer(f"{text}\n</s>").input_ids
+        stream += with_bos[1:]
     rows = sequences_of(texts, tokenizer, context=8)
     assert len(rows) == len(stream) // 7
     assert (rows[:, 0] == tokenizer.bos_token_id).all()
@@ -188,29 +204,40 @@ def test_a_size_can_be_spelled_out():
 
 
 def test_sizes_have_the_stated_number_of_parameters():
-    count = {}
+    millions = {}
     for name, vocabulary in (("tiny", 2048), ("small", 16_384), ("base", 16_384)):
+        settings = Settings(size=name, vocabulary=vocabulary)
         with torch.device("meta"):
-            config = model_config(Settings(size=name, vocabulary=vocabulary))
-            count[name] = sum(p.numel() for p in LlamaForCausalLM(config).parameters())
-    millions = {name: round(number / 1e6, 1) for name, number in count.items()}
+            model = LlamaForCausalLM(model_config(settings))
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        millions[name] = round(parameters / 1e6, 1)
     assert millions == {"tiny": 2.5, "small": 26.8, "base": 65.1}
 
 
-@pytest.mark.parametrize("step", [24, 60])
-def test_a_stop_after_any_step(run, prose, tmp_path, step, capfd):
+def train_until(step: int, *, text: Path, out: Path) -> None:
+    """A training that ends after the checkpoint of a step."""
     save = loop.save_checkpoint
 
-    def save_and_stop(path: Path, *state: object) -> None:
+    def save_and_stop(path: Path, *state: Any) -> None:
         save(path, *state)
-        if state[-1].step == step:
+        progress = state[-1]
+        if progress.step == step:
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "save_checkpoint", save_and_stop)
         patch.setattr(savepoint, "SECONDS", 0)
         with pytest.raises(KeyboardInterrupt):
-            train([prose], out=tmp_path, **OPTIONS)
+            train([text], out=out, **OPTIONS)
+
+
+def names_of_history(run: Path) -> set[str]:
+    return {folder.name for folder in (run / "history").iterdir()}
+
+
+@pytest.mark.parametrize("step", [24, 60])
+def test_a_stop_after_any_step(run, prose, tmp_path, step, capfd):
+    train_until(step, text=prose, out=tmp_path)
     assert not (tmp_path / "model.safetensors").exists()
     train([prose], out=tmp_path, **OPTIONS)
     assert f"resuming from step {step}\n" in capfd.readouterr().err
@@ -218,8 +245,7 @@ def test_a_stop_after_any_step(run, prose, tmp_path, step, capfd):
     assert metrics(tmp_path) == metrics(run)
     for name in ("model.safetensors", "config.json", "generation_config.json"):
         assert (tmp_path / name).read_bytes() == (run / name).read_bytes()
-    history, expected = [(out / "history").iterdir() for out in (tmp_path, run)]
-    assert {folder.name for folder in history} == {folder.name for folder in expected}
+    assert names_of_history(tmp_path) == names_of_history(run)
 
 
 def test_a_checkpoint_of_an_earlier_version_is_used_and_of_a_later_one_refused(
@@ -245,9 +271,8 @@ def test_files_of_a_failed_start_are_not_used(prose: Path, tmp_path: Path):
     (tmp_path / "short.txt").write_text("Too short.")
     with pytest.raises(BadText, match=r"0 sequences for train\.npy, which needs 4"):
         train([tmp_path / "short.txt"], out=out, **OPTIONS)
-    with pytest.raises(
-        BadText, match=r"too short at a context of 32[\s\S]*for valid\.npy"
-    ):
+    message = r"too short at a context of 32[\s\S]*for valid\.npy"
+    with pytest.raises(BadText, match=message):
         train([prose], valid=[tmp_path / "short.txt"], out=out, **OPTIONS)
     assert (out / "data" / "train.npy").exists()
     train([prose], out=out, **settings_with(steps=2))
@@ -255,13 +280,22 @@ def test_files_of_a_failed_start_are_not_used(prose: Path, tmp_path: Path):
 
 
 STEPS = 66  # an epoch and two steps; after the warm-up there are 64 steps
-RECIPE = OPTIONS | {"steps": STEPS, "precision": "fp32"}
+RECIPE = settings_with(steps=STEPS, precision="fp32")
+
+
+@dataclass(frozen=True)
+class WatchedRun:
+    """A finished run, and the tokens of each forward pass of its training."""
+
+    folder: Path
+    passes: list[Tensor]
 
 
 @pytest.fixture(scope="module")
-def recipe_run(prose, tmp_path_factory) -> tuple[Path, list[Tensor]]:
+def recipe_run(prose, tmp_path_factory) -> WatchedRun:
     passes: list[Tensor] = []
     forward = LlamaForCausalLM.forward
+    out = tmp_path_factory.mktemp("recipe")
 
     def watched(model: LlamaForCausalLM, input_ids: Tensor, **options: object):
         if model.training:
@@ -270,7 +304,8 @@ def recipe_run(prose, tmp_path_factory) -> tuple[Path, list[Tensor]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LlamaForCausalLM, "forward", watched)
-        return train([prose], out=tmp_path_factory.mktemp("recipe"), **RECIPE), passes
+        train([prose], out=out, **RECIPE)
+    return WatchedRun(out, passes)
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.25, 0.0])
@@ -281,7 +316,8 @@ def test_the_rate_follows_the_schedule_of_transformers(decay: float):
     falling = round(decay * (STEPS - warmup))
     theirs = get_wsd_schedule(optimizer, warmup, falling, num_training_steps=STEPS)
     for step in range(STEPS):
-        assert learning_rate(settings, step) == pytest.approx(theirs.get_last_lr()[0])
+        (expected,) = theirs.get_last_lr()
+        assert learning_rate(settings, step) == pytest.approx(expected)
         optimizer.step()
         theirs.step()
 
@@ -290,87 +326,121 @@ def train_losses(run: Path) -> list[float]:
     return [float(row["train_loss"]) for row in metrics(run) if row["train_loss"]]
 
 
-def trained_by_hand(batches: list[Tensor]) -> tuple[list[float], LlamaForCausalLM, int]:
-    """Loss of each step, the final model, and the number of steps with clipped gradients."""
-    set_seed(0)
-    settings = Settings(**RECIPE)
-    model = LlamaForCausalLM(model_config(settings))
-    norms = [p for name, p in model.named_parameters() if "norm" in name]
-    rest = [p for name, p in model.named_parameters() if "norm" not in name]
+def adamw(model: LlamaForCausalLM) -> torch.optim.AdamW:
+    """The optimizer of the recipe: weights of norms do not decay."""
+    norms = []
+    rest = []
+    for name, parameter in model.named_parameters():
+        group = norms if "norm" in name else rest
+        group.append(parameter)
     groups = [
         {"params": rest, "weight_decay": 0.1},
         {"params": norms, "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
-    losses = []
-    clipped = 0
+    return torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
+
+
+def next_token_loss(model: LlamaForCausalLM, tokens: Tensor) -> Tensor:
+    logits = model(tokens).logits[:, :-1]
+    next_tokens = tokens[:, 1:]
+    return torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), next_tokens.flatten()
+    )
+
+
+@dataclass
+class TrainedByHand:
+    """The model, the loss of each step, and the number of steps with clipped gradients."""
+
+    model: LlamaForCausalLM
+    losses: list[float] = field(default_factory=list)
+    clipped: int = 0
+
+
+def trained_by_hand(batches: list[Tensor]) -> TrainedByHand:
+    set_seed(0)
+    settings = Settings(**RECIPE)
+    model = LlamaForCausalLM(model_config(settings))
+    optimizer = adamw(model)
+    trained = TrainedByHand(model)
     for step, tokens in enumerate(batches):
-        logits = model(tokens).logits[:, :-1]
-        loss = torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1), tokens[:, 1:].flatten()
-        )
+        loss = next_token_loss(model, tokens)
         optimizer.zero_grad()
         loss.backward()
-        clipped += int(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) > 1)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if norm > 1:
+            trained.clipped += 1
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(settings, step)
         optimizer.step()
-        losses.append(loss.item())
-    return losses, model, clipped
+        trained.losses.append(loss.item())
+    return trained
 
 
-def test_a_run_is_its_recipe_in_plain_torch(recipe_run: tuple[Path, list[Tensor]]):
-    run, inputs = recipe_run
+def test_a_run_is_its_recipe_in_plain_torch(recipe_run: WatchedRun):
+    run = recipe_run.folder
     passes = NANO.batch // NANO.micro_batch
-    assert len(inputs) == STEPS * passes
-    steps = [torch.cat(inputs[i : i + passes]) for i in range(0, len(inputs), passes)]
-    losses, model, clipped = trained_by_hand(steps)
-    assert 5 < clipped < STEPS
-    means = np.reshape(losses[:60], (6, 10)).mean(1)
+    assert len(recipe_run.passes) == STEPS * passes
+    steps = list(torch.cat(recipe_run.passes).split(NANO.batch))
+    by_hand = trained_by_hand(steps)
+    assert 5 < by_hand.clipped < STEPS
+    means = np.reshape(by_hand.losses[:60], (6, 10)).mean(1)
     np.testing.assert_allclose(train_losses(run), means, rtol=2e-4)
     weights = load_file(run / "model.safetensors")
-    by_hand = model.state_dict()
-    assert all(
-        torch.allclose(weights[name], by_hand[name], atol=2e-3) for name in weights
-    )
+    expected = by_hand.model.state_dict()
+    for name, weight in weights.items():
+        assert torch.allclose(weight, expected[name], atol=2e-3)
     first = load_file(run / "history" / "step-000001" / "model.safetensors")
     set_seed(0)
-    begun = LlamaForCausalLM(
-        model.config
-    ).state_dict()  # the rate of the first step is 0
+    begun = LlamaForCausalLM(by_hand.model.config).state_dict()
+    # The learning rate of the first step is 0.
     assert all(torch.equal(first[name], begun[name]) for name in first)
     assert not all(torch.equal(weights[name], begun[name]) for name in weights)
 
 
-def test_validation_text_is_measured_and_not_trained_on(
-    recipe_run: tuple[Path, list[Tensor]],
-):
-    run, inputs = recipe_run
+def set_of_rows(tokens: Tensor | np.ndarray) -> set[tuple[int, ...]]:
+    return {tuple(row) for row in tokens.tolist()}
+
+
+def test_validation_text_is_measured_and_not_trained_on(recipe_run: WatchedRun):
+    run = recipe_run.folder
+    trained = set_of_rows(torch.cat(recipe_run.passes))
     (rows,) = training_stages(
         run / "data", batch=NANO.batch, context=OPTIONS["context"]
     )
     held_out = held_out_sequences(run / "data")
-    tokens = {tuple(row) for of_pass in inputs for row in of_pass.tolist()}
-    assert tokens == {tuple(row) for row in rows.tolist()}
-    assert not tokens & {tuple(row) for row in held_out.tolist()}
+    assert trained == set_of_rows(rows)
+    assert not trained & set_of_rows(held_out)
     batch = torch.from_numpy(held_out.astype(np.int64))
     assert len(batch) == 5
+    model = LlamaForCausalLM.from_pretrained(run)
     with torch.no_grad():
-        loss = float(LlamaForCausalLM.from_pretrained(run)(batch, labels=batch).loss)
-    assert float(metrics(run)[-1]["valid_loss"]) == pytest.approx(loss, rel=1e-6)
+        expected = float(model(batch, labels=batch).loss)
+    valid_loss = float(metrics(run)[-1]["valid_loss"])
+    assert valid_loss == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("after", [0, 5, 7, 16])
 def test_each_epoch_has_another_order(after: int, monkeypatch: pytest.MonkeyPatch):
     """accelerate's sampler has the same order, also after a stop. 9 sequences are 3 steps."""
-    monkeypatch.setitem(SIZES, "nano", dataclasses.replace(NANO, batch=3))
+    monkeypatch.setitem(SIZES, "nano", replace(NANO, batch=3))
     settings = replace(Settings(**OPTIONS), steps=20, seed=4)
     rows = np.arange(9)[:, None].repeat(settings.context, 1)
     sampler = SeedableRandomSampler(range(9), data_seed=4)
-    order = torch.tensor([list(sampler) for _ in range(7)]).view(-1, 3)[after:20]
-    assert torch.equal(
-        torch.stack(list(batches([rows], settings, after=after)))[..., 0], order
-    )
+    epochs = [list(sampler) for _ in range(7)]
+    expected = torch.tensor(epochs).view(-1, 3)[after:20]
+    steps = torch.stack(list(batches([rows], settings, after=after)))
+    assert torch.equal(steps[..., 0], expected)
+
+
+def numbered_rows(first: int, *, count: int, context: int) -> np.ndarray:
+    """Sequences in which every token is the number of the sequence."""
+    numbers = np.arange(first, first + count)
+    return numbers[:, None].repeat(context, 1)
+
+
+def numbers_of(steps: list[Tensor]) -> list[list[int]]:
+    return [tokens[:, 0].tolist() for tokens in steps]
 
 
 @pytest.mark.parametrize("after", [0, 1, 4, 7])
@@ -378,29 +448,25 @@ def test_stages_follow_each_other_and_the_last_is_repeated(after: int):
     settings = replace(Settings(**OPTIONS), steps=8, seed=4)
     batch = NANO.batch
     context = settings.context
-    short = np.arange(6 * batch)[:, None].repeat(context // 2, 1)
-    whole = np.arange(2 * batch)[:, None].repeat(context, 1) + 1000
+    short = numbered_rows(0, count=6 * batch, context=context // 2)
+    whole = numbered_rows(1000, count=2 * batch, context=context)
     steps = list(batches([short, whole], settings, after=after))
     shapes = [(2 * batch, context // 2)] * 3 + [(batch, context)] * 5
     assert [tuple(tokens.shape) for tokens in steps] == shapes[after:]
-    inputs = [
-        tokens[:, 0].tolist() for tokens in batches([short, whole], settings, after=0)
-    ]
-    assert [tokens[:, 0].tolist() for tokens in steps] == inputs[after:]
-    assert sorted(inputs[0] + inputs[1] + inputs[2]) == list(range(6 * batch))
-    first = inputs[3] + inputs[4]
-    second = inputs[5] + inputs[6]
+    numbers = numbers_of(list(batches([short, whole], settings, after=0)))
+    assert numbers_of(steps) == numbers[after:]
+    assert sorted(numbers[0] + numbers[1] + numbers[2]) == list(range(6 * batch))
+    first = numbers[3] + numbers[4]
+    second = numbers[5] + numbers[6]
     assert sorted(first) == sorted(second) == list(range(1000, 1000 + 2 * batch))
     assert first != second
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning"
-)  # from imports of torch.compile
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # imports of torch.compile
 def test_a_compiled_run_has_the_same_losses(recipe_run, prose, tmp_path):
     run = train([prose], out=tmp_path, **RECIPE, compile=True)
     AutoModelForCausalLM.from_pretrained(run, local_files_only=True)
-    losses = train_losses(recipe_run[0])
+    losses = train_losses(recipe_run.folder)
     np.testing.assert_allclose(train_losses(run), losses, rtol=1e-3)
     assert train_losses(run) != losses  # so it was compiled
