@@ -125,6 +125,10 @@ def _check_options(
 ) -> None:
     """Raise `BadArgument` for options that do not fit the places; `models` are not saved."""
     again = "Saved results are not measured again."
+    if options.contexts and not options.robust:
+        raise BadArgument(
+            "--contexts belongs to --robust.", hint="--context, or --robust"
+        )
     if options.model is not None:
         several = len(places) > 1 or models
         if several or not text or options.robust:
@@ -132,10 +136,6 @@ def _check_options(
                 "--model is the model of one analyzed folder, and needs --text.",
                 hint="ropelens claims DIR --model MODEL --text FILE",
             )
-    elif options.contexts and not options.robust:
-        raise BadArgument(
-            "--contexts belongs to --robust.", hint="--context, or --robust"
-        )
     elif options.robust and len(models) < len(places):
         raise BadArgument(again, hint="without --robust")
     elif text and not models:

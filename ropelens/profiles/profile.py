@@ -259,7 +259,10 @@ def check_statistics(statistics: Sequence[Statistic]) -> None:
             raise BadArgument(
                 f"A file cannot have a variable {row.name!r}.", hint="letters"
             )
-        by_head = row.dims in {("layer", "head"), ("layer", "head", "distance_bin")}
+        by_head = tuple(row.dims) in {
+            ("layer", "head"),
+            ("layer", "head", "distance_bin"),
+        }
         if row.column and not by_head:
             raise BadArgument(
                 f"heads.csv cannot have a column {row.name!r}.",

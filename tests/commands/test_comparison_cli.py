@@ -117,6 +117,17 @@ def test_profiles_that_lack_numbers_are_refused(ropelens, tmp_path: Path):
         assert (ended.code, words in ended.err.splitlines()[-1]) == (1, True), ended.err
 
 
+def test_contexts_of_an_analyzed_folder_need_robust(
+    ropelens, analyses, prose, tmp_path
+):
+    model = ("--model", "bundled", "--text", prose)
+    out = tmp_path / "claims"
+    ended = ropelens("claims", analyses[0], *model, "--contexts", 64, "--out", out)
+    assert ended.code == 1
+    assert "--contexts belongs to --robust" in ended.err
+    assert not out.exists()
+
+
 def test_bad_input_is_one_line_and_nothing_is_lost(ropelens, runs, analyses, tmp_path):
     before = {path: path.read_bytes() for path in analyses[0].iterdir()}
     cases = {

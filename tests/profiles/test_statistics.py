@@ -126,6 +126,17 @@ def test_statistics_that_are_refused(statistics: list[Statistic], says: str, see
     assert seen in str(refused.value.parts.get("seen", ""))
 
 
+def test_dims_of_a_statistic_may_be_a_list():
+    of_heads = replace(wrong(column="score"), dims=["layer", "head"])
+    profile = rl.profile(
+        tiny("llama_gqa"),
+        random_tokens(sequences=1, length=30),
+        statistics=[of_heads],
+        budget=False,
+    )
+    assert profile["mine"].dims == ("layer", "head")
+
+
 def test_a_profile_has_the_variable_of_every_row():
     profile = rl.profile(
         tiny("llama_gqa"), random_tokens(sequences=3, length=12), surrogates=2
