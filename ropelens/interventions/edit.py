@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ropelens.arguments import Bounds, Number, check_value, public
+from ropelens.errors import BadArgument
 from ropelens.interventions.plane_edits import Edit, Rescale, Scale, Stop
 from ropelens.interventions.rotation_edit import place_edits
 from ropelens.measured_rotation.probe import RotationProbe
@@ -65,6 +66,12 @@ def scale(
     """
     check_value("scale: by", by, Number, bounds=Bounds())
     if keep_length is not None:
+        if not {"q_norm", "k_norm"} <= set(keep_length.variables):
+            raise BadArgument(
+                "scale needs the lengths of queries and keys to keep a length.",
+                seen=f"a dataset of {', '.join(map(str, keep_length.data_vars))}"[:80],
+                hint="keep_length=rl.profile(model, text)",
+            )
         keep_length = complete_profile(keep_length)
     return Scale(select=select, heads=heads, by=float(by), keep_length=keep_length)
 

@@ -253,6 +253,9 @@ def test_a_scaled_head_keeps_the_length_of_its_coefficients(name: str):
     np.testing.assert_allclose(ratio[[0, 3]], 1, rtol=1e-5)
     np.testing.assert_allclose(ratio[1:3, 0] / ratio[1:3, 1], 0.25, rtol=1e-5)
     assert (ratio[1:3, 1] > 1.005).all()
+    without_norms = plain.drop_vars("q_norm")
+    with pytest.raises(BadArgument, match="scale needs the lengths of queries"):
+        rl.scale(rl.PlaneNumbers([0]), by=0.25, keep_length=without_norms)
     other = rl.scale(rl.PlaneNumbers([0]), by=0.25, keep_length=plain.isel(layer=[0]))
     with pytest.raises(BadArgument, match="The edit was made for another model"):
         rl.edit_rope(model, other).__enter__()
