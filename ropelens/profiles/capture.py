@@ -22,6 +22,7 @@ from ropelens.model.output_projection import (
 )
 from ropelens.profiles.captured_head import CapturedHead
 from ropelens.profiles.measurement import Measurement, one_sequence
+from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, heads_by_layer
 from ropelens.schema.capture import CAPTURE, CAPTURE_INDICES
 from ropelens.schema.rows import Variable, labelled
@@ -146,10 +147,8 @@ class Wanted:
             unwanted.add("logit")
         return [variable for variable in CAPTURE if variable.name not in unwanted]
 
-    def sizes(self, measurement: Measurement) -> dict[str, int]:
-        """Sizes of the arrays by dim."""
-        length = measurement.text.context
-        planes = measurement.rotation.planes(length)
+    def sizes(self, length: int, planes: Sequence[Planes]) -> dict[str, int]:
+        """Sizes of the arrays by dim, for a text of `length` tokens."""
         return {
             "head": len(self.heads),
             "query": length,
@@ -159,9 +158,8 @@ class Wanted:
             "answer": len(self.answers),
         }
 
-    def shapes(self, measurement: Measurement) -> dict[str, list[int]]:
+    def shapes(self, sizes: dict[str, int]) -> dict[str, list[int]]:
         """Shape of the array of each variable, head first."""
-        sizes = self.sizes(measurement)
         return {
             variable.name: [sizes[dim] for dim in variable.dims]
             for variable in self.variables()
@@ -181,7 +179,8 @@ class CaptureRun:
         self.answers = wanted.answers
         self.runner_up = wanted.runner_up
         self.arrays: dict[str, Tensor] = {}
-        for name, shape in wanted.shapes(measurement).items():
+        sizes = wanted.sizes(text.context, self.planes)
+        for name, shape in wanted.shapes(sizes).items():
             self.arrays[name] = torch.full(shape, torch.nan, dtype=array_dtype(live))
         self.projections = {}
         if "write_norm" in self.arrays:
@@ -193,16 +192,18 @@ class CaptureRun:
             )
 
     def write_call(self, call: AttentionCall) -> None:
-        """Write the numbers of the chosen heads of a layer, which is called once."""
-        if all(layer != call.layer for layer, _ in self.heads):
+        """Write the numbers of the chosen heads of a layer. Each layer has one call."""
+        in_layer: dict[int, int] = {}  # the head by its index in the arrays
+        for index, (layer, head) in enumerate(self.heads):
+            if layer == call.layer:
+                in_layer[index] = head
+        if not in_layer:
             return
         count = call.query.shape[1]
         planes = self.planes[call.layer]
         inv_freq = planes.inv_freq.expand(count, -1)
         weight = self.output_weight(call)
-        for index, (layer, head) in enumerate(self.heads):
-            if layer != call.layer:
-                continue
+        for index, head in in_layer.items():
             # Views of the head, to which its numbers are written.
             arrays = {name: array[index] for name, array in self.arrays.items()}
             captured = CapturedHead(
@@ -255,12 +256,14 @@ def check_memory(
 ) -> None:
     """Raise `BadArgument` if the captures, padded to the longest, exceed `max_bytes`."""
     longest = max(measurements, key=lambda measurement: measurement.text.context)
-    numbers = sum(int(np.prod(shape)) for shape in wanted.shapes(longest).values())
+    length = longest.text.context
+    sizes = wanted.sizes(length, longest.rotation.planes(length))
+    shapes = wanted.shapes(sizes)
+    numbers = sum(int(np.prod(shape)) for shape in shapes.values())
     prompts = len(measurements)
     total = prompts * numbers * array_dtype(longest.live).itemsize
     if total <= max_bytes:
         return
-    sizes = wanted.sizes(longest)
     seen = (
         f"{sizes['head']} heads, {sizes['query']:,} tokens, "
         f"{sizes['frequency']} frequencies"
