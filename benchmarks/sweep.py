@@ -36,7 +36,9 @@ def main(
     documents = rl.read_documents(text or [SAMPLE])
     sample = rl.tokenize(documents, tokenizer, context=context, sequences=sequences)
     count = rows if rows == "all" else int(rows)
-    cuts = rl.truncate(loaded, sample, measures="loss", keep=KEEP, controls=2)
+    cuts = rl.truncate(
+        loaded, sample, measures="loss", rows=count, keep=KEEP, controls=2
+    )
     entries = len(set(cuts["planes"].values))
     plain = cpu_seconds(lambda: rl.evaluate(loaded, sample, rows=count))
     sweep = cpu_seconds(
