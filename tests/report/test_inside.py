@@ -135,6 +135,27 @@ def test_a_pair_is_the_sum_of_its_planes(opened, measured: Measured, unedited):
     assert page.url.endswith("&pair=9-2")
 
 
+def test_a_pinned_head_is_described_too(opened, measured: Measured):
+    pinned = rl.capture(
+        measured.model, PROMPTS[0], heads="1.2", tokenizer=measured.tokenizer
+    ).isel(head=0)
+    page = opened.at(f"#L{LAYER}H{HEAD}&tab=pair&pair=9-4&pin=L1H2")
+    score = float(pinned["score"][9, 4])
+    words = page.inner_text("#pair-score")
+    assert words.endswith(with_minus(f" nats; L1 H2: {score:+.2f}"))
+    view(page, "text")
+    shown = re.fullmatch(
+        r"L1 H2: .* attends to \S+ (\d+)% .*", page.inner_text("#looks-pinned")
+    )
+    largest = float(pinned["attention"].values[9].max())
+    assert int(shown[1]) == pytest.approx(100 * largest, abs=1)
+    page.click("#pin")
+    idle(page)
+    assert page.inner_text("#looks-pinned") == ""
+    view(page, "pair")
+    assert page.inner_text("#pair-score").endswith(" nats")
+
+
 def scores_by_distance(
     seen: xr.Dataset, *, query: int, key: int, count: int
 ) -> np.ndarray:

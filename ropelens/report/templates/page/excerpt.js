@@ -48,6 +48,16 @@ function showText() {
     button.tabIndex = position === query ? 0 : -1;
   });
   $("looks").replaceChildren(...lookWords(query, weights));
+  $("looks-pinned").replaceChildren(...pinnedLookWords(query));
+}
+
+/** The keys with most attention in the pinned head, for the same query. */
+function pinnedLookWords(query) {
+  if (!state.pin) {
+    return [];
+  }
+  const [layer, head] = state.pin;
+  return [`L${layer} H${head}: `, ...lookWords(query, shownWeights(layer, head)[query])];
 }
 
 const NAMED_KEYS = 4;

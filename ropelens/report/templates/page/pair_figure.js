@@ -75,9 +75,18 @@ function showControls(query, key, distance, pair) {
     $("dials").replaceChildren();
   }
   $("pair-lead").replaceChildren(...leadWords(query, key, pair));
-  $("pair-score").textContent = pair
-    ? `Score at distance ${distance}: ${nats(scoreAt(pair, distance))} nats`
-    : NOT_LIVE;
+  $("pair-score").textContent = pair ? scoreWords(query, key, distance, pair) : NOT_LIVE;
+}
+
+/** The score of a pair at a distance, in the chosen head and in the pinned head. */
+function scoreWords(query, key, distance, pair) {
+  const words = `Score at distance ${distance}: ${nats(scoreAt(pair, distance))} nats`;
+  if (!state.pin) {
+    return words;
+  }
+  const [layer, head] = state.pin;
+  const other = pairOf(query, key, layer, head);
+  return other ? `${words}; L${layer} H${head}: ${nats(scoreAt(other, distance))}` : words;
 }
 
 /** Draws a dial for each plane. */
