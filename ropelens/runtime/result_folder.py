@@ -34,7 +34,7 @@ class ResultFolder:
     `files` maps names to datasets, which become netCDF of the kind that the name gives
     ("profile.nc"), or to tables, which become CSV or JSON. `findings` are sentences about the
     numbers, `record` is the rest of run.json, and `page` draws the page. Without `page`, only
-    `ropelens report` draws it.
+    `ropelens report` draws it, and an earlier page stays.
     """
 
     kind: str
@@ -52,7 +52,7 @@ class ResultFolder:
         return Path(folder) / PAGE
 
     def write_numbers(self, folder: str | Path) -> None:
-        """Write run.json and all files or none, and remove an earlier page.
+        """Write run.json and all files or none; remove an earlier page that `page` replaces.
 
         Raises the errors of `check_out`.
         """
@@ -66,7 +66,8 @@ class ResultFolder:
                     _write_file(new / name, results)
                 text = json.dumps(record, indent=2, allow_nan=False)
                 write_whole(new / RECORD, f"{text}\n")
-            (folder / PAGE).unlink(missing_ok=True)  # it shows the earlier numbers
+            if self.page is not None:
+                (folder / PAGE).unlink(missing_ok=True)  # it shows the earlier numbers
 
 
 def write_page(folder: str | Path, page: Callable[[], str]) -> Path:

@@ -143,6 +143,8 @@ def test_a_loop_has_a_page(tmp_path: Path, monkeypatch: Any):
     assert "mixed heads: " in page
     assert "at step 4" in page
     assert "<h1>" in rewrite_page(out / "step-000004").read_text()
+    rl.RopeCallback(TEXT, out=out).begin(tiny("llama_gqa"), step=4)
+    assert (out / "index.html").read_text() == page, "training goes on after step 4"
     with rl.watch(tiny("llama_gqa"), TEXT, out=out):
         assert [*step_folders(out)] == [0], "later steps are of an earlier run"
 
