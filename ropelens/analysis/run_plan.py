@@ -147,11 +147,11 @@ def _saved_in(folder: Path | None, plan: Plan) -> AbstractContextManager[None]:
         return nullcontext()
     documents = plan.text.documents
     settings = {
-        "model": plan.model,
+        **plan.arguments,  # one by one: a message names those that changed
+        "weights": plan.model,
         "tokens": plan.text.fingerprint,
         "documents": None if documents is None else documents.tolist(),
-        "arguments": plan.arguments,
-        "device": ", ".join(map(str, plan.source.devices)),
+        "devices": ", ".join(map(str, plan.source.devices)),
         "versions": versions(),
     }
     return savepoint(folder / UNFINISHED, settings)

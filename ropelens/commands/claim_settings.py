@@ -178,13 +178,15 @@ def ledger_of_settings(
     from ropelens.runtime.folder import PAGE
     from ropelens.runtime.savepoint import UNFINISHED
 
+    scratch = out / UNFINISHED / name
     tables = []
     for number, part in enumerate(settings, start=1):
         if options.robust:
             print_message(f"setting {number} of {len(settings)}: {part.name}", by="")
         if part.plan is not None and not part.saved:
             measure_and_save(part.plan, part.folder, once=True)
-        tables.append(_table_of(part, out / UNFINISHED / name, options))
+        is_first = number == 1
+        tables.append(_table_of(part, scratch, options, is_first=is_first))
     table = pd.concat(tables)
     if options.robust:
         table = compare_settings(table)
@@ -201,10 +203,13 @@ def ledger_of_settings(
     return Ledger(table.assign(model=name), {name: model})
 
 
-def _table_of(part: Setting, scratch: Path, options: Testing) -> pd.DataFrame:
+def _table_of(
+    part: Setting, scratch: Path, options: Testing, *, is_first: bool
+) -> pd.DataFrame:
     """The table of a setting, followed by the table of the other statistics if `robust`.
 
-    It is saved in `scratch`, with every setting that affects the numbers in its name.
+    It is saved in `scratch`, with every setting that affects the numbers in its name. A
+    stopped run saved the first setting first, so without it all progress is of other runs.
     """
     import pandas as pd
 
@@ -219,6 +224,8 @@ def _table_of(part: Setting, scratch: Path, options: Testing) -> pd.DataFrame:
     identity = _identity(profile, part, options)
     digest = Key(identity).digest[:16]
     file = scratch / f"{digest}.csv"
+    if is_first:
+        _report_unused_progress(scratch, digest)
     if file.exists():
         return pd.read_csv(file).fillna(dict.fromkeys(TEXT_COLUMNS, ""))
     runs = None
@@ -232,6 +239,17 @@ def _table_of(part: Setting, scratch: Path, options: Testing) -> pd.DataFrame:
         table = pd.concat([table, others])
     write_whole(file, table.to_csv(index=False))
     return table
+
+
+def _report_unused_progress(scratch: Path, digest: str) -> None:
+    """Print that the progress in `scratch` is not used if none of it has the digest."""
+    saved = {path.stem for path in scratch.glob("*")}
+    if saved and digest not in saved:
+        print_message(
+            f"the progress in {scratch} is not used: it is from other settings or from "
+            "another version of ropelens",
+            by="",
+        )
 
 
 def _identity(profile: xr.Dataset, part: Setting, options: Testing) -> dict[str, Any]:

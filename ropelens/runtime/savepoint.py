@@ -25,6 +25,8 @@ from ropelens.runtime.processes import all_agree, process_count, process_index
 FORMAT = 2  # progress in another format is discarded
 SECONDS = 60.0  # between two saves
 UNFINISHED = ".unfinished"  # the folder of saved progress, in a folder of results
+DAMAGED = "it is damaged"
+ANOTHER_VERSION = "it is from another version of ropelens"
 
 
 class SaveTimer:
@@ -112,22 +114,22 @@ def resume(*classes: type) -> SavedProgress:
     process = f"{process_index()}-of-{process_count()}"
     path = opened.folder / f"{opened.begun}-{process}.safetensors"
     opened.begun += 1
-    state = read_state(path, opened.key, classes)
+    state = None
     if path.exists():
-        _report_progress(opened.folder, fits=state is not None)
+        reason = why_useless(path, opened.key)
+        if not reason:
+            state = read_state(path, classes)
+        if state is None:
+            reason = reason or DAMAGED
+            line = f"removed the progress in {opened.folder}: {reason}"
+            shutil.rmtree(opened.folder, ignore_errors=True)
+        else:
+            line = f"continuing from the saved progress in {opened.folder}"
+        with suppress(OSError):  # nobody reads stderr
+            print(line, file=sys.stderr, flush=True)
     if not all_agree(state is not None):  # another process may have no state
         state = None
     return SavedProgress(path, opened.key, state)
-
-
-def _report_progress(folder: Path, *, fits: bool) -> None:
-    """Print whether the progress in `folder` is used; remove it if it does not fit."""
-    line = f"continuing from the saved progress in {folder}"
-    if not fits:
-        line = f"removed the progress in {folder}: it is damaged or from other settings"
-        shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):  # nobody reads stderr
-        print(line, file=sys.stderr, flush=True)
 
 
 def state_to_bytes(state: Any, key: Key) -> bytes:
@@ -146,8 +148,24 @@ def state_to_bytes(state: Any, key: Key) -> bytes:
     return safetensors.numpy.save(tensors, metadata)
 
 
-def read_state(path: Path, key: Key, classes: tuple[type, ...]) -> Any:
-    """The state in a file, or None if it is missing, damaged or does not fit the key."""
+def why_useless(path: Path, key: Key) -> str:
+    """Why the state in a file does not belong to `key`; "" if it does."""
+    try:
+        with safe_open(path, framework="np") as file:
+            saved = json.loads(file.metadata()["key"])
+    except (OSError, SafetensorError, KeyError, TypeError):
+        return DAMAGED
+    except ValueError:  # before format 2, the key was a digest
+        return ANOTHER_VERSION
+    if not isinstance(saved, dict) or saved.get("format") != key.format:
+        return ANOTHER_VERSION
+    if key.fits(saved):
+        return ""
+    return f"it is from other settings ({key.changes(saved)})"
+
+
+def read_state(path: Path, classes: tuple[type, ...]) -> Any:
+    """The state in a file, or None if it is damaged."""
     class_by_name = {
         known.__name__: known for known in (LayerFit, LayerSums, Sums, *classes)
     }
@@ -165,7 +183,5 @@ def read_state(path: Path, key: Key, classes: tuple[type, ...]) -> Any:
         suppress(OSError, SafetensorError, KeyError, TypeError, ValueError),
         safe_open(path, framework="pt") as file,
     ):
-        metadata = file.metadata()
-        if key.fits(json.loads(metadata["key"])):
-            return json.loads(metadata["form"], object_hook=restored)
+        return json.loads(file.metadata()["form"], object_hook=restored)
     return None

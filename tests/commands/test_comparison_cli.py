@@ -318,17 +318,19 @@ def test_settings_are_saved_as_they_end(ropelens, model: Path, texts, tmp_path):
         "ropelens.claims.ledger.compare_settings", side_effect=KeyboardInterrupt
     ):
         ropelens(*robust, "--out", out)
-    with mock.patch("ropelens.claims.claim_runs.ledger", side_effect=AssertionError):
-        ended = ropelens(*robust, "--out", out)
-    assert ended.code == 0
-    assert "for 4 settings" in ended.err
-    assert ended.err.count("is measured already") == 4
     with mock.patch(
         "ropelens.claims.claim_runs.run_for_claims", side_effect=KeyboardInterrupt
     ):
-        assert (
-            "is measured already" in ropelens(*robust[:-1], "--out", out).err
-        )  # not quick
+        not_quick = ropelens(*robust[:-1], "--out", out)
+    assert "is measured already" in not_quick.err
+    unused = f"the progress in {out / '.unfinished' / 'tiny-llama'} is not used"
+    assert unused in not_quick.err
+    with mock.patch("ropelens.claims.claim_runs.ledger", side_effect=AssertionError):
+        ended = ropelens(*robust, "--out", out)
+    assert "is not used" not in ended.err
+    assert ended.code == 0
+    assert "for 4 settings" in ended.err
+    assert ended.err.count("is measured already") == 4
     table = pd.read_csv(out / "claims.csv").set_index("claim")
     assert table.loc["band", "settings"] == 8
     assert table["robust"].between(0, 1).all()

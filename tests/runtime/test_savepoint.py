@@ -1,5 +1,6 @@
 """A stopped measurement continues from its saved progress, with the same numbers."""
 
+import json
 import shutil
 from functools import cache
 from pathlib import Path
@@ -126,38 +127,41 @@ def test_an_evaluation_goes_on_in_other_batches(folder, measures):
     assert_same(resumed, evaluate(measures=measures))
 
 
-USELESS = (
-    "another key",
-    "another format",
-    "cut",
-    "another file",
-    "empty",
-    "an earlier key",
-)
+REASONS = {
+    "other settings": "it is from other settings (seed: 0, now 1)",
+    "another format": "it is from another version of ropelens",
+    "before format 2": "it is from another version of ropelens",
+    "cut": "it is damaged",
+    "another file": "it is damaged",
+    "empty": "it is damaged",
+    "no form": "it is damaged",
+}
 
 
-@pytest.mark.parametrize("how", USELESS)
-def test_useless_progress_is_removed_with_a_message(folder, capfd, monkeypatch, how):
+@pytest.mark.parametrize("how", REASONS)
+def test_useless_progress_is_removed_with_the_reason(folder, capfd, monkeypatch, how):
     with savepoint(folder, {"seed": 0}):
         resume().save([torch.ones(100)])
     (file,) = folder.iterdir()
+    number = {"0": np.ones(1)}
+    digest = {"key": "0" * 64, "form": '[{"tensor": "0"}]'}
+    key = json.dumps({"format": module.FORMAT, "seed": 0})
     other = {
         "cut": file.read_bytes()[:-100],
         "another file": b"never mind",
         "empty": b"",
-        "an earlier key": safetensors.numpy.save(
-            {"0": np.ones(1)}, {"key": "0" * 64, "form": '[{"tensor": "0"}]'}
-        ),
+        "before format 2": safetensors.numpy.save(number, digest),
+        "no form": safetensors.numpy.save(number, {"key": key}),
     }
     if how == "another format":
         monkeypatch.setattr(module, "FORMAT", module.FORMAT + 1)
     if how in other:
         file.write_bytes(other[how])
     shutil.copy(file, folder / f"1{file.name[1:]}")
-    with savepoint(folder, {"seed": int(how == "another key")}):
+    with savepoint(folder, {"seed": int(how == "other settings")}):
         assert resume().state is None
     assert not folder.exists()
-    words = f"removed the progress in {folder}: it is damaged or from other settings\n"
+    words = f"removed the progress in {folder}: {REASONS[how]}\n"
     assert capfd.readouterr().err == words
 
 
