@@ -126,7 +126,7 @@ def profile(
         advance(EXCERPTED, stage=PROBING)
         answers = run.repeats.measure(partial(advance, stage=PROBING))
         run.fit_budget(advance)
-        run.sum_text(advance)
+        run.sum_text(partial(advance, stage=MEASURING))
     return run.dataset(answers, read).assign_attrs(measurement.result_attributes())
 
 

@@ -121,6 +121,13 @@ def test_any_head_is_chosen_and_back_returns(opened):
     page.wait_for_function(
         "() => document.getElementById('second-head').value === 'same'"
     )
+    page = opened.load("#heads=0.L9H9,1.same", ready=READY)
+    assert page.input_value("#first-head") == "L9H9"
+    chosen = page.locator("#first-head option:checked").text_content()
+    assert chosen == "L9 H9 does not exist"
+    aligned = "(cell) => getComputedStyle(cell).textAlign"
+    sides = page.locator("#head-numbers [data-number=total_bits]")
+    assert [sides.nth(side).evaluate(aligned) for side in (0, 1)] == ["right"] * 2
     for unknown in ("#heads=0.L1H3,2.L0H0", "#words", ""):
         page = opened.load(unknown, ready=READY)
         assert page.input_value("#first-entry") == "0"

@@ -49,6 +49,10 @@ function listHeads(side) {
   if (side === 1) {
     groups.unshift(option(SAME, "same head"));
   }
+  const index = indexOf(side);
+  if (choice.heads[side] !== SAME && !exists(index)) {
+    groups.unshift(option(choice.heads[side], `${nameOf(index)} does not exist`));
+  }
   $(`${SIDES[side]}-head`).replaceChildren(...groups);
 }
 
@@ -98,7 +102,11 @@ async function showHead(element, index) {
 
 function titleOf(index) {
   const missing = exists(index) ? "" : " does not exist";
-  return `${compared.titles[index.entry]}: L${index.layer} H${index.head}${missing}`;
+  return `${compared.titles[index.entry]}: ${nameOf(index)}${missing}`;
+}
+
+function nameOf({ layer, head }) {
+  return `L${layer} H${head}`;
 }
 
 function showNumbers(indices) {
