@@ -64,7 +64,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Ledger:
-    """A table of claims, and what is known of each model in it."""
+    """A table of claims, and the facts about each model in it."""
 
     table: pd.DataFrame
     models: dict[str, Any]
@@ -169,7 +169,7 @@ def _tokens_of_runs(part: Setting) -> int:
 def ledger_of_settings(
     settings: list[Setting], name: str, out: Path, options: Testing
 ) -> Ledger:
-    """The ledger of a model; its analyses are measured if they are not saved."""
+    """The ledger of a model. Analyses that are not saved are measured."""
     import pandas as pd
 
     from ropelens.claims.ledger import compare_settings
@@ -242,7 +242,7 @@ def _table_of(
 
 
 def _report_unused_progress(scratch: Path, digest: str) -> None:
-    """Print that the progress in `scratch` is not used if none of it has the digest."""
+    """Print that the progress in `scratch` is not used, unless some of it has the digest."""
     saved = {path.stem for path in scratch.glob("*")}
     if saved and digest not in saved:
         print_message(
@@ -272,7 +272,7 @@ def _identity(profile: xr.Dataset, part: Setting, options: Testing) -> dict[str,
 def _run_again(
     plan: Plan, profile: xr.Dataset, folder: Path, identity: dict[str, Any], seed: int
 ) -> Any:
-    """What claims need of further runs; progress is saved in `folder`."""
+    """The further runs that claims need. The progress is saved in `folder`."""
     from ropelens.claims.claim_runs import run_for_claims
     from ropelens.runtime.savepoint import savepoint
 
