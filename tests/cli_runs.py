@@ -44,10 +44,8 @@ class Ended:
     @property
     def problem(self) -> str:
         """The line on stderr that states the error, without the plan and lines of progress."""
-        lines = self.err.splitlines()
-        lines = [
-            line for line in lines if not re.match(f"{PLAN}|[a-z ]+: [\\d,]+ of ", line)
-        ]
+        other = re.compile(f"{PLAN}|[a-z ]+: [\\d,]+ of ")
+        lines = [line for line in self.err.splitlines() if not other.match(line)]
         assert len(lines) == 1, self.err
         assert lines[0].startswith("ropelens: ")
         assert len(lines[0]) < 700
@@ -59,13 +57,15 @@ Command = Callable[..., Ended]
 
 
 def here(capfd, program: str | Path, run: Callable[[], object], *args: object) -> Ended:
+    """Run a program in this process, with `args` on its command line."""
+    columns = os.environ.get("COLUMNS", "80")
     handlers = {number: signal.signal(number, signal.SIG_DFL) for number in STOPPING}
     capfd.readouterr()
     try:
         with (
-            mock.patch.object(sys, "argv", [*map(str, (program, *args))]),
+            mock.patch.object(sys, "argv", [str(program), *map(str, args)]),
             mock.patch.object(os, "_exit", sys.exit),
-            mock.patch.dict(os.environ, {"COLUMNS": os.environ.get("COLUMNS", "80")}),
+            mock.patch.dict(os.environ, {"COLUMNS": columns}),
             warnings.catch_warnings(),
             pytest.raises(SystemExit) as ended,
         ):
@@ -165,12 +165,14 @@ def works_or_is_refused() -> Iterator[None]:
 @contextmanager
 def unharmed(folder: Path) -> Iterator[None]:
     """Write files of an earlier run to `folder`, and check that the block changes nothing."""
-    earlier = {name: f"an earlier {name}" for name in NAMES} | {"run.json": RECORD}
+    earlier = {name: f"an earlier {name}" for name in NAMES}
+    earlier["run.json"] = RECORD
     for name in NAMES:
         (folder / name).write_text(earlier[name])
-    places = [folder, folder.parent]
-    before = {path: sorted(path.iterdir()) for path in places}
+    before = sorted(folder.iterdir())
+    before_around = sorted(folder.parent.iterdir())
     yield
-    assert {path: sorted(path.iterdir()) for path in places} == before
+    assert sorted(folder.iterdir()) == before
+    assert sorted(folder.parent.iterdir()) == before_around
     for name in NAMES:
         assert (folder / name).read_text() == earlier[name]

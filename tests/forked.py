@@ -8,34 +8,94 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
 
-def settings():
-    limits = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return limits | {"PYTHONPATH": os.pathsep.join(sys.path)}
+def settings() -> dict[str, str]:
+    """Variables of the environment of each process."""
+    return {
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
 
 
 def together(*args: object) -> subprocess.CompletedProcess[str]:
-    options = {"env": os.environ | settings(), "capture_output": True, "text": True}
-    return subprocess.run([sys.executable, *map(str, args)], timeout=300, **options)
+    return subprocess.run(
+        [sys.executable, *map(str, args)],
+        timeout=300,
+        env=os.environ | settings(),
+        capture_output=True,
+        text=True,
+    )
+
+
+@dataclass(frozen=True)
+class Process:
+    """What one copy runs, and the files to which it writes its output."""
+
+    code: str
+    args: list[str]
+    environment: dict[str, str]
+    out: Path
+    err: Path
+
+    def run(self) -> None:
+        """Run the code, and end the process."""
+        append_output(1, self.out)
+        append_output(2, self.err)
+        os.environ |= self.environment
+        sys.argv = ["-c", *self.args]
+        ended = 0
+        try:
+            exec(self.code, {"__name__": "__main__"})
+        except SystemExit as left:
+            ended = int(left.code or 0)
+        except BaseException:
+            traceback.print_exc()
+            ended = 1
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        os._exit(ended)  # a normal exit of torch takes seconds
+
+
+def append_output(descriptor: int, path: Path) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(file, descriptor)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def environment_of(rank: int, *, count: int, port: int) -> dict[str, str]:
+    """The variables that torchrun sets."""
+    return {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(count),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+    }
 
 
 def forked(count: int, code: str, *args: object) -> subprocess.CompletedProcess[str]:
     """Run `code` in `count` copies of a process that has imported all modules."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["preloaded"])
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    place["WORLD_SIZE"] = str(count)
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
-        out, err = (Path(folder) / name for name in ("out", "err"))
+        out = Path(folder) / "out"
+        err = Path(folder) / "err"
         processes = []
-        for rank in map(str, range(count)):
-            environment = {**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank}
-            call = (code, [*map(str, args)], environment, out, err)
-            processes.append(context.Process(target=_run, args=call))
+        for rank in range(count):
+            environment = environment_of(rank, count=count, port=port)
+            copy = Process(code, [*map(str, args)], environment, out, err)
+            processes.append(context.Process(target=copy.run))
         with mock.patch.dict(os.environ, settings()):  # for the server of the forks
             for process in processes:
                 process.start()
@@ -45,24 +105,9 @@ def forked(count: int, code: str, *args: object) -> subprocess.CompletedProcess[
         for process in processes:
             process.kill()
         assert None not in codes, f"some hang: {codes}"
-        ended = max(codes, key=abs), out.read_text(), err.read_text()
-        return subprocess.CompletedProcess([code, *args], *ended)
-
-
-def _run(
-    code: str, args: list[str], environment: dict[str, str], out: Path, err: Path
-) -> None:
-    for number, path in ((1, out), (2, err)):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-    os.environ |= environment
-    sys.argv, ended = ["-c", *args], 0
-    try:
-        exec(code, {"__name__": "__main__"})
-    except SystemExit as left:
-        ended = int(left.code or 0)
-    except BaseException:
-        traceback.print_exc()
-        ended = 1
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    os._exit(ended)  # a normal exit of torch takes seconds
+        return subprocess.CompletedProcess(
+            [code, *args],
+            returncode=max(codes, key=abs),
+            stdout=out.read_text(),
+            stderr=err.read_text(),
+        )

@@ -26,19 +26,22 @@ class Opened:
     def __init__(
         self, browser: playwright.Browser, path: Path, **options: object
     ) -> None:
-        window = {"viewport": {"width": 1280, "height": 800}}
-        self.context = browser.new_context(**window | options)
+        options.setdefault("viewport", {"width": 1280, "height": 800})
+        self.context = browser.new_context(**options)
         self.page = self.context.new_page()
-        self.path, self.url = path, path.as_uri()
+        self.path = path
+        self.url = path.as_uri()
         self.console: list[str] = []
         self.requests: list[str] = []
         self.dialogs: list[str] = []
         self.page.on("console", lambda message: self.console.append(message.text))
         self.page.on("pageerror", lambda error: self.console.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on(
-            "dialog", lambda dialog: (self.dialogs.append("!"), dialog.dismiss())
-        )
+        self.page.on("dialog", self.dismiss)
+
+    def dismiss(self, dialog: playwright.Dialog) -> None:
+        self.dialogs.append("!")
+        dialog.dismiss()
 
     def __enter__(self) -> "Opened":
         return self
@@ -69,7 +72,8 @@ class Opened:
         local = ("data:", "blob:", "about:")
         loaded = [url for url in self.requests if not url.startswith(local)]
         assert {url.split("#")[0] for url in loaded} <= {self.url}
-        assert (self.console, self.dialogs) == ([], [])
+        assert self.console == []
+        assert self.dialogs == []
         return True
 
 

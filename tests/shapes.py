@@ -54,14 +54,16 @@ class Checks:
     """The checks of one function, and the kinds of calls that passed."""
 
     def __init__(self, function: FunctionType, typechecker: Callable[..., Any]) -> None:
-        self.function, self.typechecker = function, typechecker
+        self.function = function
+        self.typechecker = typechecker
         self.passed: set[object] = set()
         self.checkers: dict[bool, Callable[..., object]] = {}
         self.result: list[object] = []
 
     def make_checker(self, *, of_result: bool) -> Callable[..., object]:
         """A function with the same signature that returns the prepared result."""
-        function, result = self.function, self.result
+        function = self.function
+        result = self.result
         signature = inspect.signature(function)
         if not of_result:
             signature = signature.replace(return_annotation=signature.empty)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import string
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,9 +25,8 @@ SIZES = {
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
-}
-SIZES |= {
     "num_attention_heads": 4,
+    "num_key_value_heads": 2,
     "max_position_embeddings": 64,
     "initializer_range": 0.3,
 }
@@ -34,22 +34,28 @@ SIZES |= {
 
 def tiny_llama(**changes: object) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**SIZES | {"num_key_value_heads": 2} | changes))
+    config = LlamaConfig(**{**SIZES, **changes})
+    return LlamaForCausalLM(config)
 
 
 def save_tiny(folder: Path, **changes: object) -> Path:
     tiny_llama(**changes).save_pretrained(folder)
-    letters = {"<s>": 0, "<unk>": 1} | {chr(97 + i): i + 2 for i in range(26)}
-    tokenizer = Tokenizer(models.WordLevel(letters, unk_token="<unk>"))
+    words = ["<s>", "<unk>", *string.ascii_lowercase]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    names = {"bos_token": "<s>", "unk_token": "<unk>"}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", unk_token="<unk>"
+    )
+    fast.save_pretrained(folder)
     return folder
 
 
 def edit_config(folder: Path, name: str = "config.json", **changes: object) -> None:
     path = folder / name
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    config = json.loads(path.read_text())
+    config.update(changes)
+    path.write_text(json.dumps(config))
 
 
 def edit_weights(

@@ -3,6 +3,7 @@
 import csv
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,18 @@ from ropelens.train import run as runs
 from ropelens.train.run import run_study
 from ropelens.train.settings import SIZES, Settings, Size
 
-SHAPE = {"layers": 2, "width": 32, "heads": 2, "kv_heads": 1, "head_dim": 16, "mlp": 64}
-NANO = SIZES["nano"] = Size(**SHAPE, batch=4, micro_batch=2, learning_rate=1e-2)
+NANO = Size(
+    layers=2,
+    width=32,
+    heads=2,
+    kv_heads=1,
+    head_dim=16,
+    mlp=64,
+    batch=4,
+    micro_batch=2,
+    learning_rate=1e-2,
+)
+SIZES["nano"] = NANO
 OPTIONS = {
     "size": "nano",
     "context": 32,
@@ -26,12 +37,18 @@ OPTIONS = {
 }
 
 
-def train(text=(), *, out: Path, **options: Any) -> Path:
-    files = {
-        name: options.pop(name, other)
-        for name, other in (("valid", ()), ("data", None), ("watch", False))
-    }
-    return runs.train(Settings(**options), text=text, out=out, **files)
+def train(
+    text: Sequence[Path | str] = (),
+    *,
+    out: Path,
+    valid: Sequence[Path | str] = (),
+    data: Path | None = None,
+    watch: bool = False,
+    **settings: Any,
+) -> Path:
+    return runs.train(
+        Settings(**settings), text=text, out=out, valid=valid, data=data, watch=watch
+    )
 
 
 VARIANTS = ("rope", "p-rope:0.5", "nope")
@@ -49,8 +66,12 @@ SEQUENCES = 32
 
 def story(lines: int) -> str:
     names = ["Anna", "Bertram", "Cecily", "Dorian"]
-    pairs = [(names[i % 4], names[i * 7 % 4], i % 10) for i in range(lines)]
-    return "\n".join(f"{a} met {b} and said good day, number {n}." for a, b, n in pairs)
+    sentences = []
+    for i in range(lines):
+        one = names[i % 4]
+        other = names[i * 7 % 4]
+        sentences.append(f"{one} met {other} and said good day, number {i % 10}.")
+    return "\n".join(sentences)
 
 
 @pytest.fixture(scope="session")
