@@ -1,5 +1,7 @@
 """Profiles in chunks, on a GPU, and under edits that differ between heads."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -35,7 +37,9 @@ def profile(
     model = tiny(family)
     past = []
     progress = []
-    edits = [rl.stop(rl.PlaneNumbers([1]), heads=heads)] if heads else []
+    edits = []
+    if heads:
+        edits.append(rl.stop(rl.PlaneNumbers([1]), heads=heads))
 
     def see(call: AttentionCall) -> None:
         if len(call.query) == 2:
@@ -45,7 +49,12 @@ def profile(
         text = rl.Text(TOKENS, lengths=LENGTHS)
         shown = token_progress(progress.append)
         result = rl.profile(
-            model, text, progress=shown, rows=rows, surrogates=2, batch_size=len(TOKENS)
+            model,
+            text,
+            progress=shown,
+            rows=rows,
+            surrogates=2,
+            batch_size=len(TOKENS),
         )
     assert sum(progress) == LENGTHS.sum()
     return result, past
@@ -75,14 +84,23 @@ def test_edits_are_evaluated_in_chunks_as_in_one_pass(monkeypatch: pytest.Monkey
     model = tiny("gemma2")
     sizes = set()
     text = rl.Text(TOKENS, lengths=LENGTHS)
-    edits = {"head": rl.stop(rl.PlaneNumbers([1]), heads="0.1"), "none turns": "nope"}
-    options = {"edits": edits, "rows": 16, "prompt_lengths": [60], "distances": [30]}
-    options["measures"] = (*DEFAULT_MEASURES, "copying")
+    stop = rl.stop(rl.PlaneNumbers([1]), heads="0.1")
+
+    def see(call: AttentionCall) -> None:
+        sizes.add(call.query.shape[2])
 
     def evaluate() -> xr.Dataset:
         sizes.clear()
-        with as_live_model(model).observe(lambda call: sizes.add(call.query.shape[2])):
-            return rl.evaluate(model, text, **options)
+        with as_live_model(model).observe(see):
+            return rl.evaluate(
+                model,
+                text,
+                edits={"head": stop, "none turns": "nope"},
+                measures=(*DEFAULT_MEASURES, "copying"),
+                rows=16,
+                prompt_lengths=[60],
+                distances=[30],
+            )
 
     expected = evaluate()
     assert max(sizes - {1 + 2 * 64}) == 80  # without the repeated tokens
@@ -108,15 +126,16 @@ def test_only_the_rows_of_an_earlier_chunk_stay_in_memory(
             earlier.clear()
             rooms[call.layer] = set()
         alive.append(sum(not storage.expired() for storage in earlier))
-        earlier += [
-            StorageWeakRef(x.untyped_storage()) for x in (call.query, call.output)
-        ]
-        room = [part.untyped_storage().data_ptr() for part in (call.key, call.value)]
-        rooms[call.layer].add((room[0], room[1]))
+        for rows in (call.query, call.output):
+            earlier.append(StorageWeakRef(rows.untyped_storage()))
+        key_room = call.key.untyped_storage().data_ptr()
+        value_room = call.value.untyped_storage().data_ptr()
+        rooms[call.layer].add((key_room, value_room))
 
     measured = Measurement.of(live, TOKENS, rows=16, batch_size=len(TOKENS))
+    planes = measured.rotation.planes(80)
     with live.observe(see):
-        collect(measured, measured.rotation.planes(80))
+        collect(measured, planes)
     assert len(seen[0]) == 4 * 2  # four chunks
     assert set(alive) == {0}
     assert [len(of_layer) for of_layer in rooms.values()] == [1] * len(rooms)
@@ -131,23 +150,29 @@ def test_models_without_chunks_run_in_one_pass(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_rotation_is_undone_with_the_rounded_angles_of_the_model():
     """Angles of 131,072 rad have steps of 0.008 in float32, and this rounding cancels."""
-    rotary = LlamaRotaryEmbedding(LlamaConfig(hidden_size=128, num_attention_heads=2))
+    config = LlamaConfig(hidden_size=128, num_attention_heads=2)
+    rotary = LlamaRotaryEmbedding(config)
     planes = Planes(rotary.inv_freq, 64, "half")
     positions = torch.arange(2**17 - 256, 2**17)
-    x = torch.randn(1, 2, 256, 64, generator=torch.Generator().manual_seed(0))
-    turned, _ = apply_rotary_pos_emb(x, x, *rotary(x, positions[None]))
-    torch.testing.assert_close(
-        unrotate(turned, positions, planes), x, rtol=0, atol=2e-6
-    )
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 2, 256, 64, generator=generator)
+    cos, sin = rotary(x, positions[None])
+    turned, _ = apply_rotary_pos_emb(x, x, cos, sin)
+    undone = unrotate(turned, positions, planes)
+    torch.testing.assert_close(undone, x, rtol=0, atol=2e-6)
     angle = positions.double()[:, None] * rotary.inv_freq.double()
     real, imaginary = turned.double().chunk(2, dim=-1)
-    still = torch.complex(real, imaginary) * torch.polar(torch.ones_like(angle), -angle)
+    turn_back = torch.polar(torch.ones_like(angle), -angle)
+    still = torch.complex(real, imaginary) * turn_back
     error = torch.cat([still.real, still.imag], dim=-1) - x
     assert error.abs().max() > 1e-3  # with angles in float64
 
 
 no_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-on_gpu = lambda test: pytest.mark.gpu(no_device(test))  # noqa: E731
+
+
+def on_gpu(test: Callable) -> Callable:
+    return pytest.mark.gpu(no_device(test))
 
 
 @on_gpu
@@ -192,7 +217,8 @@ def test_captures_and_silences_on_cuda_equal_cpu(family: str):
         for to in ("zero", "mean", "resample"):
             with rl.silence_heads(model, "0.1", to=to), torch.no_grad():
                 model(tokens.to(device), use_cache=False)
-        edit = rl.edit_rope(model, rl.stop(rl.PlaneNumbers([1]), heads="0.1"))
+        stop = rl.stop(rl.PlaneNumbers([1]), heads="0.1")
+        edit = rl.edit_rope(model, stop)
         with edit, rl.silence_heads(model, "0.2", to="mean", text=tokens):
             results.append(rl.capture(model, tokens[0], values=True))
     here, there = results
@@ -205,73 +231,91 @@ FOUR = random_tokens(sequences=4, length=24)
 
 
 def edited_profile(model: PreTrainedModel, heads: str | None) -> xr.Dataset:
-    edits = [] if heads is None else [rl.stop(rl.PlaneNumbers(PLANES), heads=heads)]
+    edits = []
+    if heads is not None:
+        edits.append(rl.stop(rl.PlaneNumbers(PLANES), heads=heads))
     with rl.edit_rope(model, *edits):
         return rl.profile(model, FOUR, excerpts=[FOUR[0]], surrogates=1)
 
 
+def first_layer(values: xr.DataArray) -> xr.DataArray:
+    """Values of the first layer, without draws: draws depend on the number of keys."""
+    of_layer = values.isel(layer=0)
+    return of_layer.isel(draw=0, missing_dims="ignore")
+
+
+def assert_first_layers_agree(
+    single: xr.Dataset, full: xr.Dataset, plain: xr.Dataset, name: str
+) -> None:
+    """Check that head 0.1 is as if all heads were edited, and other heads as if none was."""
+    x = first_layer(single[name])
+    full_x = first_layer(full[name])
+    plain_x = first_layer(plain[name])
+    if name == "excerpt_query_still":  # not stored for heads with another rotation
+        assert np.isnan(x.sel(head=1)).all()
+        x = x.fillna(0)
+        full_x = full_x * 0
+    expected = xr.where(x["head"] == 1, full_x, plain_x).transpose(*x.dims)
+    np.testing.assert_allclose(x, expected, rtol=1e-4, atol=2e-5, err_msg=name)
+
+
 def test_edits_of_other_heads_do_not_matter_in_the_first_layer():
     model = tiny("nanochat")
-    plain, full, single = [
-        edited_profile(model, heads) for heads in (None, "0.*", "0.1")
-    ]
-    heads = np.arange(plain.sizes["head"])
+    plain = edited_profile(model, None)
+    full = edited_profile(model, "0.*")
+    single = edited_profile(model, "0.1")
     compared = 0
-    for key in plain.data_vars:
-        if (
-            not {"head", "layer"} <= {*single[key].dims}
-            or key == "excerpt_score_gradient"
-        ):
+    for name in plain.data_vars:
+        if name == "excerpt_score_gradient":
             continue  # effects of a score also depend on later layers
-        x, full_x, plain_x = [p[key].isel(layer=0) for p in (single, full, plain)]
-        if "draw" in x.dims:  # draws depend on the number of keys
-            x, full_x, plain_x = [part.isel(draw=0) for part in (x, full_x, plain_x)]
-        if key == "excerpt_query_still":  # not stored for heads with another rotation
-            assert np.isnan(x.sel(head=1)).all()
-            x = x.fillna(0)
-            full_x = full_x * 0
-        expected = xr.where(x["head"] == 1, full_x, plain_x).transpose(*x.dims)
-        np.testing.assert_allclose(x, expected, rtol=1e-4, atol=2e-5, err_msg=str(key))
-        compared += 1
+        if {"head", "layer"} <= set(single[name].dims):
+            assert_first_layers_agree(single, full, plain, str(name))
+            compared += 1
     assert compared > 20
     turns = single["head_wavelength"].sel(layer=0)
+    others = np.arange(plain.sizes["head"]) != 1
     assert np.isinf(turns[1, PLANES]).all()
-    assert np.isfinite(turns[heads != 1][:, PLANES]).all()
+    assert np.isfinite(turns[others][:, PLANES]).all()
     xr.testing.assert_allclose(single["wavelength"], plain["wavelength"])
     assert "head_wavelength" not in full
-    table, expected = [
-        rl.classify_heads(p, resamples=0).set_index(["layer", "head"])
-        for p in (single, full)
-    ]
+    table = rl.classify_heads(single, resamples=0).set_index(["layer", "head"])
+    of_full = rl.classify_heads(full, resamples=0).set_index(["layer", "head"])
     for column in ("mean_wavelength", "top_wavelength", "total_bits"):
-        assert table[column][0, 1] == pytest.approx(expected[column][0, 1], rel=1e-4)
+        expected = of_full[column][0, 1]
+        assert table[column][0, 1] == pytest.approx(expected, rel=1e-4)
+
+
+def selectivity_of(seen: xr.Dataset) -> np.ndarray:
+    """Mean over rows of the contributions, weighted by attention less even attention."""
+    attention = seen["attention"].values
+    visible = np.tril(np.ones(attention.shape[1:]))
+    even = visible / visible.sum(-1, keepdims=True)
+    contribution = np.nan_to_num(seen["contribution"])
+    chosen = (attention - even)[:, None] * contribution
+    return chosen[:, :, 1:].sum(-1).mean(-1)
 
 
 def test_attention_and_selectivity_match_a_capture():
     model = tiny("llama_gqa")
     sequence = FOUR[:1]
     stop = rl.stop(rl.PlaneNumbers(PLANES), heads="0.1,1.2")
-    with rl.edit_rope(model, stop, rl.drop(rl.PlaneNumbers((0,)), heads="1.0")):
+    drop = rl.drop(rl.PlaneNumbers((0,)), heads="1.0")
+    with rl.edit_rope(model, stop, drop):
         measured = rl.profile(
             model, sequence, excerpts=[sequence[0]], rows="all", budget=False
         )
         seen = rl.capture(model, sequence[0])
         with torch.no_grad():
-            expected = model(
-                sequence, output_attentions=True, use_cache=False
-            ).attentions
-    shape = (measured.sizes["layer"], measured.sizes["head"])
+            result = model(sequence, output_attentions=True, use_cache=False)
     attention = measured["excerpt_attention"][0]
-    np.testing.assert_allclose(attention, torch.cat(expected), rtol=0, atol=1e-5)
-    visible = np.tril(np.ones((sequence.shape[1], sequence.shape[1])))
-    even = visible / visible.sum(-1, keepdims=True)
-    chosen = (seen["attention"].values - even)[:, None] * np.nan_to_num(
-        seen["contribution"]
-    )
-    selectivity = chosen[:, :, 1:].sum(-1).mean(-1).reshape(*shape, -1)
-    np.testing.assert_allclose(measured["selectivity"], selectivity, rtol=0, atol=1e-5)
-    still = seen["q_still"].values[..., 0] + 1j * seen["q_still"].values[..., 1]
-    expected = np.abs(still.mean(1)).reshape(*shape, -1)
+    expected = torch.cat(result.attentions)
+    np.testing.assert_allclose(attention, expected, rtol=0, atol=1e-5)
+    shape = (measured.sizes["layer"], measured.sizes["head"])
+    expected = selectivity_of(seen).reshape(*shape, -1)
+    np.testing.assert_allclose(measured["selectivity"], expected, rtol=0, atol=1e-5)
+    q_still = seen["q_still"].values
+    vectors = q_still[..., 0] + 1j * q_still[..., 1]
+    expected = np.abs(vectors.mean(1)).reshape(*shape, -1)
     mean = measured["q_coherence"].fillna(0) * measured["q_norm"]
     mean = mean.transpose("layer", "head", ...)
     np.testing.assert_allclose(mean, expected, rtol=1e-4, atol=1e-5)

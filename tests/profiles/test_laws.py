@@ -39,9 +39,13 @@ class Fitted:
     def collect(
         self, part: slice = slice(None), *, width: int | None = None, **more
     ) -> Sums:
-        text = self.text.part(slice(None), width=width or self.text.ids.shape[1])
+        """Sums over a part of the sequences, padded to `width`, with these fits."""
+        if width is None:
+            width = self.text.ids.shape[1]
+        text = self.text.part(slice(None), width=width)
         live = as_live_model(self.model)
-        measurement = Measurement(live, text, RotationProbe(live), **more)
+        probe = RotationProbe(live)
+        measurement = Measurement(live, text, probe, **more)
         chosen = range(*part.indices(len(text)))
         return collect(measurement, self.planes, fits=self.fits, chosen=chosen)
 
@@ -49,25 +53,29 @@ class Fitted:
 @functools.cache
 def fitted_to(name: str, lengths: tuple[int, ...], *, double: bool = True) -> Fitted:
     tokens = random_tokens(sequences=len(lengths), length=max(lengths))
-    return fitted(
-        tiny(name).double() if double else tiny(name), tokens, torch.tensor(lengths)
-    )
+    model = tiny(name)
+    if double:
+        model = model.double()
+    return fitted(model, tokens, torch.tensor(lengths))
 
 
 def fitted(model: PreTrainedModel, tokens: Tensor, lengths: Tensor) -> Fitted:
     planes = planes_of(model, context=int(lengths.max()))
-    measurement = Measurement.of(model, rl.Text(tokens, lengths=lengths), sinks=[5])
+    text = rl.Text(tokens, lengths=lengths)
+    measurement = Measurement.of(model, text, sinks=[5])
     fits = LayerFitter(measurement, planes, surrogates=0).fit_layers()
     return Fitted(model, measurement.text, planes, fits)
 
 
 def planes_of(model: PreTrainedModel, *, context: int | None = None) -> list[Planes]:
-    return RotationProbe(as_live_model(model)).planes(context)
+    probe = RotationProbe(as_live_model(model))
+    return probe.planes(context)
 
 
 def assert_same(first: Sums, other: Sums, case: Fitted, *, rtol: float) -> None:
     """Check that profiles agree to `rtol` of each largest entry (at least 1 bit)."""
-    a, b = [summarize(sums, case.planes, case.fits) for sums in (first, other)]
+    a = summarize(first, case.planes, case.fits)
+    b = summarize(other, case.planes, case.fits)
     for name in a.variables:
         x = a[name].values
         y = b[name].values
@@ -86,8 +94,9 @@ def test_halves_of_different_contexts_add(name: str, rows: int | str):
     total = case.collect(batch_size=4, rows=rows)
     long = case.collect(slice(2), rows=rows)
     short = case.collect(slice(2, 4), rows=rows)
-    bins = [sums.layers[0].sums["offset_mass"].shape[-1] for sums in (short, long)]
-    assert bins[0] < bins[1]
+    bins_of_short = short.layers[0].sums["offset_mass"].shape[-1]
+    bins_of_long = long.layers[0].sums["offset_mass"].shape[-1]
+    assert bins_of_short < bins_of_long
     assert_same(total, long + short, case, rtol=1e-6)
     assert_same(total, short + long, case, rtol=1e-6)
 
@@ -105,9 +114,9 @@ def test_blocks_change_nothing(
 @pytest.mark.parametrize(("name", "rows"), [("gemma2", "all"), ("gpt_oss", 6)])
 def test_batches_change_nothing(name: str, rows: int | str):
     case = fitted_to(name, (30, 8, 2, 19, 30, 11))
-    single, several, all_ = [
-        case.collect(rows=rows, batch_size=size) for size in (1, 4, 6)
-    ]
+    single = case.collect(rows=rows, batch_size=1)
+    several = case.collect(rows=rows, batch_size=4)
+    all_ = case.collect(rows=rows, batch_size=6)
     assert_same(single, several, case, rtol=1e-6)
     assert_same(single, all_, case, rtol=1e-6)
 
@@ -126,7 +135,8 @@ def test_padding_changes_nothing(name: str):
     again = fitted(model, rubbish[:, :34], lengths)
     assert case.text.fingerprint == again.text.fingerprint
     assert_same(plain, again.collect(), again, rtol=1e-6)
-    assert (plain.tokens, plain.row_weight.sum()) == (57, 54)
+    assert plain.tokens == 57
+    assert plain.row_weight.sum() == 54
 
 
 def test_the_same_seed_gives_the_same_numbers_and_the_model_is_restored():
@@ -135,17 +145,17 @@ def test_the_same_seed_gives_the_same_numbers_and_the_model_is_restored():
     weights = {key: value.clone() for key, value in model.state_dict().items()}
     with torch.no_grad():
         before = model(tokens, use_cache=False).logits
-    first, same, other = [
-        rl.profile(model, tokens, seed=seed, surrogates=1, rows=5) for seed in (1, 1, 2)
-    ]
+    first = rl.profile(model, tokens, seed=1, surrogates=1, rows=5)
+    same = rl.profile(model, tokens, seed=1, surrogates=1, rows=5)
+    other = rl.profile(model, tokens, seed=2, surrogates=1, rows=5)
     xr.testing.assert_equal(first, same)
     for name in ("selectivity", "group_both_gain", "surrogate_log_wavelength"):
         assert (first[name] != other[name]).any(), name
     with torch.no_grad():
-        assert torch.equal(before, model(tokens, use_cache=False).logits)
-    assert all(
-        torch.equal(value, weights[key]) for key, value in model.state_dict().items()
-    )
+        after = model(tokens, use_cache=False).logits
+    assert torch.equal(before, after)
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, weights[key]), key
 
 
 LENGTH_DEPENDENT = {
@@ -163,12 +173,14 @@ def test_batches_change_nothing_if_rope_depends_on_the_length(name: str):
     tokens = random_tokens(sequences=3, length=50)
     lengths = torch.tensor([10, 40, 12])
     # `context` is the length of the longest sequence, not the width of the ids.
-    lengths_of = [planes_of(model, context=context)[0].inv_freq for context in (12, 40)]
-    assert (lengths_of[0] - lengths_of[1]).abs().max() > 1e-3
+    of_short = planes_of(model, context=12)[0].inv_freq
+    of_longest = planes_of(model, context=40)[0].inv_freq
+    assert (of_short - of_longest).abs().max() > 1e-3
     case = fitted(model, tokens, lengths)
-    first, three = [case.collect(batch_size=size) for size in (1, 3)]
+    first = case.collect(batch_size=1)
+    three = case.collect(batch_size=3)
     assert_same(first, three, case, rtol=1e-6)
-    np.testing.assert_array_equal(case.planes[0].inv_freq, lengths_of[1])
+    np.testing.assert_array_equal(case.planes[0].inv_freq, of_longest)
     model.model.rotary_emb(torch.zeros(1, 1, 64), torch.tensor([[400]]))
     again = fitted(model, tokens, lengths)  # probes the rotation again
     assert_same(first, again.collect(), again, rtol=1e-6)
@@ -183,7 +195,7 @@ def test_batches_change_nothing_if_rope_depends_on_the_length(name: str):
 )
 def test_weights_of_sampled_rows_stand_for_all_rows(lengths, count, seed, first):
     length = torch.tensor(lengths)
-    numbers = range(first, first + len(length))
+    numbers = range(first, first + len(lengths))
     rows = sample_rows(length, count=count, seed=seed, numbers=numbers)
     assert torch.equal(rows.weight.sum(1), length.float() - 1)
     assert (rows.position.diff() >= 0).all()
@@ -198,8 +210,30 @@ def test_weights_of_sampled_rows_stand_for_all_rows(lengths, count, seed, first)
         single = sample_rows(
             length[part], count=count, seed=seed, numbers=numbers[part]
         )
-        positions = rows.position[part][rows.weight[part] > 0]
-        assert torch.equal(single.position[single.weight > 0], positions)
+        expected = rows.position[part][rows.weight[part] > 0]
+        positions = single.position[single.weight > 0]
+        assert torch.equal(positions, expected)
+
+
+SAMPLED = (
+    "selectivity",
+    "selectivity_keys",
+    "offset_mass",
+    "sink_mass",
+    "entropy_bits",
+)
+OFTEN = slice(0, 20)  # offsets that almost all rows see
+
+
+def assert_unbiased(samples: list[xr.Dataset], total: xr.Dataset, name: str) -> None:
+    """Check that the mean of the samples is off by a few standard errors at most."""
+    values = np.stack([sample[name].values[..., OFTEN] for sample in samples])
+    error = values.std(0, ddof=1) / math.sqrt(len(samples))
+    off = values.mean(0) - total[name].values[..., OFTEN]
+    z = off[error > 0] / error[error > 0]
+    assert not off[error == 0].any()
+    assert np.abs(z).max() < 5, name
+    assert np.sqrt((z**2).mean()) < 2, name
 
 
 def test_sampled_rows_agree_with_all_rows():
@@ -209,38 +243,29 @@ def test_sampled_rows_agree_with_all_rows():
     planes = planes_of(model)
 
     def measured(**options: int) -> xr.Dataset:
-        return summarize(collect(replace(of_all, **options), planes), planes)
+        measurement = replace(of_all, **options)
+        sums = collect(measurement, planes)
+        return summarize(sums, planes)
 
     total = measured()
     samples = [measured(rows=8, seed=seed) for seed in range(24)]
-    variables = (
-        "selectivity",
-        "selectivity_keys",
-        "offset_mass",
-        "sink_mass",
-        "entropy_bits",
-    )
-    for variable in variables:
-        often = slice(0, 20)  # offsets that almost all rows see
-        values = np.stack([sample[variable].values[..., often] for sample in samples])
-        error = values.std(0, ddof=1) / math.sqrt(len(samples))
-        off = values.mean(0) - total[variable].values[..., often]
-        z = off[error > 0] / error[error > 0]
-        assert not off[error == 0].any()
-        assert np.abs(z).max() < 5, variable
-        assert np.sqrt((z**2).mean()) < 2, variable
-    assert np.abs(samples[0]["entropy_bits"] - samples[1]["entropy_bits"]).max() > 1e-4
+    for name in SAMPLED:
+        assert_unbiased(samples, total, name)
+    first = samples[0]
+    difference = np.abs(first["entropy_bits"] - samples[1]["entropy_bits"])
+    assert difference.max() > 1e-4
     for exact in ("q_norm", "k_norm", "q_coherence", "offset_share"):
-        np.testing.assert_allclose(samples[0][exact], total[exact], atol=0.3)
+        np.testing.assert_allclose(first[exact], total[exact], atol=0.3)
     all_rows = measured(rows=59)
-    for variable in ("selectivity", "selectivity_keys", "offset_mass"):
-        np.testing.assert_allclose(all_rows[variable], total[variable], atol=1e-9)
+    for name in ("selectivity", "selectivity_keys", "offset_mass"):
+        np.testing.assert_allclose(all_rows[name], total[name], atol=1e-9)
 
 
 def test_the_sampled_rows_do_not_change_the_budget():
     tokens = random_tokens(sequences=4, length=40)
     model = tiny("llama_gqa")
-    total, few = [rl.profile(model, tokens, rows=n, surrogates=0) for n in ("all", 3)]
+    total = rl.profile(model, tokens, rows="all", surrogates=0)
+    few = rl.profile(model, tokens, rows=3, surrogates=0)
     for name in ("total_bits", "position_bits", "group_both_gain", "offset"):
         np.testing.assert_array_equal(total[name], few[name], err_msg=name)
     assert (total["selectivity"] != few["selectivity"]).any()

@@ -1,7 +1,7 @@
 """All numbers of a profile, compared with dense float64 computations or transformers."""
 
 from collections.abc import Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 
 import numpy as np
 import pytest
@@ -48,25 +48,33 @@ def assert_close(ours: np.ndarray, true: np.ndarray, *, rtol: float, what: str) 
 
 
 def measured(
-    model, tokens: torch.Tensor, lengths: Sequence[int], **options: int
+    model,
+    tokens: torch.Tensor,
+    lengths: Sequence[int],
+    *,
+    surrogates: int = 0,
+    **options: int,
 ) -> xr.Dataset:
     live = as_live_model(model)
-    planes = RotationProbe(live).planes()
+    probe = RotationProbe(live)
+    planes = probe.planes()
     text = Text(tokens, torch.tensor(lengths), bos=1, sink_ids=NAMED)
-    surrogates = options.pop("surrogates", None)
+    measurement = Measurement(live, text, probe, **options)
     fits = {}
-    measurement = Measurement(live, text, RotationProbe(live), **options)
     if surrogates:
         fits = LayerFitter(measurement, planes, surrogates=surrogates).fit_layers()
-    return summarize(collect(measurement, planes, fits=fits), planes, fits)
+    sums = collect(measurement, planes, fits=fits)
+    return summarize(sums, planes, fits)
 
 
 def true_values(
     model, tokens: torch.Tensor, lengths: Sequence[int], *, name: str
 ) -> Values:
-    edges = offset_edges(tokens.shape[1]).numpy()
+    length = tokens.shape[1]
+    edges = offset_edges(length).numpy()
     bins = np.stack([edges[:-1], edges[1:]], axis=1)
-    sinks = np.isin(tokens, [1, *NAMED]) | (np.arange(tokens.shape[1]) == 0)
+    at_0 = np.arange(length) == 0
+    sinks = np.isin(tokens, [1, *NAMED]) | at_0
     turning = rotations(model, name=name)
     return dense(model, tokens, lengths, rotations=turning, bins=bins, sinks=sinks)
 
@@ -76,33 +84,30 @@ def assert_frequencies_agree(profile: xr.Dataset, true: Values, *, rtol: float) 
 
     Only selectivity can be compared for them, because it adds up.
     """
+    by_plane = [row.name for row in OF_LAYERS if "frequency" in row.saved_dims]
     for layer, inv_freq in enumerate(profile["inv_freq"].values):
         turns = inv_freq > 0
         stays = inv_freq == 0
         count = int(turns.sum())
-        for name in (row.name for row in OF_LAYERS if "frequency" in row.saved_dims):
+        for name in by_plane:
+            what = f"{name} {layer}"
             ours = profile[name].values[layer]
             theirs = true[name][layer]
-            assert_close(
-                ours[:, turns], theirs[:, :count], rtol=rtol, what=f"{name} {layer}"
-            )
-            if stays.sum() == 1 or (stays.any() and name.startswith("selectivity")):
+            assert_close(ours[:, turns], theirs[:, :count], rtol=rtol, what=what)
+            adds_up = name.startswith("selectivity")
+            if stays.sum() == 1 or (stays.any() and adds_up):
                 rest = ours[:, stays].sum(1)
-                assert_close(
-                    rest, theirs[:, -1], rtol=rtol, what=f"rest of {name} {layer}"
-                )
-        assert_close(
-            inv_freq[turns], true["inv_freq"][layer, :count], rtol=1e-7, what="w"
-        )
+                assert_close(rest, theirs[:, -1], rtol=rtol, what=f"rest of {what}")
+        expected = true["inv_freq"][layer, :count]
+        assert_close(inv_freq[turns], expected, rtol=1e-7, what="w")
 
 
 def assert_profile_agrees(profile: xr.Dataset, true: Values, *, rtol: float) -> None:
     assert_frequencies_agree(profile, true, rtol=rtol)
     for row in OF_LAYERS:
-        if row.name != "learned_sink_mass" and "frequency" not in row.saved_dims:
-            assert_close(
-                profile[row.name].values, true[row.name], rtol=rtol, what=row.name
-            )
+        name = row.name
+        if name != "learned_sink_mass" and "frequency" not in row.saved_dims:
+            assert_close(profile[name].values, true[name], rtol=rtol, what=name)
     learned = profile["learned_sink_mass"].values  # a share, with rounding errors at 0
     np.testing.assert_allclose(learned, true["learned_sink_mass"], rtol=0, atol=rtol)
     np.testing.assert_allclose(profile.attrs["loss"], true["loss"], rtol=rtol)
@@ -138,11 +143,13 @@ def test_beyond_the_exact_bins(name: str):
 @pytest.mark.parametrize("name", ["llama_gqa", "gpt_oss", "deepseek_v3"])
 @pytest.mark.parametrize("mask", MASKS)
 def test_masks_with_gaps(mask: str, name: str):
-    assert_parity(with_mask(tiny(name).double(), MASKS[mask]), name=name, batch_size=2)
+    model = with_mask(tiny(name).double(), MASKS[mask])
+    assert_parity(model, name=name, batch_size=2)
 
 
 def test_chunks_that_do_not_see_each_other():
-    profile, _ = assert_parity(tiny("llama4", attention_chunk_size=8), name="llama4")
+    model = tiny("llama4", attention_chunk_size=8)
+    profile, _ = assert_parity(model, name="llama4")
     assert float(profile["offset_mass"][:3, :, 8:].max()) == 0
 
 
@@ -161,7 +168,8 @@ def test_float32_of_a_real_checkpoint(shared):
     lengths = tuple(150 - 20 * place for place in range(len(stories)))
     tokens = torch.zeros(len(stories), 150, dtype=torch.long)
     for row, story, length in zip(tokens, stories, lengths, strict=True):
-        row[:length] = torch.tensor(tokenizer(story.read_text())["input_ids"][:length])
+        ids = tokenizer(story.read_text())["input_ids"]
+        row[:length] = torch.tensor(ids[:length])
     profile = measured(model, tokens, lengths)
     true = true_values(model, tokens, lengths, name="llama_gqa")
     assert_profile_agrees(profile, true, rtol=1e-5)
@@ -180,66 +188,85 @@ def test_float32_of_a_real_checkpoint(shared):
 def test_the_budget_matches_fits_with_scipy(name: str, mask: str):
     """Models are fitted to half of the sequences, and scored on all rows of the rest."""
     model = tiny(name, seed=3)
+    if mask:
+        model = with_mask(model, MASKS[mask])
     tokens = random_tokens(sequences=6, length=30, vocabulary=12)
-    model = with_mask(model, MASKS[mask]) if mask else model
     profile = rl.profile(model, tokens, surrogates=0)
     assert profile["group_scored"].values.tolist() == [29] * 6
-    turning = rotations(model, name=name)
-    sinks = np.arange(30) == 0
-    recorded = [attention_calls(model, sequence)[0] for sequence in tokens]
     heads = profile["found_sink"].isnull().values  # the oracle knows only position 0
     assert heads.sum() >= 4
     layer, head = np.argwhere(heads)[-1]
-    own = [
-        head_rows(calls[layer], turning[layer], head=head, sinks=sinks)
-        for calls in recorded
-    ]
-    fold = [reduce(HeadRows.joined, own[part::2]) for part in (0, 1)]
-    total = np.array([information(group) for group in own])
     of_head = profile.isel(layer=layer, head=head)
+    rotation = rotations(model, name=name)[layer]
+    sinks = np.arange(30) == 0
+    rows = []
+    for sequence in tokens:
+        calls, _ = attention_calls(model, sequence)
+        rows.append(head_rows(calls[layer], rotation, head=head, sinks=sinks))
+    total = np.array([information(of_sequence) for of_sequence in rows])
     np.testing.assert_allclose(of_head["group_total"], total, rtol=1e-3)
+    even = reduce(HeadRows.joined, rows[::2])
+    odd = reduce(HeadRows.joined, rows[1::2])
+    atol = 0.02 * total.mean()
     for which, (content, offsets) in PARTS.items():
-        halves = [
-            gain(fold[1 - n], on=fold[n], ridge=RIDGE, content=content, offsets=offsets)
-            for n in (0, 1)
-        ]
-        ours = [of_head[f"group_{which}_gain"][n::2].mean() for n in (0, 1)]
-        np.testing.assert_allclose(
-            ours, halves, atol=0.02 * total.mean(), err_msg=which
-        )
+        ours = of_head[f"group_{which}_gain"]
+        scipy_gain = partial(gain, ridge=RIDGE, content=content, offsets=offsets)
+        on_even = scipy_gain(odd, on=even)
+        np.testing.assert_allclose(ours[::2].mean(), on_even, atol=atol, err_msg=which)
+        on_odd = scipy_gain(even, on=odd)
+        np.testing.assert_allclose(ours[1::2].mean(), on_odd, atol=atol, err_msg=which)
 
 
 @torch.no_grad()
 def attentions(model: PreTrainedModel, tokens: torch.Tensor) -> np.ndarray:
+    """Attention of transformers [layer, head, query, key] on one sequence."""
     model.set_attn_implementation("eager")
     out = model(tokens[None], output_attentions=True, use_cache=False)
-    return np.stack([weights[0].double().numpy() for weights in out.attentions])
+    return torch.cat(out.attentions).double().numpy()
+
+
+@torch.no_grad()
+def summed_losses(
+    model: PreTrainedModel, tokens: torch.Tensor, lengths: Sequence[int]
+) -> np.ndarray:
+    """The loss of transformers on each sequence alone, summed over its predictions."""
+    losses = []
+    for row, length in zip(tokens, lengths, strict=True):
+        alone = row[None, :length]
+        mean = model(alone, labels=alone).loss
+        losses.append(float(mean) * (length - 1))
+    return np.array(losses)
+
+
+GROUP = np.arange(40) * 16 // 40
+"""The group of each of 40 sequences, if 16 groups are consecutive sequences."""
+
+
+def sum_by_group(values: np.ndarray) -> np.ndarray:
+    return np.array([values[group == GROUP].sum() for group in range(16)])
 
 
 def test_the_standard_error_of_the_loss_matches_the_jackknife():
     """The jackknife is over groups of sequences; the delta method approximates it."""
     model = tiny("llama_gqa").double()
-    lengths = tuple(int(n) for n in np.random.default_rng(0).integers(5, 20, size=40))
+    random = np.random.default_rng(0)
+    lengths = tuple(int(n) for n in random.integers(5, 20, size=40))
     tokens = random_tokens(sequences=40, length=20)
     profile = measured(model, tokens, lengths)
-    rows = [row[None, :length] for row, length in zip(tokens, lengths, strict=True)]
-    with torch.no_grad():
-        separate = [
-            float(model(row, labels=row).loss) * (row.shape[1] - 1) for row in rows
-        ]
-    losses = np.array(separate)
+    losses = summed_losses(model, tokens, lengths)
     counts = np.array(lengths) - 1
-    stretch = np.arange(40) * 16 // 40
-    dealt = np.array(
-        [[x[stretch == g].sum() for x in (losses, counts)] for g in range(16)]
-    )
-    without = np.divide(*(dealt.sum(0) - dealt).T)
-    jackknife = np.sqrt(15 / 16 * ((without - without.mean()) ** 2).sum())
+    loss_of_group = sum_by_group(losses)
+    count_of_group = sum_by_group(counts)
+    loss_of_others = losses.sum() - loss_of_group
+    without = loss_of_others / (counts.sum() - count_of_group)
+    squares = (without - without.mean()) ** 2
+    jackknife = np.sqrt(15 / 16 * squares.sum())
     np.testing.assert_allclose(profile.attrs["loss"], losses.sum() / counts.sum())
     np.testing.assert_allclose(profile.attrs["loss_se"], jackknife, rtol=0.05)
-    np.testing.assert_allclose(profile["group_loss"], dealt[:, 0] / dealt[:, 1])
-    np.testing.assert_array_equal(profile["group_predicted"], dealt[:, 1])
-    assert np.isnan(measured(model, tokens[:1], lengths[:1]).attrs["loss_se"])
+    np.testing.assert_allclose(profile["group_loss"], loss_of_group / count_of_group)
+    np.testing.assert_array_equal(profile["group_predicted"], count_of_group)
+    single = measured(model, tokens[:1], lengths[:1])
+    assert np.isnan(single.attrs["loss_se"])
 
 
 @pytest.mark.parametrize("name", ["mistral_sliding", "gpt_oss"])
@@ -252,12 +279,12 @@ def test_the_excerpt_is_transformers_attention(name: str):
     assert stored.dtype == np.float32
     for number, excerpt in enumerate(excerpts):
         length = len(excerpt)
-        measured_gains = stored.values[number, ..., :length, :length]
-        np.testing.assert_allclose(
-            measured_gains, attentions(model, excerpt), atol=1e-5
-        )
-        named = profile["excerpt_token"].values[number].tolist()
-        assert named == [*(f"#{t}" for t in excerpt), *[""] * (64 - length)]
+        ours = stored.values[number, ..., :length, :length]
+        expected = attentions(model, excerpt)
+        np.testing.assert_allclose(ours, expected, atol=1e-5)
+        names = [f"#{token}" for token in excerpt]
+        padding = [""] * (64 - length)
+        assert profile["excerpt_token"].values[number].tolist() == names + padding
     assert np.isnan(stored.values[2, ..., 30:, :]).all()
 
 
@@ -265,38 +292,45 @@ def test_an_excerpt_stores_queries_of_any_size():
     """Values above 65,504, the limit of float16, also have 11 bits."""
     model = tiny("llama_gqa")
     tokens = random_tokens(sequences=3, length=40)
-    small = rl.profile(model, tokens, excerpts=[tokens[0]], budget=False)[
-        "excerpt_query_still"
-    ]
+
+    def queries_of_layer_0() -> xr.DataArray:
+        profile = rl.profile(model, tokens, excerpts=[tokens[0]], budget=False)
+        return profile["excerpt_query_still"][:, 0]
+
+    small = queries_of_layer_0()
     with torch.no_grad():
         model.model.layers[0].self_attn.q_proj.weight *= 2.0**16
-    large = rl.profile(model, tokens, excerpts=[tokens[0]], budget=False)[
-        "excerpt_query_still"
-    ]
-    assert abs(large[:, 0]).max() > 65_504
-    np.testing.assert_allclose(large[:, 0], small[:, 0] * 2.0**16, rtol=1e-3, atol=1)
+    large = queries_of_layer_0()
+    assert abs(large).max() > 65_504
+    np.testing.assert_allclose(large, small * 2.0**16, rtol=1e-3, atol=1)
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "gpt_oss"])
 def test_repeated_tokens_by_brute_force(name: str):
     model = tiny(name, max_position_embeddings=20)
-    measurement = Measurement.of(model, torch.ones(1, 20, dtype=torch.long), seed=4)
-    scores = Repeats(measurement, measurement.rotation.planes()).measure(lambda _: None)
+    text = torch.ones(1, 20, dtype=torch.long)
+    measurement = Measurement.of(model, text, seed=4)
+    repeats = Repeats(measurement, measurement.rotation.planes())
+    scores = repeats.measure(lambda _: None)
     tokens = repeated_tokens(1, 9, vocabulary=measurement.live.vocabulary, seed=4)
     assert tokens.shape == (REPEATS, 19)
     assert (tokens[:, 0] == 1).all()
     assert torch.equal(tokens[:, 1:10], tokens[:, 10:])
-    assert all(len(set(row[1:10].tolist())) == 9 for row in tokens)
-    assert len({tuple(row.tolist()) for row in tokens}) == REPEATS
+    sequences = [tuple(row) for row in tokens.tolist()]
+    assert all(len(set(row[1:10])) == 9 for row in sequences)
+    assert len(set(sequences)) == REPEATS
     weights = np.stack([attentions(model, row) for row in tokens])
     if name == "gpt_oss":  # without the share of the learned sinks
         weights = weights / weights.sum(-1, keepdims=True)
     again = range(10, 19)
-    for name, back in (("trial_induction", 8), ("duplicate_token", 9)):
-        expected = np.mean([weights[:, :, :, i, i - back] for i in again], axis=0)
-        if name == "duplicate_token":
-            expected = expected.mean(0)
-        assert_close(scores[name].numpy(), expected, rtol=1e-5, what=name)
+    after_copy = [weights[:, :, :, row, row - 8] for row in again]
+    expected = np.mean(after_copy, axis=0)
+    induction = scores["trial_induction"].numpy()
+    assert_close(induction, expected, rtol=1e-5, what="trial_induction")
+    on_copy = [weights[:, :, :, row, row - 9] for row in again]
+    expected = np.mean(on_copy, axis=0).mean(0)
+    duplicate = scores["duplicate_token"].numpy()
+    assert_close(duplicate, expected, rtol=1e-5, what="duplicate_token")
     np.testing.assert_allclose(scores["induction"], scores["trial_induction"].mean(0))
 
 
@@ -304,34 +338,38 @@ def test_groups_add_up_to_the_whole():
     model = tiny("llama_gqa")
     lengths = np.random.default_rng(0).integers(4, 16, size=40)
     tokens = random_tokens(sequences=40, length=16)
-    profile = rl.profile(
-        model, rl.Text(tokens, lengths=lengths), batch_size=7, surrogates=0
-    )
+    text = rl.Text(tokens, lengths=lengths)
+    profile = rl.profile(model, text, batch_size=7, surrogates=0)
     rows = profile["group_rows"]
-    stretch = np.arange(40) * 16 // 40
-    dealt = [(lengths[stretch == group] - 1).sum() for group in range(16)]
-    np.testing.assert_array_equal(rows, dealt)
+    expected = sum_by_group(lengths - 1)
+    np.testing.assert_array_equal(rows, expected)
     # All rows are scored, because the sequences are short.
-    np.testing.assert_array_equal(profile["group_scored"], dealt)
+    np.testing.assert_array_equal(profile["group_scored"], expected)
     weight = rows / rows.sum()
-    whole = [(weight * profile[f"group_{name}"]).sum("group").values for name in GAINS]
+    whole = []
+    for name in GAINS:
+        gains = weight * profile[f"group_{name}"]
+        whole.append(gains.sum("group").values)
     for name, bits in attention_budget(*whole).items():
         np.testing.assert_allclose(profile[f"{name}_bits"], bits, rtol=1e-5, atol=1e-6)
-    own = stretch == 3  # sequences of one group
+    own = GROUP == 3  # sequences of one group
     separate = true_values(model, tokens[own], lengths[own], name="llama_gqa")
-    np.testing.assert_allclose(
-        profile["group_total"][3], separate["total_bits"], rtol=1e-4
-    )
+    expected = separate["total_bits"]
+    np.testing.assert_allclose(profile["group_total"][3], expected, rtol=1e-4)
 
 
 def test_profile_is_collect_and_summarize_with_attributes():
     model = tiny("gemma3").double()
     tokens = random_tokens(sequences=len(LENGTHS), length=max(LENGTHS))
-    lengths = torch.tensor(LENGTHS)
     done: list[int] = []
-    options = {"sinks": NAMED, "surrogates": 1, "batch_size": 2}
-    options["progress"] = token_progress(done.append)
-    profile = rl.profile(model, rl.Text(tokens, lengths=lengths), **options)
+    profile = rl.profile(
+        model,
+        rl.Text(tokens, lengths=torch.tensor(LENGTHS)),
+        sinks=NAMED,
+        surrogates=1,
+        batch_size=2,
+        progress=token_progress(done.append),
+    )
     assert profile["found_sink"].isnull().all()
     plain = measured(model, tokens, LENGTHS, batch_size=2, surrogates=1)
     assert "group_both_gain" in plain
@@ -339,20 +377,19 @@ def test_profile_is_collect_and_summarize_with_attributes():
         np.testing.assert_allclose(
             profile[name], plain[name], 1e-12, 1e-12, err_msg=name
         )
-    assert (sum(done), sum(done[: len(done) // 2])) == (
-        94,
-        71,
-    )  # first batch, layer by layer
+    assert sum(done) == 94
+    first_batch = done[: len(done) // 2]  # layer by layer
+    assert sum(first_batch) == 71
     expected = {
         "model": "Gemma3ForCausalLM",
         "dtype": "float64",
         "seed": 0,
         "rows": "all",
+        "context": 40,
+        "sequences": 3,
+        "documents": 0,
+        "tokens": 94,
     }
-    expected["context"] = 40
-    expected["sequences"] = 3
-    expected["documents"] = 0
-    expected["tokens"] = 94
     assert expected.items() <= profile.attrs.items()
     for name, variable in profile.variables.items():
         if name not in profile.dims:
