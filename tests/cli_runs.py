@@ -2,7 +2,6 @@
 
 import os
 import re
-import runpy
 import signal
 import sys
 import warnings
@@ -16,7 +15,6 @@ import pytest
 from oracles.tiny import tiny
 from tiny_checkpoints import save_tiny
 
-from ropelens.claims.ledger import ledger
 from ropelens.commands.app import main
 from ropelens.errors import RopelensError
 
@@ -83,25 +81,6 @@ def ropelens(capfd: pytest.CaptureFixture[str]) -> Command:
     return lambda *args: here(capfd, "ropelens", main, *args)
 
 
-@pytest.fixture
-def python(capfd: pytest.CaptureFixture[str]) -> Command:
-    def run(script: Path, *args: object) -> Ended:
-        script_run = lambda: runpy.run_path(str(script), run_name="__main__")  # noqa: E731
-        return here(capfd, script, script_run, *args)
-
-    return run
-
-
-@pytest.fixture(autouse=True, scope="session")
-def few_draws() -> Iterator[None]:
-    def few(*args: object, draws: int = 1000, **options: object):
-        return ledger(*args, draws=60 if draws == 1000 else draws, **options)
-
-    places = ("ropelens.report.page", "ropelens.claims.claim_runs")
-    with mock.patch(f"{places[0]}.ledger", few), mock.patch(f"{places[1]}.ledger", few):
-        yield
-
-
 def without_page() -> AbstractContextManager[object]:
     """Replace the page by its title, because drawing takes longer than a tiny measurement."""
     page = "<!doctype html>\n<title>tiny · ropelens</title>"
@@ -114,32 +93,6 @@ def without_page() -> AbstractContextManager[object]:
 def pageless() -> Iterator[None]:
     with without_page():
         yield
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a tiny checkpoint. Do not change it."""
-    return save_tiny(tmp_path_factory.mktemp("models") / "tiny llama")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A valid checkpoint that a test can damage."""
-    return save_tiny(tmp_path / "model")
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_text("the quick brown fox jumps over the lazy dog " * 20)
-    return path
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    folder = tmp_path / "results" / "out"
-    folder.mkdir(parents=True)
-    return folder
 
 
 def save_family(folder: Path, name: str, **config: object) -> Path:

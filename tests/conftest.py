@@ -1,47 +1,19 @@
-"""Setup of all tests: checks of shapes, no network, real checkpoints and texts."""
+"""Setup of all tests: checks of shapes, no network, few random draws."""
 
 import gc
 import os
 import sys
-from collections.abc import Generator
-from pathlib import Path
+from collections.abc import Generator, Iterator
+from unittest import mock
 
 import hypothesis
 import pytest
+from checked_modules import checked_modules
 
-# Tests check the shapes in the signatures of these rooms, for every call.
-ROOMS = [
-    *(
-        "rope",
-        "attention",
-        "budget",
-        "text",
-        "checkpoints",
-        "model",
-        "measured_rotation",
-        "profiles",
-    ),
-    *("interventions", "claims", "comparison", "analysis"),
-]
-# These modules are not checked, because a check would hide the caller from their warnings.
-NAMES = ("profile", "measurement", "capture", "token_sets")
-UNCHECKED = {f"ropelens.profiles.{name}" for name in NAMES}
-UNCHECKED |= {
-    "ropelens.text.text",
-    "ropelens.text.tokenize",
-    "ropelens.interventions.silence",
-}
-UNCHECKED |= {"ropelens.analysis.run_plan", "ropelens.analysis.options"}
-if "slow" in sys.argv:  # workers get other arguments, but inherit the environment
-    os.environ["ALL_SHAPES"] = "1"
-if "ALL_SHAPES" not in os.environ:
-    BUDGET = "ropelens.budget"
-    UNCHECKED |= {f"{BUDGET}.{name}" for name in ("logit", "offsets", "solver")}
-PACKAGE = Path(__file__).parents[1] / "ropelens"
-FILES = [file for room in ROOMS for file in (PACKAGE / room).rglob("*.py")]
-CHECKED = {
-    ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts) for file in FILES
-}
+# Their failed assertions show the values, as assertions of tests do.
+pytest.register_assert_rewrite("cli_runs", "in_browser", "small_measurements")
+
+modules = checked_modules()
 
 # The process that distributes tests to workers runs no test, and imports nothing slow.
 if "PYTEST_XDIST_WORKER" in os.environ or "--numprocesses" not in sys.argv:
@@ -50,9 +22,8 @@ if "PYTEST_XDIST_WORKER" in os.environ or "--numprocesses" not in sys.argv:
     import transformers.modeling_utils  # noqa: F401
     from shapes import check_shapes
 
-    check_shapes(sorted(CHECKED - UNCHECKED))
-    pytest_plugins = ["found_once", "oracles.tiny", "cli_runs", "trained"]
-    pytest_plugins += ["synthetic_truncation"]
+    check_shapes(modules)
+    import found_once  # noqa: F401
 
 # All runs use the same examples, and a slow machine does not fail a test.
 hypothesis.settings.register_profile(
@@ -74,16 +45,19 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
-@pytest.fixture(scope="session")
-def shared() -> Path:
-    folder = Path(
-        os.environ.get("ROPELENS_SHARED", Path(__file__).parents[2] / "shared")
-    )
-    if not (folder / "checkpoints").is_dir():
-        pytest.skip(
-            f"no real checkpoints in {folder} (set ROPELENS_SHARED to their folder)"
-        )
-    return folder
+@pytest.fixture(autouse=True, scope="session")
+def few_draws() -> Iterator[None]:
+    """Claims are compared with 60 random draws instead of 1,000."""
+    from ropelens.claims.ledger import ledger
+
+    def few(*args: object, draws: int = 1000, **options: object) -> object:
+        return ledger(*args, draws=60 if draws == 1000 else draws, **options)
+
+    with (
+        mock.patch("ropelens.report.page.ledger", few),
+        mock.patch("ropelens.claims.claim_runs.ledger", few),
+    ):
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

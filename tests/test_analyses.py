@@ -5,6 +5,7 @@ import importlib.util
 import json
 import math
 import re
+import runpy
 import shutil
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
-from cli_runs import Command
+from cli_runs import Command, Ended, here
 from scipy import stats
 from tiny_checkpoints import save_tiny
 from trained import story
@@ -30,6 +31,19 @@ MORE["truncation"] = {"truncation.nc", "truncation.csv"}
 """Files that an analysis writes in addition to the four files of every answer."""
 ANSWERS = [s for s in SCRIPTS if s.stem not in ("variants", "copying", "claims")]
 names = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+
+
+@pytest.fixture
+def python(capfd: pytest.CaptureFixture[str]) -> Command:
+    """Run a script in this process."""
+
+    def run(script: Path, *args: object) -> Ended:
+        def as_main() -> None:
+            runpy.run_path(str(script), run_name="__main__")
+
+        return here(capfd, script, as_main, *args)
+
+    return run
 
 
 @names

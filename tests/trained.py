@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-import ropelens as rl
 from ropelens.comparison.entries import ComparisonEntry, find_entries
 from ropelens.train import run as runs
 from ropelens.train.run import run_study
@@ -74,8 +73,7 @@ def story(lines: int) -> str:
     return "\n".join(sentences)
 
 
-@pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that all test processes share."""
     folder = tmp_path_factory.getbasetemp()
     return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
@@ -89,9 +87,11 @@ def prose(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def run(place: Path, prose: Path) -> Path:
-    with FileLock(place / "run.lock"):
-        return train([prose], out=place / "trained-run", **OPTIONS)
+def trained_run(tmp_path_factory: pytest.TempPathFactory, prose: Path) -> Path:
+    """A finished run. The first test process trains it."""
+    folder = shared_folder(tmp_path_factory)
+    with FileLock(folder / "run.lock"):
+        return train([prose], out=folder / "trained-run", **OPTIONS)
 
 
 def metrics(run: Path) -> list[dict[str, str]]:
@@ -104,25 +104,16 @@ def metrics(run: Path) -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="session")
-def study(place: Path) -> Path:
-    folder = place / "study"
-    with FileLock(place / "study.lock"):
+def trained_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished study of six runs. The first test process trains them."""
+    folder = shared_folder(tmp_path_factory) / "study"
+    with FileLock(folder.with_suffix(".lock")):
         if not folder.exists():
             folder.mkdir()
             (folder / "story.txt").write_text(story(2000), encoding="utf-8")
             (folder / "study.toml").write_text(STUDY)
         text = [folder / "story.txt"]
         return run_study(folder / "study.toml", out=folder / "runs", text=text)
-
-
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("measured")
-
-
-@pytest.fixture(scope="module")
-def comparison(study: Path, measured: Path):
-    return rl.compare([study], cache=measured, sequences=SEQUENCES)
 
 
 def run_folder(study: Path, variant: str, seed: int) -> Path:

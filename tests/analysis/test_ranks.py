@@ -21,7 +21,7 @@ HEAD_DIM = 16
 
 
 @pytest.fixture(scope="module")
-def measured() -> tuple[xr.Dataset, dict[str, Tensor]]:
+def profile_and_outputs() -> tuple[xr.Dataset, dict[str, Tensor]]:
     """A profile of a tiny Llama, and its q and k [layer, token, head, coordinate]."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 50}
@@ -51,9 +51,9 @@ def measured() -> tuple[xr.Dataset, dict[str, Tensor]]:
 
 
 def test_mha2mla_reads_the_ranks_of_the_norms_of_its_own_measurement(
-    measured, tmp_path
+    profile_and_outputs, tmp_path
 ):
-    profile, outputs = measured
+    profile, outputs = profile_and_outputs
     (file,) = write_ranks(profile, "mha2mla", tmp_path)
     ranks = torch.load(file, weights_only=True)
     assert (ranks.shape, ranks.dtype) == ((LAYERS, KV_HEADS, HEAD_DIM), torch.uint8)
@@ -68,8 +68,8 @@ def test_mha2mla_reads_the_ranks_of_the_norms_of_its_own_measurement(
         assert torch.equal(mask, torch.cat([best, best], -1))
 
 
-def test_triattention_reads_the_mean_queries(measured, tmp_path):
-    profile, outputs = measured
+def test_triattention_reads_the_mean_queries(profile_and_outputs, tmp_path):
+    profile, outputs = profile_and_outputs
     (file,) = write_ranks(profile, "triattention", tmp_path)
     payload = torch.load(file, weights_only=True)
     metadata = payload["metadata"]
@@ -100,8 +100,10 @@ def test_triattention_reads_the_mean_queries(measured, tmp_path):
     )
 
 
-def test_duoattention_reads_a_score_for_each_key_value_head(measured, tmp_path):
-    profile, _ = measured
+def test_duoattention_reads_a_score_for_each_key_value_head(
+    profile_and_outputs, tmp_path
+):
+    profile, _ = profile_and_outputs
     folder = tmp_path / "analyzed"
     folder.mkdir()
     rl.save(profile, folder / "profile.nc")
@@ -115,8 +117,8 @@ def test_duoattention_reads_a_score_for_each_key_value_head(measured, tmp_path):
     assert (config["sink_size"], config["recent_size"]) == (64, 256)
 
 
-def test_a_profile_without_the_numbers_is_refused(measured, tmp_path):
-    profile, _ = measured
+def test_a_profile_without_the_numbers_is_refused(profile_and_outputs, tmp_path):
+    profile, _ = profile_and_outputs
     planes = xr.DataArray([1, 2], dims="layer")
     differ = "planes that do not pair"
     unusable = [

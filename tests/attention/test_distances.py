@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from measured import assert_alike
 from oracles.handmade import call_of
 from oracles.recording import attention_calls
 from oracles.tiny import keep, random_tokens, rotations, tiny
+from small_measurements import assert_alike
 from torch import Tensor
 from torch.distributions import Categorical, kl_divergence
 from transformers import PreTrainedModel
@@ -262,7 +262,7 @@ def expected(before: PreTrainedModel, after: PreTrainedModel) -> np.ndarray:
     return torch.stack(layers).numpy()
 
 
-def measured(model: PreTrainedModel, edit: Edit) -> np.ndarray:
+def change_under(model: PreTrainedModel, edit: Edit) -> np.ndarray:
     edits = {"e": edit}
     text = rl.Text(tokens(), lengths=LENGTHS)
     found = rl.evaluate(model, text, edits=edits, measures="change")
@@ -275,14 +275,14 @@ def test_against_transformers_p_rope(name: str, monkeypatch: pytest.MonkeyPatch)
     if name == "gemma2":  # in many blocks
         monkeypatch.setitem(fast_products.BLOCK_ELEMENTS, "cpu", 1)
     model = tiny(name, rope_parameters=ROPE)
-    change = measured(model, rl.stop_slowest(0.75))
+    change = change_under(model, rl.stop_slowest(0.75))
     other = tiny(name, rope_parameters=P_ROPE)
     assert expected(model, other).max() > 0.05
     np.testing.assert_allclose(change, expected(model, other), rtol=1e-3, atol=1e-5)
 
 
 def test_a_learned_sink_is_one_key_more():
-    change = measured(tiny("gpt_oss"), rl.stop_slowest(0.75))
+    change = change_under(tiny("gpt_oss"), rl.stop_slowest(0.75))
     # In float64, because the share of the sink is 1 minus the sum over the keys.
     model = tiny("gpt_oss").double()
 

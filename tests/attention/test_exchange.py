@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from oracles.recording import MASKS, with_mask
 from oracles.tiny import TEN, keep, not_as_configured, random_tokens, tiny
 from torch import Tensor
+from transformers import PreTrainedModel
 
 import ropelens as rl
 from ropelens import profiles
@@ -175,26 +176,38 @@ def end_edits() -> Iterator[None]:
         yield
 
 
-Measured = tuple[Measurement, Sequence[Planes], dict[int, LayerFit], dict[int, Tensor]]
+@dataclass(frozen=True, eq=False)
+class Exchanged:
+    """A measurement, its planes and fits, and the dense sums [sequence, head, value]."""
+
+    measurement: Measurement
+    planes: Sequence[Planes]
+    fits: dict[int, LayerFit]
+    expected: dict[int, Tensor]
+
+
+def model_of(family: str, situation: str) -> PreTrainedModel:
+    model = tiny(family)
+    if situation != "float32":
+        model = model.double()
+    if situation in MASKS:
+        model = with_mask(model, MASKS[situation])
+    if situation in ("begins hidden", "gap"):
+        # eager attention is NaN if a row sees no key
+        model.set_attn_implementation("sdpa")
+    return model
 
 
 @cache
-def measured(case: Case) -> Measured:
-    """A measurement, its planes and fits, and the dense sums [sequence, head, value]."""
+def exchanged(case: Case) -> Exchanged:
     family, situation = case
-    model = tiny(family) if situation == "float32" else tiny(family).double()
-    model = with_mask(model, MASKS[situation]) if situation in MASKS else model
-    if situation in (
-        "begins hidden",
-        "gap",
-    ):  # eager attention is NaN if a row sees no key
-        model.set_attn_implementation("sdpa")
+    model = model_of(family, situation)
     if situation == "edited":  # heads of a group rotate in different planes
         stopped = rl.stop(rl.PlaneNumbers([1]), heads="0.1")
         OPEN.enter_context(rl.edit_rope(model, stopped))
     measurement = Measurement.of(model, TEXTS.get(situation, PADDED), seed=3)
-    planes = measurement.rotation.planes(measurement.text.context)
     text = measurement.text
+    planes = measurement.rotation.planes(text.context)
     fits = LayerFitter(measurement, planes, surrogates=0).fit_layers()
     if situation == "found sinks":
         found = torch.zeros(4, 30, dtype=torch.bool)
@@ -207,28 +220,32 @@ def measured(case: Case) -> Measured:
         assert (call.softcap is not None) == (family == "gemma2")
         assert (call.sink_logits is not None) == (family == "gpt_oss")
         sinks = add_found_sinks(text.sinks, fits[call.layer].found_sinks)
-        sums = [
-            torch.stack([*dense_sums(call, planes[call.layer], sequence, sinks, batch)])
-            for sequence in range(len(text))
-        ]
+        sums = []
+        for sequence in range(len(text)):
+            of_heads = dense_sums(call, planes[call.layer], sequence, sinks, batch)
+            sums.append(torch.stack([*of_heads]))
         expected[call.layer] = torch.stack(sums)
 
     with measurement.live.observe(compute):
         measurement.live.forward(text.ids, hidden=text.hidden)
-    return measurement, planes, fits, expected
+    return Exchanged(measurement, planes, fits, expected)
 
 
 def follow_of(case: Case, **options: Any) -> dict[int, np.ndarray]:
     """The sums `FOLLOW` [sequence, head, value] of each layer, measured with these options."""
-    measurement, planes, fits, _ = measured(case)
-    scores = collect(replace(measurement, **options), planes, fits=fits).scores
+    of_case = exchanged(case)
+    measurement = replace(of_case.measurement, **options)
+    sums = collect(measurement, of_case.planes, fits=of_case.fits)
     sequences = range(len(measurement.text))
-    return {n: x[sequences, 0, :, -len(FOLLOW) :].numpy() for n, x in scores.items()}
+    follow = {}
+    for layer, scores in sums.scores.items():
+        follow[layer] = scores[sequences, 0, :, -len(FOLLOW) :].numpy()
+    return follow
 
 
 def check(case: Case, **options: Any) -> None:
     sums = follow_of(case, **options)
-    expected = measured(case)[-1]
+    expected = exchanged(case).expected
     atol = 1e-5 if case[1] == "float32" else 1e-6
     assert sums.keys() == expected.keys()
     for layer, ours in sums.items():
@@ -246,7 +263,7 @@ def test_sums_are_those_of_a_dense_computation(case: Case):
     ("batch_size", "chunk", "at_once"), [(1, 2**16, 1), (2, 13, 1), (2, 2**16, DRAWS)]
 )
 def test_sums_do_not_depend_on_batches(family, batch_size, chunk, at_once, monkeypatch):
-    live = measured((family, "right"))[0].live
+    live = exchanged((family, "right")).measurement.live
     monkeypatch.setattr(live_model, "ONE_PASS", chunk)
     monkeypatch.setitem(exchange.AT_ONCE, "cpu", at_once)
     assert live.chunk_length(30) == (13 if chunk == 13 else None)
@@ -257,7 +274,7 @@ def test_sums_do_not_depend_on_batches(family, batch_size, chunk, at_once, monke
 def test_an_exchange_of_nothing_changes_nothing(
     family: str, monkeypatch: pytest.MonkeyPatch
 ):
-    measured((family, "right"))
+    exchanged((family, "right"))
     order = torch.arange(30) / 30
     in_place = lambda length, **_: order.expand(len(length), DRAWS, -1)  # noqa: E731
     monkeypatch.setattr(profiles.measurement, "exchange_order", in_place)

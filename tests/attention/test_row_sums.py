@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from measured import few, normal, seeds
 from oracles.handmade import call_of
+from small_measurements import few, normal, seeds
 from torch import Tensor
 
 from ropelens.attention import fast_products

@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from measured import few, normal, observed_calls, seeds
 from oracles.handmade import call_of
 from oracles.tiny import not_as_configured, random_tokens, tiny
+from small_measurements import few, normal, observed_calls, seeds
 
 import ropelens as rl
 from ropelens.attention.formulas import GAINS, attention_budget

@@ -6,11 +6,11 @@ from functools import reduce
 import numpy as np
 import pytest
 import torch
-from measured import normal, observed_calls
 from oracles.handmade import call_of
 from oracles.logit import PARTS, HeadRows, gain, head_rows, information
 from oracles.recording import attention_calls
 from oracles.tiny import random_tokens, rotations, tiny
+from small_measurements import normal, observed_calls
 
 from ropelens.attention.block import blocks_of
 from ropelens.attention.call import attention_map

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from measured import normal, observed_calls
 from oracles.handmade import call_of
 from oracles.tiny import random_tokens, tiny
 from scipy import stats
+from small_measurements import normal, observed_calls
 from torch.nn.functional import pad
 from torch.testing import assert_close
 

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from measured import old_rule, token_progress
 from planted import MODELS, Letters, row_of
+from small_measurements import old_rule, token_progress
 from synthetic_profile import synthetic_profile
 from transformers import LlamaConfig, LlamaForCausalLM
 

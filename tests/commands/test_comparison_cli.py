@@ -25,8 +25,8 @@ FILES = ["comparison.csv", "comparison.nc", "index.html", "run.json"]
 
 
 @pytest.fixture(scope="module")
-def runs(study: Path) -> list[Path]:
-    return [run_folder(study, variant, 0) for variant in ("rope", "nope")]
+def runs(trained_study: Path) -> list[Path]:
+    return [run_folder(trained_study, variant, 0) for variant in ("rope", "nope")]
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ import pytest
 import torch
 from cli_runs import MAIN, NAMES, PAGELESS_MAIN, without_page
 from forked import forked, together
-from measured import assert_same
 from oracles.tiny import tiny
 from safetensors.torch import load_file
+from small_measurements import assert_same
 from tiny_checkpoints import edit_config, edit_weights, save_tiny
 from trained import OPTIONS as RECIPE
 from trained import metrics, train
@@ -205,7 +205,9 @@ def test_importing_ropelens_first_is_enough(tmp_path: Path):
 
 
 @pytest.mark.thorough
-def test_a_killed_run_ends_bit_for_bit_the_same(run: Path, prose: Path, tmp_path: Path):
+def test_a_killed_run_ends_bit_for_bit_the_same(
+    trained_run: Path, prose: Path, tmp_path: Path
+):
     out = tmp_path / "killed"
     ended = forked(1, DIES_LEARNING, prose, out, torch.get_num_threads())
     assert ended.returncode == -signal.SIGKILL, ended.stderr
@@ -214,9 +216,9 @@ def test_a_killed_run_ends_bit_for_bit_the_same(run: Path, prose: Path, tmp_path
         "as a kill while it is written leaves it"
     )
     train([prose], out=out, **RECIPE)
-    assert metrics(out) == metrics(run)
+    assert metrics(out) == metrics(trained_run)
     resumed = load_file(out / "model.safetensors")
-    whole = load_file(run / "model.safetensors")
+    whole = load_file(trained_run / "model.safetensors")
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
 

@@ -38,8 +38,8 @@ def by_group(comparison: xr.Dataset) -> pd.DataFrame:
     return summarize_comparison(comparison).set_index("group")
 
 
-def test_validation_text_is_evenly_spread_over_the_held_out_text(study: Path):
-    run = runs_in(study)[0]
+def test_validation_text_is_evenly_spread_over_the_held_out_text(trained_study: Path):
+    run = runs_in(trained_study)[0]
     rows = validation(run, sequences=10**6)
     assert (rows.documents == 0).all()  # the text is one file
     last = len(rows) - 1
@@ -51,8 +51,8 @@ def test_validation_text_is_evenly_spread_over_the_held_out_text(study: Path):
     assert len(rows) == round(0.02 * total)
 
 
-def test_long_text_joins_consecutive_sequences(study: Path):
-    run = runs_in(study)[0]
+def test_long_text_joins_consecutive_sequences(trained_study: Path):
+    run = runs_in(trained_study)[0]
     length = 4 * run.context
     rows = validation(run, sequences=10**6).ids
     bos = rows[0, 0]
@@ -66,8 +66,8 @@ def test_long_text_joins_consecutive_sequences(study: Path):
     assert torch.equal(last, last_five_rows[: length - 1])
 
 
-def test_losses_match_transformers(comparison: xr.Dataset, study: Path):
-    for entry in runs_in(study)[:3]:
+def test_losses_match_transformers(comparison: xr.Dataset, trained_study: Path):
+    for entry in runs_in(trained_study)[:3]:
         text = validation(entry, sequences=SEQUENCES)
         expected = token_losses(entry, text.ids).mean(1)
         mean = expected.mean()
@@ -129,9 +129,9 @@ def test_a_sequence_belongs_to_the_document_in_which_it_begins(tmp_path: Path):
 
 
 def test_loss_by_position_goes_to_four_times_the_context(
-    comparison: xr.Dataset, study: Path
+    comparison: xr.Dataset, trained_study: Path
 ):
-    entry = runs_in(study)[1]
+    entry = runs_in(trained_study)[1]
     text = past_context(entry, sequences=PROFILED)
     loss = token_losses(entry, text.ids).mean(0)
     results = comparison.sel(entry=entry.name)
@@ -146,8 +146,8 @@ def test_loss_by_position_goes_to_four_times_the_context(
     np.testing.assert_allclose(results["position_loss"], expected, rtol=1e-5)
 
 
-def test_heads_and_planes_match_a_profile(comparison: xr.Dataset, study: Path):
-    entry = runs_in(study)[1]
+def test_heads_and_planes_match_a_profile(comparison: xr.Dataset, trained_study: Path):
+    entry = runs_in(trained_study)[1]
     model, _ = rl.load(entry.folder)
     results = comparison.sel(entry=entry.name)
     last_step = results.sel(step=entry.steps)
@@ -334,19 +334,21 @@ def change_is(row: pd.Series, name: str, change: np.ndarray) -> None:
         assert row[column] == pytest.approx(value, rel=1e-7, abs=1e-9)
 
 
-def test_the_cache_replaces_weights(comparison, study, measured, tmp_path, monkeypatch):
-    copy = copy_of(study, tmp_path)
+def test_the_cache_replaces_weights(
+    comparison, trained_study, comparison_cache, tmp_path, monkeypatch
+):
+    copy = copy_of(trained_study, tmp_path)
     for path in copy.glob("**/model.safetensors"):
         path.unlink()
     shutil.rmtree(copy / "data")
     rope = run_folder(copy, "rope", 0)
     nope = run_folder(copy, "nope", 0)
-    from_cache = rl.compare([rope, nope], cache=measured, sequences=SEQUENCES)
+    from_cache = rl.compare([rope, nope], cache=comparison_cache, sequences=SEQUENCES)
     xr.testing.assert_equal(from_cache, comparison.isel(entry=[0, 2]))
     for cache, sequences, seed in (
         (tmp_path / "empty", SEQUENCES, 0),
-        (measured, SEQUENCES, 1),
-        (measured, SEQUENCES - 1, 0),
+        (comparison_cache, SEQUENCES, 1),
+        (comparison_cache, SEQUENCES - 1, 0),
     ):
         with pytest.raises(BadArgument, match="no weights"):
             rl.compare(
@@ -361,15 +363,15 @@ def test_the_cache_replaces_weights(comparison, study, measured, tmp_path, monke
     monkeypatch.setattr(checkpoint_cache, "versions", versions)
     monkeypatch.setattr(checkpoint_cache, "measure", measure)
     with pytest.raises(BadArgument, match="Again"):
-        rl.compare([study], cache=measured, sequences=SEQUENCES)
+        rl.compare([trained_study], cache=comparison_cache, sequences=SEQUENCES)
 
 
 @pytest.mark.thorough
 def test_only_missing_runs_are_measured(
-    comparison, study, measured, tmp_path, monkeypatch
+    comparison, trained_study, comparison_cache, tmp_path, monkeypatch
 ):
-    copy = copy_of(study, tmp_path)
-    cache = Path(shutil.copytree(measured, tmp_path / "cache"))
+    copy = copy_of(trained_study, tmp_path)
+    cache = Path(shutil.copytree(comparison_cache, tmp_path / "cache"))
     damaged = cache / "rope-seed-0" / "final.nc"
     damaged.write_bytes(damaged.read_bytes()[:1000])
     (cache / "nope-seed-1" / "step-000001.nc").unlink()
@@ -429,8 +431,8 @@ def test_text_sampled_from_a_model_is_the_first_finding(tmp_path: Path):
     assert f"{bits_per_token / 2:.3f} (other) bits per byte" in text
 
 
-def test_a_study_gives_its_runs_in_order(study: Path):
-    entries = runs_in(study)
+def test_a_study_gives_its_runs_in_order(trained_study: Path):
+    entries = runs_in(trained_study)
     runs = [(entry.variant, entry.seed) for entry in entries]
     assert runs == [
         ("rope", 0),
@@ -447,8 +449,8 @@ def test_a_study_gives_its_runs_in_order(study: Path):
     assert groups == set(VARIANTS)
 
 
-def test_unfinished_runs_of_a_study_are_left_out(study: Path, tmp_path: Path):
-    copy = copy_of(study, tmp_path)
+def test_unfinished_runs_of_a_study_are_left_out(trained_study: Path, tmp_path: Path):
+    copy = copy_of(trained_study, tmp_path)
     unfinished = run_folder(copy, "nope", 1)
     change(unfinished, without="finished")
     shutil.rmtree(run_folder(copy, "p-rope:0.5", 0))
@@ -463,13 +465,15 @@ def test_unfinished_runs_of_a_study_are_left_out(study: Path, tmp_path: Path):
         find_entries([unfinished, run_folder(copy, "rope", 0)])
 
 
-def test_folders_that_cannot_be_compared_are_refused(study: Path, tmp_path: Path):
-    rope = run_folder(study, "rope", 0)
-    again = run_folder(copy_of(study, tmp_path), "rope", 0)
+def test_folders_that_cannot_be_compared_are_refused(
+    trained_study: Path, tmp_path: Path
+):
+    rope = run_folder(trained_study, "rope", 0)
+    again = run_folder(copy_of(trained_study, tmp_path), "rope", 0)
     with pytest.raises(BadArgument, match="both runs are rope seed 0"):
         find_entries([rope, again])
     with pytest.raises(BadArgument, match="cannot be compared with"):
-        find_entries([study, tmp_path])
+        find_entries([trained_study, tmp_path])
     with pytest.raises(BadArgument, match="needs two or more folders"):
         find_entries([rope, rope / ".." / rope.name])
 
@@ -483,8 +487,8 @@ def change(run: Path, *, without: str = "", **settings: object) -> None:
     path.write_text(json.dumps(record))
 
 
-def test_runs_with_different_settings_are_refused(study: Path, tmp_path: Path):
-    copy = copy_of(study, tmp_path)
+def test_runs_with_different_settings_are_refused(trained_study: Path, tmp_path: Path):
+    copy = copy_of(trained_study, tmp_path)
     first = run_folder(copy, "rope", 0)
     other = run_folder(copy, "nope", 0)
     change(other, learning_rate=1.0)
@@ -500,8 +504,8 @@ def test_runs_with_different_settings_are_refused(study: Path, tmp_path: Path):
         find_entries([first, other])
 
 
-def test_damaged_records_are_refused(study: Path, tmp_path: Path):
-    copy = copy_of(study, tmp_path)
+def test_damaged_records_are_refused(trained_study: Path, tmp_path: Path):
+    copy = copy_of(trained_study, tmp_path)
     of_run = run_folder(copy, "nope", 0) / "run.json"
     of_study = copy / "study.json"
     for file in (of_run, of_study):

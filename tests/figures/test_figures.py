@@ -57,12 +57,12 @@ SHAPES = {"small": {}, "partial rotary": LARGE | {"unrotated": True, "context": 
 
 
 @pytest.fixture(scope="module", params=SHAPES)
-def measured(request: pytest.FixtureRequest) -> tuple[xr.Dataset, pd.DataFrame]:
+def synthetic(request: pytest.FixtureRequest) -> tuple[xr.Dataset, pd.DataFrame]:
     return synthetic_profile(**SHAPES[request.param])
 
 
-def test_head_map_holds_the_bits_of_each_head_under_its_label(measured):
-    profile, heads = measured
+def test_head_map_holds_the_bits_of_each_head_under_its_label(synthetic):
+    profile, heads = synthetic
     figure = rl.plot_head_map(profile, heads, selected=(1, 2))
     maps = {
         trace.name: np.array(trace.z, float)
@@ -126,8 +126,8 @@ def test_follow_shows_what_stays_and_what_moves_of_heads_that_choose_keys(small)
 
 
 @pytest.mark.parametrize("layer", [None, 1])
-def test_norms_of_layers_or_of_a_layers_heads(measured, layer):
-    profile, _ = measured
+def test_norms_of_layers_or_of_a_layers_heads(synthetic, layer):
+    profile, _ = synthetic
     finite = np.isfinite(profile.wavelength.values[0])
     figure = rl.plot_norms(profile, layer=layer)
     for trace, (side, name) in zip(figure.data, NORM_PANELS.items(), strict=True):
@@ -144,8 +144,8 @@ def test_norms_of_layers_or_of_a_layers_heads(measured, layer):
     assert len(unlike.data) == 2, "values and keys have different sizes"
 
 
-def test_kernel_is_measured_and_predicted_with_the_same_total(measured):
-    profile, _ = measured
+def test_kernel_is_measured_and_predicted_with_the_same_total(synthetic):
+    profile, _ = synthetic
     first, second = rl.plot_kernel(profile, layer=1, head=2).data
     np.testing.assert_array_equal(first.y, profile.kernel.values[1, 2])
     np.testing.assert_array_equal(first.x, profile.offset_start + 1)
@@ -166,8 +166,8 @@ def test_offsets_without_rows_have_no_weight(small):
     assert np.isnan(predicted[2, 3]).all()
 
 
-def test_selectivity_shows_one_head_and_the_keys_it_reads(measured):
-    profile, _ = measured
+def test_selectivity_shows_one_head_and_the_keys_it_reads(synthetic):
+    profile, _ = synthetic
     figure = rl.plot_selectivity(profile, layer=1, head=2)
     kv_head = kv_heads(profile)[1, 2]
     for trace in figure.data:
@@ -392,8 +392,8 @@ def test_layers_of_unequal_width():
     assert np.isfinite(rl.plot_norms(profile).data[0].z).all()
 
 
-def test_heads_are_in_the_order_of_their_positional_fraction(measured):
-    profile, heads = measured
+def test_heads_are_in_the_order_of_their_positional_fraction(synthetic):
+    profile, heads = synthetic
     figure = plot_head_wavelengths(profile, heads, selected=(1, 2))
     (cells,) = figure.select_traces("heatmap")
     known = heads[heads["label"].isin(["positional", "mixed", "semantic"])]

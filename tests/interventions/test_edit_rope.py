@@ -11,7 +11,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from measured import observed_calls
 from oracles.recording import attention_calls
 from oracles.tiny import (
     SUPPORTED,
@@ -22,6 +21,7 @@ from oracles.tiny import (
     rotations,
     tiny,
 )
+from small_measurements import observed_calls
 from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from measured import evaluate, tokens
 from oracles.copying import copying
 from oracles.tiny import random_tokens, tiny
+from small_measurements import evaluate, tokens
 
 import ropelens as rl
 from ropelens.interventions.evaluate import DEFAULT_MEASURES

@@ -161,7 +161,7 @@ def test_measurements_of_an_exported_and_an_edited_model_agree(tmp_path: Path, l
     other, _ = rl.load(folder)
     tokens = random_tokens(sequences=6)
 
-    def measured(model: Any) -> list[xr.Dataset]:
+    def profiles_of(model: Any) -> list[xr.Dataset]:
         profile = rl.profile(model, tokens, surrogates=0)
         claims = rl.test_claims(profile, model=model, text=tokens, draws=40)
         return [
@@ -177,8 +177,8 @@ def test_measurements_of_an_exported_and_an_edited_model_agree(tmp_path: Path, l
         ]
 
     with rl.edit_rope(llama, *edits):
-        expected = measured(llama)
-    for ours, theirs in zip(measured(other), expected, strict=True):
+        expected = profiles_of(llama)
+    for ours, theirs in zip(profiles_of(other), expected, strict=True):
         xr.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 

@@ -9,9 +9,9 @@ import pytest
 import scipy
 import torch
 import xarray as xr
-from measured import observed_calls
 from oracles.tiny import FAMILIES as TINY
 from oracles.tiny import logits, random_tokens, tiny
+from small_measurements import observed_calls
 from tiny_checkpoints import save_tiny
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel

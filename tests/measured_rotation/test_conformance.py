@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from measured import normal
 from oracles.tiny import COMMON, DROP, FAMILIES, SUPPORTED, of_kind, random_tokens, tiny
 from safetensors.torch import save_file
+from small_measurements import normal
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from measured import observed_calls
 from oracles.tiny import (
     FAMILIES,
     SUPPORTED,
@@ -18,6 +17,7 @@ from oracles.tiny import (
     rotations,
     tiny,
 )
+from small_measurements import observed_calls
 from torch import nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale

@@ -12,8 +12,8 @@ from typing import Any
 import families
 import pytest
 import torch
-from measured import differs_when_observed
 from oracles.tiny import random_tokens, tiny
+from small_measurements import differs_when_observed
 from torch import Tensor, nn
 from transformers import (
     LlamaForCausalLM,

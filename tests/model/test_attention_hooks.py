@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from measured import differs_when_observed
 from oracles.recording import AttentionCall as RecordedCall
 from oracles.recording import attention_calls
 from oracles.tiny import FAMILIES, SUPPORTED, TEN, WINDOW, logits, of_kind, tiny
 from oracles.tiny import random_tokens as tokens
+from small_measurements import differs_when_observed
 from torch.nn.functional import cross_entropy
 from transformers import (
     AttentionInterface,

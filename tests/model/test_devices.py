@@ -10,7 +10,7 @@ import pytest
 import torch
 import xarray as xr
 from accelerate import cpu_offload, dispatch_model
-from measured import observed_calls
+from small_measurements import observed_calls
 from tiny_checkpoints import edit_config, save_tiny, tiny_llama
 from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel

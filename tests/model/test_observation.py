@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from measured import observed_calls
 from oracles.recording import LayerRotation, attention_calls
 from oracles.tiny import TEN, logits, random_tokens, rotations, sighted, tiny
+from small_measurements import observed_calls
 from torch.utils.checkpoint import checkpoint
 from transformers import (
     AttentionInterface,

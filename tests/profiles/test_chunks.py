@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from measured import assert_alike, token_progress
 from oracles.tiny import random_tokens, tiny
+from small_measurements import assert_alike, token_progress
 from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import (

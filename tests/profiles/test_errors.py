@@ -15,8 +15,8 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from measured import evaluate, token_progress
 from oracles.tiny import logits, random_tokens, tiny
+from small_measurements import evaluate, token_progress
 from tiny_checkpoints import tiny_llama
 
 import ropelens as rl

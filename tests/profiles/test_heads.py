@@ -9,9 +9,9 @@ import pytest
 import torch
 import xarray as xr
 from cli_runs import COLUMNS
-from measured import old_rule
 from oracles.handmade import DISTINCT, MIXTURES, Expected, Site, handmade
 from oracles.tiny import random_tokens, tiny
+from small_measurements import old_rule
 
 import ropelens as rl
 from ropelens.attention.formulas import FOLLOW, GAINS, attention_budget

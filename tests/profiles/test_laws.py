@@ -242,13 +242,13 @@ def test_sampled_rows_agree_with_all_rows():
     of_all = Measurement.of(model, rl.Text(tokens, lengths=[60, 44, 60, 23]))
     planes = planes_of(model)
 
-    def measured(**options: int) -> xr.Dataset:
+    def profile_of_rows(**options: int) -> xr.Dataset:
         measurement = replace(of_all, **options)
         sums = collect(measurement, planes)
         return summarize(sums, planes)
 
-    total = measured()
-    samples = [measured(rows=8, seed=seed) for seed in range(24)]
+    total = profile_of_rows()
+    samples = [profile_of_rows(rows=8, seed=seed) for seed in range(24)]
     for name in SAMPLED:
         assert_unbiased(samples, total, name)
     first = samples[0]
@@ -256,7 +256,7 @@ def test_sampled_rows_agree_with_all_rows():
     assert difference.max() > 1e-4
     for exact in ("q_norm", "k_norm", "q_coherence", "offset_share"):
         np.testing.assert_allclose(first[exact], total[exact], atol=0.3)
-    all_rows = measured(rows=59)
+    all_rows = profile_of_rows(rows=59)
     for name in ("selectivity", "selectivity_keys", "offset_mass"):
         np.testing.assert_allclose(all_rows[name], total[name], atol=1e-9)
 

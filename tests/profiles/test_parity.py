@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from measured import token_progress
 from oracles.dense import dense
 from oracles.logit import PARTS, HeadRows, gain, head_rows, information
 from oracles.recording import MASKS, attention_calls, with_mask
 from oracles.tiny import SUPPORTED, random_tokens, rotations, tiny
+from small_measurements import token_progress
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import ropelens as rl
@@ -47,7 +47,7 @@ def assert_close(ours: np.ndarray, true: np.ndarray, *, rtol: float, what: str) 
     np.testing.assert_allclose(ours, true, rtol=0, atol=rtol * scale, err_msg=what)
 
 
-def measured(
+def profile_of(
     model,
     tokens: torch.Tensor,
     lengths: Sequence[int],
@@ -120,7 +120,7 @@ def assert_parity(
 ) -> tuple:
     model = model.double()
     tokens = random_tokens(seed, sequences=len(lengths), length=max(lengths))
-    profile = measured(model, tokens, lengths, **options)
+    profile = profile_of(model, tokens, lengths, **options)
     true = true_values(model, tokens, lengths, name=name)
     assert_profile_agrees(profile, true, rtol=2e-6)
     return profile, true
@@ -170,7 +170,7 @@ def test_float32_of_a_real_checkpoint(shared):
     for row, story, length in zip(tokens, stories, lengths, strict=True):
         ids = tokenizer(story.read_text())["input_ids"]
         row[:length] = torch.tensor(ids[:length])
-    profile = measured(model, tokens, lengths)
+    profile = profile_of(model, tokens, lengths)
     true = true_values(model, tokens, lengths, name="llama_gqa")
     assert_profile_agrees(profile, true, rtol=1e-5)
 
@@ -252,7 +252,7 @@ def test_the_standard_error_of_the_loss_matches_the_jackknife():
     random = np.random.default_rng(0)
     lengths = tuple(int(n) for n in random.integers(5, 20, size=40))
     tokens = random_tokens(sequences=40, length=20)
-    profile = measured(model, tokens, lengths)
+    profile = profile_of(model, tokens, lengths)
     losses = summed_losses(model, tokens, lengths)
     counts = np.array(lengths) - 1
     loss_of_group = sum_by_group(losses)
@@ -265,7 +265,7 @@ def test_the_standard_error_of_the_loss_matches_the_jackknife():
     np.testing.assert_allclose(profile.attrs["loss_se"], jackknife, rtol=0.05)
     np.testing.assert_allclose(profile["group_loss"], loss_of_group / count_of_group)
     np.testing.assert_array_equal(profile["group_predicted"], count_of_group)
-    single = measured(model, tokens[:1], lengths[:1])
+    single = profile_of(model, tokens[:1], lengths[:1])
     assert np.isnan(single.attrs["loss_se"])
 
 
@@ -371,7 +371,7 @@ def test_profile_is_collect_and_summarize_with_attributes():
         progress=token_progress(done.append),
     )
     assert profile["found_sink"].isnull().all()
-    plain = measured(model, tokens, LENGTHS, batch_size=2, surrogates=1)
+    plain = profile_of(model, tokens, LENGTHS, batch_size=2, surrogates=1)
     assert "group_both_gain" in plain
     for name in plain.variables:  # the profile sums the two fitted sequences first
         np.testing.assert_allclose(

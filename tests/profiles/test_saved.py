@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
-from measured import old_rule
+from small_measurements import old_rule
 
 import ropelens as rl
 from ropelens.analysis.analysis_result import Analysis

@@ -3,6 +3,9 @@
 import shutil
 
 import pytest
+from synthetic_truncation import small
+
+__all__ = ["browser", "driver", "small"]
 
 
 @pytest.fixture(scope="package")

@@ -3,9 +3,9 @@
 import contextlib
 import csv
 import re
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -27,14 +27,17 @@ HEAD_NAME = f"{LAYER}.{HEAD}"
 PROMPTS = ["The old man said that the old man said no.", "One, two, three."]
 
 
-class Measured(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Bundled:
+    """The bundled model, and its profile with two excerpts."""
+
     model: nn.Module
     tokenizer: object
     profile: xr.Dataset
 
 
 @pytest.fixture(scope="module")
-def measured() -> Measured:
+def bundled() -> Bundled:
     model, tokenizer = rl.load("bundled")
     text = rl.tokenize(rl.read_documents([sample_path()]), tokenizer, context=64)
     prompts = [prompt_tokens(prompt, tokenizer) for prompt in PROMPTS]
@@ -42,19 +45,19 @@ def measured() -> Measured:
         model, text.ids[:6], tokenizer=tokenizer, excerpts=prompts, surrogates=0
     )
     profile["excerpt_lead"][1] = np.nan  # as if logits had overflowed
-    return Measured(model, tokenizer, profile)
+    return Bundled(model, tokenizer, profile)
 
 
 @pytest.fixture(scope="module")
-def opened(browser, measured, tmp_path_factory):
+def opened(browser, bundled, tmp_path_factory):
     path = tmp_path_factory.mktemp("inside") / "page.html"
-    rl.write_report(measured.profile, path)
+    rl.write_report(bundled.profile, path)
     with Opened(browser, path) as opened:
         yield opened
 
 
 def captured(
-    measured: Measured,
+    bundled: Bundled,
     excerpt: int,
     edit: Edit | None = None,
     runner_up: int | None = None,
@@ -62,22 +65,22 @@ def captured(
     """Capture of the head of these tests on a prompt, by plane and by pair of tokens."""
     edited = contextlib.nullcontext()
     if edit is not None:
-        edited = rl.edit_rope(measured.model, edit)
+        edited = rl.edit_rope(bundled.model, edit)
     with edited:
         heads = rl.capture(
-            measured.model,
+            bundled.model,
             PROMPTS[excerpt],
             heads=HEAD_NAME,
-            tokenizer=measured.tokenizer,
+            tokenizer=bundled.tokenizer,
             runner_up=runner_up,
         )
     return heads.isel(head=0)
 
 
 @pytest.fixture(scope="module")
-def unedited(measured) -> xr.Dataset:
+def unedited(bundled) -> xr.Dataset:
     """Capture of the head on the first prompt."""
-    return captured(measured, 0)
+    return captured(bundled, 0)
 
 
 def drawn_weights(page: playwright.Page) -> np.ndarray:
@@ -100,17 +103,17 @@ def with_minus(number: str) -> str:
     ],
 )
 def test_attention_agrees_with_the_edited_model(
-    opened, measured, address, change, excerpt
+    opened, bundled, address, change, excerpt
 ):
     edit = change(rl.PlaneNumbers(range(9, 16)), heads=HEAD_NAME)
-    expected = captured(measured, excerpt, edit)["attention"]
+    expected = captured(bundled, excerpt, edit)["attention"]
     page = opened.at(f"#L{LAYER}H{HEAD}&tab=attention&text={excerpt + 1}&{address}")
     np.testing.assert_allclose(drawn_weights(page), expected, atol=1e-3)
 
 
-def test_a_pair_is_the_sum_of_its_planes(opened, measured: Measured, unedited):
+def test_a_pair_is_the_sum_of_its_planes(opened, bundled: Bundled, unedited):
     page = opened.at(f"#L{LAYER}H{HEAD}&tab=pair&pair=9-4")
-    compared_with_key_2 = captured(measured, 0, runner_up=2)
+    compared_with_key_2 = captured(bundled, 0, runner_up=2)
     for option, expected in (("", unedited), ("2", compared_with_key_2)):
         page.select_option("#pair-against", option)
         idle(page)
@@ -135,9 +138,9 @@ def test_a_pair_is_the_sum_of_its_planes(opened, measured: Measured, unedited):
     assert page.url.endswith("&pair=9-2")
 
 
-def test_a_pinned_head_is_described_too(opened, measured: Measured):
+def test_a_pinned_head_is_described_too(opened, bundled: Bundled):
     pinned = rl.capture(
-        measured.model, PROMPTS[0], heads="1.2", tokenizer=measured.tokenizer
+        bundled.model, PROMPTS[0], heads="1.2", tokenizer=bundled.tokenizer
     ).isel(head=0)
     page = opened.at(f"#L{LAYER}H{HEAD}&tab=pair&pair=9-4&pin=L1H2")
     score = float(pinned["score"][9, 4])
@@ -171,15 +174,15 @@ def scores_by_distance(
 
 
 def test_the_effect_of_a_pair_agrees_with_the_attribution_of_its_planes(
-    opened, measured, unedited
+    opened, bundled, unedited
 ):
-    answer = measured.profile["excerpt_answer"][0].values.tolist()
+    answer = bundled.profile["excerpt_answer"][0].values.tolist()
     effects = rl.attribute_planes(
-        measured.model,
+        bundled.model,
         PROMPTS[0],
         tuple(answer),
         pairs=HEAD_NAME,
-        tokenizer=measured.tokenizer,
+        tokenizer=bundled.tokenizer,
     )
     of_scores = effects["pair_attribution"][0].sum("frequency")
     slopes = of_scores / unedited["score"].values
@@ -212,7 +215,7 @@ def effects_of_planes(page: playwright.Page) -> list[float]:
     return [float(number.replace("−", "-")) for number in numbers]
 
 
-def test_the_slider_and_the_lists_stop_planes(opened, measured: Measured):
+def test_the_slider_and_the_lists_stop_planes(opened, bundled: Bundled):
     planes = rl.PlaneNumbers((3, 4, 5))
     page = opened.at(f"#L{LAYER}H{HEAD}&tab=attention")
     page.locator("#live-p").fill("12")
@@ -227,7 +230,7 @@ def test_the_slider_and_the_lists_stop_planes(opened, measured: Measured):
     assert page.url.endswith("&drop=3-5")
     assert "3 planes (" in page.inner_text("#live-words")
     view(page, "kernel")
-    dropped = captured(measured, 0, rl.drop(planes, heads=HEAD_NAME))
+    dropped = captured(bundled, 0, rl.drop(planes, heads=HEAD_NAME))
     weights = dropped["attention"].values
     by_distance = [np.diagonal(weights, -d).mean() for d in range(len(weights))]
     shown = values(page, "plot-kernel", "y", trace=3)
@@ -238,7 +241,7 @@ def test_the_slider_and_the_lists_stop_planes(opened, measured: Measured):
     view(page, "pair")
     assert page.url.endswith("&scale=3-5x0.25")
     assert "are scaled by 0.25" in page.inner_text("#live-words")
-    scaled = captured(measured, 0, rl.scale(planes, by=0.25, heads=HEAD_NAME))
+    scaled = captured(bundled, 0, rl.scale(planes, by=0.25, heads=HEAD_NAME))
     query = int(page.input_value("#pair-query"))
     key = int(page.input_value("#pair-key"))
     expected = scaled["contrast"].values[:, query, key]
@@ -301,9 +304,9 @@ def saved_rows(page: playwright.Page, button: str) -> list[dict[str, str]]:
     return list(csv.DictReader(text.splitlines()))
 
 
-def test_numbers_are_saved_as_csv(opened, measured: Measured, unedited):
+def test_numbers_are_saved_as_csv(opened, bundled: Bundled, unedited):
     page = opened.at(f"#L{LAYER}H{HEAD}&view=list")
-    heads = rl.classify_heads(measured.profile).to_dict("records")
+    heads = rl.classify_heads(bundled.profile).to_dict("records")
     rows = saved_rows(page, "#save-table")
     for row, expected in zip(rows, heads, strict=True):
         assert int(row["layer"]) == expected["layer"]

@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 import torch
 import xarray as xr
-from measured import assert_same, token_progress
+from small_measurements import assert_same, token_progress
 from tiny_checkpoints import tiny_llama
 
 import ropelens as rl

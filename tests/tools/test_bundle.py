@@ -20,11 +20,13 @@ from ropelens.errors import BadArgument
 from ropelens.train.data import held_out_sequences
 
 
-def test_write_bundle(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_write_bundle(
+    trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     out = tmp_path / "nano"
     monkeypatch.setattr(bundle, "MEASURED", 3)
     measured = bundle.write_bundle(
-        run,
+        trained_run,
         out=out,
         recipe="ropelens train --text story.txt",
         text="a story",
@@ -43,9 +45,9 @@ def test_write_bundle(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     )
     assert card.count("| 60 | 7,680 |") == 1
     assert measured.half_loss == pytest.approx(measured.full_loss, abs=1e-3)
-    held_out = np.array(held_out_sequences(run / "data"))
+    held_out = np.array(held_out_sequences(trained_run / "data"))
     few = held_out[np.linspace(0, len(held_out) - 1, 3).round().astype(int)]
-    model = AutoModelForCausalLM.from_pretrained(run)
+    model = AutoModelForCausalLM.from_pretrained(trained_run)
     rows = torch.from_numpy(few.astype(np.int64))
     with torch.no_grad():
         loss = float(model(rows, labels=rows).loss)
@@ -58,17 +60,17 @@ def test_write_bundle(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert stored.dtype == torch.float16
 
 
-def test_an_early_model_is_bundled_without_a_sample(run: Path, tmp_path: Path):
+def test_an_early_model_is_bundled_without_a_sample(trained_run: Path, tmp_path: Path):
     out = tmp_path / "nano-step-8"
     measured = bundle.write_bundle(
-        run, out=out, recipe="ropelens train", text="a story", step=8
+        trained_run, out=out, recipe="ropelens train", text="a story", step=8
     )
     card = (out / "README.md").read_text()
     assert f"tokens seen: {8 * 4 * 32:,} (8 steps of 128, of 60 steps" in card
     assert "This checkpoint has no sampled text." in card
     assert not (out / "sample.jsonl").exists()
     stored = load_file(out / "model.safetensors")
-    early = load_file(run / "history" / "step-000008" / "model.safetensors")
+    early = load_file(trained_run / "history" / "step-000008" / "model.safetensors")
     assert all(torch.equal(stored[name], early[name].half()) for name in stored)
     facts = json.loads((out / "bundle.json").read_text())
     assert facts == {
@@ -77,7 +79,9 @@ def test_an_early_model_is_bundled_without_a_sample(run: Path, tmp_path: Path):
         "validation_loss": measured.full_loss,
     }
     with pytest.raises(BadArgument, match="did not keep step 9"):
-        bundle.write_bundle(run, out=tmp_path / "none", recipe="", text="", step=9)
+        bundle.write_bundle(
+            trained_run, out=tmp_path / "none", recipe="", text="", step=9
+        )
     assert not (tmp_path / "none").exists()
 
 

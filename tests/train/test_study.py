@@ -20,32 +20,34 @@ SMALL = 'sizes = ["nano"]\ncontext = 32\nvocabulary = 300\n'
 
 
 @pytest.fixture
-def story(study: Path) -> Path:
-    return study.parent / "story.txt"
+def story(trained_study: Path) -> Path:
+    return trained_study.parent / "story.txt"
 
 
 def run_json(run: Path) -> dict:
     return json.loads((run / "run.json").read_text())
 
 
-def test_runs_share_one_tokenizer_and_the_tokens(study: Path):
-    runs = [path.parent for path in study.rglob("run.json")]
+def test_runs_share_one_tokenizer_and_the_tokens(trained_study: Path):
+    runs = [path.parent for path in trained_study.rglob("run.json")]
     assert {run_json(run)["data"] for run in runs} == {"../../../data"}
     assert len({(run / "tokenizer.json").read_bytes() for run in runs}) == 1
-    assert len(list(study.rglob("train.npy"))) == 1
-    names = sorted(run.relative_to(study).as_posix() for run in runs)
+    assert len(list(trained_study.rglob("train.npy"))) == 1
+    names = sorted(run.relative_to(trained_study).as_posix() for run in runs)
     variants = ["nope", "p-rope-0.5", "rope"]
     assert names == [f"nano/{name}/seed-{seed}" for name in variants for seed in (0, 1)]
     assert all("finished" in run_json(run) for run in runs)
-    history = study / "nano/p-rope-0.5/seed-1/history"
+    history = trained_study / "nano/p-rope-0.5/seed-1/history"
     assert sorted(p.name for p in history.iterdir()) == ["step-000001", "step-000002"]
 
 
-def test_one_seed_starts_from_the_same_weights(study: Path):
+def test_one_seed_starts_from_the_same_weights(trained_study: Path):
     """The learning rate of the first step is 0."""
     first = "history/step-000001/model.safetensors"
     runs = ("rope/seed-0", "rope/seed-1", "nope/seed-0")
-    rope, other, nope = [load_file(study / "nano" / run / first) for run in runs]
+    rope, other, nope = [
+        load_file(trained_study / "nano" / run / first) for run in runs
+    ]
     assert all(torch.equal(rope[name], nope[name]) for name in rope)
     name = "model.embed_tokens.weight"
     assert not torch.equal(rope[name], other[name])
@@ -54,8 +56,12 @@ def test_one_seed_starts_from_the_same_weights(study: Path):
 @pytest.mark.parametrize(
     ("name", "turning"), [("rope", 8), ("p-rope-0.5", 4), ("nope", 0)]
 )
-def test_a_trained_model_rotates_as_its_variant(study: Path, name: str, turning: int):
-    model = AutoModelForCausalLM.from_pretrained(study / "nano" / name / "seed-0")
+def test_a_trained_model_rotates_as_its_variant(
+    trained_study: Path, name: str, turning: int
+):
+    model = AutoModelForCausalLM.from_pretrained(
+        trained_study / "nano" / name / "seed-0"
+    )
     inv_freq = model.model.rotary_emb.inv_freq
     plain = 10_000.0 ** -(torch.arange(8) / 8)
     assert int((inv_freq != 0).sum()) == turning
@@ -64,10 +70,14 @@ def test_a_trained_model_rotates_as_its_variant(study: Path, name: str, turning:
         assert int((measure_rope(model)["inv_freq"][0] > 0).sum()) == turning
 
 
-def test_finished_runs_are_skipped(study: Path, capfd: pytest.CaptureFixture[str]):
-    before = {p: p.stat().st_mtime_ns for p in study.rglob("*.safetensors")}
-    run_study(study.parent / "study.toml", out=study)
-    assert {p: p.stat().st_mtime_ns for p in study.rglob("*.safetensors")} == before
+def test_finished_runs_are_skipped(
+    trained_study: Path, capfd: pytest.CaptureFixture[str]
+):
+    before = {p: p.stat().st_mtime_ns for p in trained_study.rglob("*.safetensors")}
+    run_study(trained_study.parent / "study.toml", out=trained_study)
+    assert {
+        p: p.stat().st_mtime_ns for p in trained_study.rglob("*.safetensors")
+    } == before
     assert capfd.readouterr().err.count("is finished already") == 6
 
 
@@ -104,12 +114,15 @@ def test_a_run_that_diverges_does_not_stop_the_others(story, tmp_path, capfd):
     assert all(x.isfinite().all() for path in weights for x in load_file(path).values())
 
 
-def test_a_changed_study_is_refused(study: Path, tmp_path: Path, story: Path):
+def test_a_changed_study_is_refused(trained_study: Path, tmp_path: Path, story: Path):
     file = tmp_path / "study.toml"
     file.write_text(STUDY.replace("steps = 2", "steps = 4"))
     with pytest.raises(BadArgument) as caught:
-        run_study(file, out=study, text=[story])
-    assert caught.value.what == f"the study in {study} was made with other settings."
+        run_study(file, out=trained_study, text=[story])
+    assert (
+        caught.value.what
+        == f"the study in {trained_study} was made with other settings."
+    )
     assert caught.value.parts["seen"] == "steps: 2, now 4"
 
 

@@ -40,17 +40,17 @@ def settings_with(**changes: object) -> dict[str, Any]:
     return OPTIONS | changes
 
 
-def test_a_finished_run_is_a_checkpoint(run: Path):
-    model = AutoModelForCausalLM.from_pretrained(run, local_files_only=True)
-    tokenizer = AutoTokenizer.from_pretrained(run, local_files_only=True)
+def test_a_finished_run_is_a_checkpoint(trained_run: Path):
+    model = AutoModelForCausalLM.from_pretrained(trained_run, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(trained_run, local_files_only=True)
     tokens = tokenizer(story(3), return_tensors="pt").input_ids[:, :32]
     assert model(input_ids=tokens, labels=tokens).loss < math.log(300) / 2
-    first, *_, last = metrics(run)
+    first, *_, last = metrics(trained_run)
     assert float(last["valid_loss"]) < float(first["train_loss"]) - 0.5
-    record = json.loads((run / "run.json").read_text())
-    assert record["tokens"] == 60 * 4 * 32 == int(metrics(run)[-1]["tokens"])
+    record = json.loads((trained_run / "run.json").read_text())
+    assert record["tokens"] == 60 * 4 * 32 == int(metrics(trained_run)[-1]["tokens"])
     assert set(record["versions"]) > {"torch", "transformers", "accelerate"}
-    assert {path.name for path in run.iterdir()} == {
+    assert {path.name for path in trained_run.iterdir()} == {
         "config.json",
         "generation_config.json",
         "metrics.csv",
@@ -83,18 +83,25 @@ def test_another_model_is_not_overwritten(prose: Path, tmp_path: Path, file: str
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {file: "{}"}
 
 
-def test_other_settings_are_refused(run: Path, prose: Path, tmp_path: Path):
+def test_other_settings_are_refused(trained_run: Path, prose: Path, tmp_path: Path):
     with pytest.raises(BadArgument) as caught:
-        train([prose], out=run, **settings_with(seed=1))
-    assert caught.value.what == f"the run in {run} was made with other settings."
+        train([prose], out=trained_run, **settings_with(seed=1))
+    assert (
+        caught.value.what == f"the run in {trained_run} was made with other settings."
+    )
     assert "seed: 0, now 1" in str(caught.value)
     with pytest.raises(BadArgument, match="vocabulary: 300, now 400"):
-        train([prose], out=run, data=tmp_path / "data", **settings_with(vocabulary=400))
+        train(
+            [prose],
+            out=trained_run,
+            data=tmp_path / "data",
+            **settings_with(vocabulary=400),
+        )
     assert not (tmp_path / "data").exists()
     changed = tmp_path / "changed.txt"
     changed.write_text(prose.read_text() + "More.")
     with pytest.raises(BadArgument, match="text_sha256"):
-        train([changed], out=run, **OPTIONS)
+        train([changed], out=trained_run, **OPTIONS)
 
 
 def test_validation_text_that_is_also_training_text(prose: Path, tmp_path: Path):
@@ -182,8 +189,8 @@ A_TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=
 
 @examples(max_examples=20)
 @given(texts=st.lists(A_TEXT, min_size=1, max_size=5))
-def test_sequences_are_the_documents_end_to_end(run: Path, texts: list[str]):
-    tokenizer = AutoTokenizer.from_pretrained(run, local_files_only=True)
+def test_sequences_are_the_documents_end_to_end(trained_run: Path, texts: list[str]):
+    tokenizer = AutoTokenizer.from_pretrained(trained_run, local_files_only=True)
     stream: list[int] = []
     for text in texts:
         with_bos = tokenizer(f"{text}\n</s>").input_ids
@@ -236,16 +243,16 @@ def names_of_history(run: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("step", [24, 60])
-def test_a_stop_after_any_step(run, prose, tmp_path, step, capfd):
+def test_a_stop_after_any_step(trained_run, prose, tmp_path, step, capfd):
     train_until(step, text=prose, out=tmp_path)
     assert not (tmp_path / "model.safetensors").exists()
     train([prose], out=tmp_path, **OPTIONS)
     assert f"resuming from step {step}\n" in capfd.readouterr().err
     assert not (tmp_path / checkpoint.CHECKPOINT).exists()
-    assert metrics(tmp_path) == metrics(run)
+    assert metrics(tmp_path) == metrics(trained_run)
     for name in ("model.safetensors", "config.json", "generation_config.json"):
-        assert (tmp_path / name).read_bytes() == (run / name).read_bytes()
-    assert names_of_history(tmp_path) == names_of_history(run)
+        assert (tmp_path / name).read_bytes() == (trained_run / name).read_bytes()
+    assert names_of_history(tmp_path) == names_of_history(trained_run)
 
 
 def test_a_checkpoint_of_an_earlier_version_is_used_and_of_a_later_one_refused(

@@ -187,12 +187,16 @@ def test_without_attach(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().err.count("RopeCallback(...).attach(trainer)") == 1
 
 
-def test_a_run_that_is_watched(run: Path, prose: Path, tmp_path: Path):
+def test_a_run_that_is_watched(trained_run: Path, prose: Path, tmp_path: Path):
     watched = train([prose], out=tmp_path / "run", watch=True, **OPTIONS)
-    one, other = [load_file(path / "model.safetensors") for path in (run, watched)]
+    one, other = [
+        load_file(path / "model.safetensors") for path in (trained_run, watched)
+    ]
     torch.testing.assert_close(other, one, rtol=0, atol=0)
     rows = metrics(watched)
-    assert [{k: row[k] for k in metrics(run)[0]} for row in rows] == metrics(run)
+    assert [{k: row[k] for k in metrics(trained_run)[0]} for row in rows] == metrics(
+        trained_run
+    )
     assert float(rows[-1]["rope/induction"]) > 0
     assert [*step_folders(watched / "watch")] == [0, 60]
 

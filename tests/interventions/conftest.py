@@ -1,0 +1,6 @@
+"""Fixtures of this room."""
+
+from oracles.tiny import llama
+from synthetic_truncation import sweep
+
+__all__ = ["llama", "sweep"]

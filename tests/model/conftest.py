@@ -1,0 +1,5 @@
+"""Fixtures of this room."""
+
+from oracles.tiny import llama
+
+__all__ = ["llama"]
