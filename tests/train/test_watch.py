@@ -48,68 +48,102 @@ def trainer_of(mode: str, out: Path) -> Trainer:
         peft = pytest.importorskip("peft", reason="peft is not installed")
         model = peft.get_peft_model(model, peft.LoraConfig(lora_dropout=0.1))
     rows = [{"input_ids": ids, "labels": ids} for ids in random_tokens(1, sequences=8)]
-    fixed = {"max_steps": 4, "logging_steps": 1, "per_device_train_batch_size": 2}
-    fixed["use_cpu"] = True
-    fixed["report_to"] = "none"
-    fixed["save_strategy"] = "no"
-    fixed["disable_tqdm"] = True
-    args = TrainingArguments(str(out), **fixed | MODES[mode])
-    logged: Any = Logged()
-    return Trainer(
-        model, args, train_dataset=rows, eval_dataset=rows[:2], callbacks=[logged]
+    arguments = TrainingArguments(
+        str(out),
+        max_steps=4,
+        logging_steps=1,
+        per_device_train_batch_size=2,
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        **MODES[mode],
     )
+    return Trainer(
+        model,
+        arguments,
+        train_dataset=rows,
+        eval_dataset=rows[:2],
+        callbacks=[Logged()],
+    )
+
+
+def rows_sent(trainer: Trainer) -> list[dict[str, float]]:
+    """The rows with numbers of RoPE that loggers received."""
+    (logged,) = [
+        callback
+        for callback in trainer.callback_handler.callbacks
+        if isinstance(callback, Logged)
+    ]
+    return [row for row in logged.rows if "rope/induction" in row]
+
+
+LOSSES = ("loss", "grad_norm", "eval_loss")
 
 
 def outcome(trainer: Trainer) -> dict[str, Any]:
     """Everything that must be equal to the last bit after the training."""
     trainer.train()
-    known = ("loss", "grad_norm", "eval_loss")
-    rows = [{k: row[k] for k in known if k in row} for row in trainer.state.log_history]
-    states: Any = {
+    rows = []
+    for row in trainer.state.log_history:
+        losses = {name: row[name] for name in LOSSES if name in row}
+        if losses:
+            rows.append(losses)
+    return {
         "weights": trainer.model.state_dict(),
-        "rows": [r for r in rows if r],
+        "rows": rows,
+        "optimizer": trainer.optimizer.state_dict(),
+        "python": random.getstate(),
+        "numpy": np.random.get_state()[1:3],
+        "torch": torch.get_rng_state(),
+        "flags": [module.training for module in trainer.model.modules()],
     }
-    states["optimizer"] = trainer.optimizer.state_dict()
-    states["python"] = random.getstate()
-    states["numpy"] = np.random.get_state()[1:3]
-    states["torch"] = torch.get_rng_state()
-    return states | {"flags": [m.training for m in trainer.model.modules()]}
 
 
-def draw(real, *args: Any, **options: Any) -> Any:
+def draw_and_profile(*args: Any, **options: Any) -> Any:
     """A measurement that draws from every generator."""
-    random.random(), np.random.rand(), torch.rand(3)
-    return real(*args, **options)
+    random.random()
+    np.random.rand()
+    torch.rand(3)
+    return rl.profile(*args, **options)
+
+
+thorough = pytest.mark.thorough
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch.compile and transformers
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "plain",
+        "bf16",
+        pytest.param("checkpointing", marks=thorough),
+        pytest.param("compiled", marks=thorough),
+        pytest.param("peft", marks=thorough),
+    ],
+)
 def test_training_is_bit_identical(mode: str, tmp_path: Path, monkeypatch: Any):
-    plain = outcome(trainer_of(mode, tmp_path))
-    real = watch.profile
-    monkeypatch.setattr(watch, "profile", lambda *a, **o: draw(real, *a, **o))
+    expected = outcome(trainer_of(mode, tmp_path))
+    evaluations = 2 if mode == "plain" else 0
+    assert len(expected["rows"]) == 4 + evaluations
+    monkeypatch.setattr(watch, "profile", draw_and_profile)
     trainer = trainer_of(mode, tmp_path)
     every = None if mode == "plain" else 2
     rl.RopeCallback(TEXT, every=every).attach(trainer)
-    measured = outcome(trainer)
-    assert len(plain["rows"]) == 4 + 2 * (mode == "plain")
-    torch.testing.assert_close(measured, plain, rtol=0, atol=0)
-    logs = next(
-        c for c in trainer.callback_handler.callbacks if isinstance(c, Logged)
-    ).rows
-    sent = [row for row in logs if "rope/induction" in row]
-    assert len(sent) == 3
-    assert len(sent[0]) - ("epoch" in sent[0]) == 12
+    watched = outcome(trainer)
+    torch.testing.assert_close(watched, expected, rtol=0, atol=0)
     steps: Any = rl.open(tmp_path / "rope")
     assert steps["step"].values.tolist() == [0, 2, 4]
+    sent = rows_sent(trainer)
+    assert len(sent) == 3
+    names = [name for name in sent[0] if name != "epoch"]
+    assert len(names) == 12
     last = rl.profile(trainer.model, TEXT, budget=False, statistics=["reversal"])
+    max_score = float(last["max_score"].max())
+    reversal = float(last["reversal"].mean())
     rtol = 1e-2 if mode == "bf16" else 1e-6
-    np.testing.assert_allclose(
-        sent[-1]["rope/max_score"], last["max_score"].max(), rtol=rtol
-    )
-    assert sent[-1]["rope/reversal"] == pytest.approx(
-        float(last["reversal"].mean()), rel=0.2
-    )
+    assert sent[-1]["rope/max_score"] == pytest.approx(max_score, rel=rtol)
+    assert sent[-1]["rope/reversal"] == pytest.approx(reversal, rel=0.2)
 
 
 def test_numbers_of_a_profile():
@@ -217,6 +251,7 @@ print(f"process {trainer.args.process_index} logs {logged}", flush=True)
 """
 
 
+@pytest.mark.thorough
 def test_one_of_two_processes_measures(tmp_path: Path, monkeypatch: Any):
     monkeypatch.syspath_prepend(Path(__file__).parent)
     done = forked(2, TWO, tmp_path)
