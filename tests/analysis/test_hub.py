@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -17,7 +18,7 @@ import pytest
 from tiny_checkpoints import save_tiny
 
 import ropelens as rl
-from ropelens.analysis.hub import escape
+from ropelens.analysis.hub import card, escape
 from ropelens.analysis.open_folder import rewrite_page
 
 HOSTILE = "a\n\n# b <script>alert(1)</script> [c](javascript:d) ![e](https://f.g) | `h`"
@@ -79,6 +80,34 @@ class Hub(ThreadingHTTPServer):
         self.address = f"http://127.0.0.1:{self.server_port}"
 
 
+@dataclass(frozen=True)
+class Address:
+    """The parts of the address of a request about the datasets of the Hub."""
+
+    of_api: bool
+    repo: str
+    rest: list[str]  # the kind of answer, the revision, and the path of a file
+
+    @classmethod
+    def read(cls, path: str) -> "Address":
+        names = unquote(path.partition("?")[0]).strip("/").split("/")
+        of_api = names[0] == "api"
+        names = names[2:] if of_api else names[1:]
+        return cls(of_api, repo="/".join(names[:2]), rest=names[2:])
+
+    @property
+    def revision_exists(self) -> bool:
+        return not self.rest or self.rest[1] in ("main", "v1", COMMIT)
+
+    @property
+    def lists_files(self) -> bool:
+        return self.of_api and self.rest[:1] == ["tree"]
+
+    @property
+    def file(self) -> str:
+        return "/".join(self.rest[2:])
+
+
 class Handler(BaseHTTPRequestHandler):
     server: Hub
 
@@ -88,67 +117,76 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, body: Any, status: int = 200, **headers: str) -> None:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(status)
-        for name, value in {"Content-Length": str(len(content)), **headers}.items():
+        self.send_header("Content-Length", str(len(content)))
+        for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content)
 
     def do_GET(self) -> None:
-        kind, *parts = unquote(self.path.partition("?")[0]).strip("/").split("/")
-        parts = parts[kind == "api" and 1 :]
-        repo = "/".join(parts[:2])
-        rest = parts[2:]
-        files = self.server.files.get(repo)
+        address = Address.read(self.path)
+        files = self.server.files.get(address.repo)
         if files is None or "models" in self.path:
             self.answer({}, 404, X_Error_Code="RepoNotFound")
-        elif rest and rest[1] not in ("main", "v1", COMMIT):
+        elif not address.revision_exists:
             self.answer({}, 404, X_Error_Code="RevisionNotFound")
-        elif kind == "api" and rest[:1] == ["tree"]:
-            facts = {"type": "file", "oid": "0"}
-            tree = [facts | {"path": n, "size": len(files[n])} for n in files]
+        elif address.lists_files:
+            tree = []
+            for name, content in files.items():
+                entry = {"type": "file", "oid": "0", "path": name, "size": len(content)}
+                tree.append(entry)
             self.answer(tree)
-        elif kind == "api":
-            siblings = [{"rfilename": name} for name in files]
-            facts = {"id": repo, "sha": COMMIT, "private": self.server.private[repo]}
-            self.answer(facts | {"siblings": siblings})
+        elif address.of_api:
+            description = {
+                "id": address.repo,
+                "sha": COMMIT,
+                "private": self.server.private[address.repo],
+                "siblings": [{"rfilename": name} for name in files],
+            }
+            self.answer(description)
         else:
-            content = files["/".join(rest[2:])]
-            etag = f'"{hashlib.sha256(content).hexdigest()}"'
-            self.answer(content, X_Repo_Commit=COMMIT, ETag=etag)
+            content = files[address.file]
+            digest = hashlib.sha256(content).hexdigest()
+            self.answer(content, X_Repo_Commit=COMMIT, ETag=f'"{digest}"')
 
     def do_HEAD(self) -> None:
         self.do_GET()
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        path = self.path
-        server = self.server
-        repo = "/".join(path.removeprefix("/api").removesuffix(".git").split("/")[2:4])
-        if path == "/api/repos/create":
-            server.created.append(asked := json.loads(body))
-            repo = f"{asked['organization']}/{asked['name']}"
-            address = {"url": f"{server.address}/datasets/{repo}"}
-            status = 409 if repo in server.files else 200
-            server.private.setdefault(repo, asked["visibility"] == "private")
-            server.files.setdefault(
-                repo, {}
-            )  # before the answer: the next request reads it
-            self.answer(address, status)
-        elif path == "/api/validate-yaml":
+        if self.path == "/api/repos/create":
+            self.create(json.loads(body))
+        elif self.path == "/api/validate-yaml":
             self.answer({"errors": [], "warnings": []})
-        elif "/preupload/" in path:
-            mode = {"uploadMode": "regular", "shouldIgnore": False}
-            self.answer({"files": [file | mode for file in json.loads(body)["files"]]})
+        elif "/preupload/" in self.path:
+            files = json.loads(body)["files"]
+            for file in files:
+                file["uploadMode"] = "regular"
+                file["shouldIgnore"] = False
+            self.answer({"files": files})
         else:
-            for line in map(json.loads, body.splitlines()):
-                value = line["value"]
-                if line["key"] == "file":
-                    server.files[repo][value["path"]] = base64.b64decode(
-                        value["content"]
-                    )
-            commit = {"commitUrl": f"{server.address}/datasets/{repo}/commit/{COMMIT}"}
-            self.answer(commit | {"commitOid": COMMIT})
+            self.commit([json.loads(line) for line in body.splitlines()])
+
+    def create(self, asked: dict[str, Any]) -> None:
+        server = self.server
+        server.created.append(asked)
+        repo = f"{asked['organization']}/{asked['name']}"
+        status = 409 if repo in server.files else 200
+        # Before the answer, because the next request reads them.
+        server.private.setdefault(repo, asked["visibility"] == "private")
+        server.files.setdefault(repo, {})
+        self.answer({"url": f"{server.address}/datasets/{repo}"}, status)
+
+    def commit(self, changes: list[dict[str, Any]]) -> None:
+        repo = Address.read(self.path).repo
+        for change in changes:
+            if change["key"] == "file":
+                file = change["value"]
+                content = base64.b64decode(file["content"])
+                self.server.files[repo][file["path"]] = content
+        url = f"{self.server.address}/datasets/{repo}/commit/{COMMIT}"
+        self.answer({"commitUrl": url, "commitOid": COMMIT})
 
 
 @pytest.fixture
@@ -159,48 +197,64 @@ def hub() -> Iterator[Hub]:
         server.shutdown()
 
 
+def run_client(hub: Hub, folder: Path, cache: Path) -> dict[str, Any]:
+    """What the client saw: addresses, errors, and requests to other machines."""
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": hub.address,
+        "HF_HOME": str(cache),
+        "HF_TOKEN": "hf_x",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
+    del environment["HF_HUB_OFFLINE"]
+    command = [sys.executable, "-c", CLIENT, str(folder), HOSTILE]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.thorough
 @pytest.mark.usefixtures("pageless")
 def test_an_analysis_comes_back_from_the_hub(hub: Hub, tmp_path: Path):
     words = "the quick brown fox jumps over the lazy dog " * 20
     model = save_tiny(tmp_path / "tiny")
-    rl.analyze(model, words, rl.Options(surrogates=2)).save(tmp_path / "out")
-    changed = {
-        "HF_ENDPOINT": hub.address,
-        "HF_HOME": str(tmp_path / "hf"),
-        "HF_TOKEN": "hf_x",
-    }
-    changed["HF_HUB_DISABLE_XET"] = "1"
-    changed["HF_HUB_DISABLE_TELEMETRY"] = "1"
-    env = {n: v for n, v in os.environ.items() if n != "HF_HUB_OFFLINE"} | changed
-    command = [sys.executable, "-c", CLIENT, str(tmp_path / "out"), HOSTILE]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["others"] == []
-    assert found["address"] == found["again"] == f"{hub.address}/datasets/me/one"
+    analysis = rl.analyze(model, words, rl.Options(surrogates=2))
+    analysis.save(tmp_path / "out")
+    cache = tmp_path / "hf"
+    seen = run_client(hub, tmp_path / "out", cache)
+    assert seen["others"] == []
+    assert seen["address"] == f"{hub.address}/datasets/me/one"
+    assert seen["again"] == seen["address"]
     asked = [created["visibility"] for created in hub.created]
     assert asked == ["private"] * 4 + ["public"]
-    assert found["public"].startswith(
-        "The dataset me/public exists already: it is public, and"
-    )
-    assert "it holds files that ropelens did not write" in found["foreign"]
+    exists = "The dataset me/public exists already: it is public, and"
+    assert seen["public"].startswith(exists)
+    assert "it holds files that ropelens did not write" in seen["foreign"]
     assert hub.files["me/foreign"] == {"data.csv": b"1"}
     assert set(hub.files["me/public"]) == set(hub.files["me/one"])
     for name in ("missing", "one@v2"):
-        assert found[f"read {name}"].startswith(
-            f"hf://datasets/me/{name} could not be read"
-        )
-    assert "it has no run.json of ropelens" in found["read foreign"]
-    assert "profile.nc is not a profile" in found["read damaged"]
-    assert found["model"].startswith("hf://me/one could not be read")
-    fetched = {path.name for path in (tmp_path / "hf").rglob("*") if path.is_symlink()}
+        unread = f"hf://datasets/me/{name} could not be read"
+        assert seen[f"read {name}"].startswith(unread)
+    assert "it has no run.json of ropelens" in seen["read foreign"]
+    assert "profile.nc is not a profile" in seen["read damaged"]
+    assert seen["model"].startswith("hf://me/one could not be read")
+    assert hub.files["me/one"]["README.md"].startswith(b"---\n")
+    fetched = {path.name for path in cache.rglob("*") if path.is_symlink()}
     assert fetched == {"run.json", "profile.nc"}
-    card = hub.files["me/one"]["README.md"].decode()
-    assert card.startswith("---\n")
-    assert escape(HOSTILE) in card
+
+
+def test_the_card_of_a_dataset_is_escaped_and_quotes_no_text(tmp_path: Path):
+    model = save_tiny(tmp_path / "tiny")
+    words = "the quick brown fox jumps over the lazy dog " * 20
+    analysis = rl.analyze(model, words, rl.Options(surrogates=2))
+    analysis.provenance["model"]["name"] = HOSTILE
+    text = card("me/one", analysis.provenance, analysis.findings)
+    assert text.startswith("---\n")
+    assert escape(HOSTILE) in text
     for unsafe in ("<script", "](", "![", "\n# b", "`h`"):
-        assert unsafe not in card
-    assert "quick brown" not in card
+        assert unsafe not in text
+    assert "quick brown" not in text
 
 
 def test_without_a_network_an_unknown_dataset_is_reported():
