@@ -10,18 +10,33 @@ from ropelens.budget.labels import LABELS
 STEPS = (1, 2, 4, 8)
 CONTEXT = 32
 SIZES = {
-    **{"layer": 2, "head": 2, "kv_head": 1, "frequency": 8, "sequence": 8, "trial": 4},
-    **{"position_bin": 7, "copy_distance": 9, "prompt_length": 7, "step": len(STEPS)},
-    **{"retrieval_length": 1, "depth": 3, "retrieval_trial": 5},
+    "layer": 2,
+    "head": 2,
+    "kv_head": 1,
+    "frequency": 8,
+    "sequence": 8,
+    "trial": 4,
+    "position_bin": 7,
+    "copy_distance": 9,
+    "prompt_length": 7,
+    "step": len(STEPS),
+    "retrieval_length": 1,
+    "depth": 3,
+    "retrieval_trial": 5,
 }
 HEADS = ("layer", "head")
 PLANES = ("layer", "head", "frequency")
-GROWN = dict.fromkeys(("previous_token", "induction", "positional_fraction"), HEADS)
-GROWN["q_norm"] = PLANES
-GROWN["k_norm"] = ("layer", "kv_head", "frequency")
-GROWN["selectivity_keys"] = PLANES
+GROWN = {
+    "previous_token": HEADS,
+    "induction": HEADS,
+    "positional_fraction": HEADS,
+    "q_norm": PLANES,
+    "k_norm": ("layer", "kv_head", "frequency"),
+    "selectivity_keys": PLANES,
+}
 NEEDLES = ("retrieval_length", "depth")
 GROUPS = ("rope", "p-rope:0.5", "nope")
+TURNING = (8, 4, 0)  # planes that rotate in each group; further groups have none
 
 
 class Drawn:
@@ -32,8 +47,9 @@ class Drawn:
         self.group = np.array(groups, dtype=object)[self.number]
 
     def __call__(self, *dims: str) -> xr.DataArray:
-        shape = (len(self.group), *(SIZES[name] for name in dims))
-        return xr.DataArray(self.random.uniform(0.1, 0.9, shape), dims=("entry", *dims))
+        sizes = [SIZES[name] for name in dims]
+        values = self.random.uniform(0.1, 0.9, size=(len(self.group), *sizes))
+        return xr.DataArray(values, dims=("entry", *dims))
 
     def heads_and_planes(self) -> xr.Dataset:
         """Values in proportion to the step; labels change with the step."""
@@ -45,17 +61,24 @@ class Drawn:
         grown = (made * share).transpose("entry", "step", ...)
         label = np.resize(np.array(LABELS, dtype=object), (len(self.group), 2, 2))
         moved = np.stack([np.roll(label, n) for n in (6, 2, 1, 0)], axis=1)
-        turning = [np.arange(8) < {0: 8, 1: 4}.get(g, 0) for g in self.number]
-        wavelength = 2 * np.pi * 10_000.0 ** (np.arange(8) / 8)
-        lengths = np.array(
-            [[np.where(turns, wavelength, np.inf)] * 2 for turns in turning]
-        )
-        return made.assign({f"growth_{name}": x for name, x in grown.items()}).assign(
+        for name, values in grown.items():
+            made[f"growth_{name}"] = values
+        return made.assign(
             label=(("entry", *HEADS), label),
             growth_label=(("entry", "step", *HEADS), moved),
             mean_wavelength=100 * self(*HEADS),
-            wavelength=(("entry", "layer", "frequency"), lengths),
+            wavelength=(("entry", "layer", "frequency"), self.wavelengths()),
         )
+
+    def wavelengths(self) -> np.ndarray:
+        """Wavelengths [entry, layer, frequency], which are equal in both layers."""
+        wavelength = 2 * np.pi * 10_000.0 ** (np.arange(8) / 8)
+        by_entry = []
+        for number in self.number:
+            turning = TURNING[number] if number < len(TURNING) else 0
+            of_layer = np.where(np.arange(8) < turning, wavelength, np.inf)
+            by_entry.append([of_layer, of_layer])
+        return np.array(by_entry)
 
     def losses(self) -> dict[str, xr.DataArray]:
         values = 3 + 0.1 * self.number + 0.01 * self.seed * (1 + self.number)
@@ -83,40 +106,37 @@ def synthetic_comparison(*, groups: tuple[str, ...] = GROUPS) -> xr.Dataset:
     draw = Drawn(groups)
     hit = draw(*NEEDLES, "retrieval_trial").round()
     count = len(draw.group)
-    names = [
-        f"{group} seed {seed}"
-        for group, seed in zip(draw.group, draw.seed, strict=True)
-    ]
-    made = draw.heads_and_planes().assign(draw.losses())
+    names = []
+    for group, seed in zip(draw.group, draw.seed, strict=True):
+        names.append(f"{group} seed {seed}")
     start = np.array([1, 2, 4, 8, 16, 32, 64])
-    return (
-        made.assign(retrieval=hit.mean("retrieval_trial"), retrieval_hit=hit)
-        .assign_coords(
-            entry=np.array(names, dtype=object),
-            **{"group": ("entry", draw.group), "variant": ("entry", draw.group.copy())},
-            **{
-                "seed": ("entry", draw.seed),
-                "partner": ("entry", len(groups) * draw.seed),
-            },
-            size=("entry", np.array(["tiny"] * count, dtype=object)),
-            position_start=("position_bin", start),
-            position_stop=("position_bin", 2 * start),
-            copy_distance=[8 << k for k in range(9)],
-            prompt_length=[32 << k for k in range(7)],
-            step=list(STEPS),
-            tokens_seen=(("entry", "step"), [[128 * step for step in STEPS]] * count),
-        )
-        .assign_attrs(
-            **{
-                "model": ", ".join(groups),
-                "baseline": groups[0],
-                "findings": "A finding.",
-            },
-            **{
-                "versions": json.dumps({"torch": "2"}),
-                "created": "2026-01-01T00:00:00+00:00",
-            },
-            **{"seed": 0, "context": CONTEXT, "trained_context": CONTEXT},
-            **{"sequences": 8, "head_sequences": 4, "growth_sequences": 2},
-        )
+    comparison = draw.heads_and_planes().assign(draw.losses())
+    comparison["retrieval"] = hit.mean("retrieval_trial")
+    comparison["retrieval_hit"] = hit
+    comparison = comparison.assign_coords(
+        entry=np.array(names, dtype=object),
+        group=("entry", draw.group),
+        variant=("entry", draw.group.copy()),
+        seed=("entry", draw.seed),
+        partner=("entry", len(groups) * draw.seed),
+        size=("entry", np.array(["tiny"] * count, dtype=object)),
+        position_start=("position_bin", start),
+        position_stop=("position_bin", 2 * start),
+        copy_distance=[8 << k for k in range(9)],
+        prompt_length=[32 << k for k in range(7)],
+        step=list(STEPS),
+        tokens_seen=(("entry", "step"), [[128 * step for step in STEPS]] * count),
+    )
+    return comparison.assign_attrs(
+        model=", ".join(groups),
+        baseline=groups[0],
+        findings="A finding.",
+        versions=json.dumps({"torch": "2"}),
+        created="2026-01-01T00:00:00+00:00",
+        seed=0,
+        context=CONTEXT,
+        trained_context=CONTEXT,
+        sequences=8,
+        head_sequences=4,
+        growth_sequences=2,
     )
