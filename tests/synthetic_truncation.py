@@ -4,6 +4,8 @@ The cost of a set of planes is the sum of the costs of its planes. Fast planes c
 planes slower than the context cost little. All numbers are made up.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -18,8 +20,18 @@ TRIALS = 16
 SEQUENCES = 32
 CONTEXT = 512
 KEEP = [planes / 8 for planes in range(8, -1, -1)]
-COPIED = ("model", "dtype", "seed", "sequences", "rows", "versions", "created")
-COPIED += ("context", "trained_context")
+COPIED = (
+    "model",
+    "dtype",
+    "seed",
+    "sequences",
+    "rows",
+    "versions",
+    "created",
+    "context",
+    "trained_context",
+)
+EDIT_HEADS = ("edit", "layer", "head")
 
 
 def synthetic_truncation(
@@ -33,12 +45,13 @@ def synthetic_truncation(
     turning = [dict(enumerate(wavelength.tolist()))] * shape[0]
     sweep = PlaneSweep(keep=KEEP, ends=ends, bands=bands, controls=controls)
     cuts = sweep.plan(turning, seed=0)
-    cost = np.where(
-        wavelength < CONTEXT, 4.0 * wavelength**-0.3 / len(wavelength), 1e-4
-    )
-    total = np.array([sum(cost[n] for n in cut.stopped[0]) for cut in cuts])
-    data = _losses(total, rng) | _tasks(total, shape, rng)
-    data |= _heads(total, table["label"].to_numpy().reshape(shape), rng)
+    total = _costs([cut.stopped[0] for cut in cuts], wavelength)
+    label = table["label"].to_numpy().reshape(shape)
+    variables = {
+        **_losses(total, rng),
+        **_tasks(total, shape, rng),
+        **_heads(total, label, rng),
+    }
     coordinates = {
         "edit": [cut.edit for cut in cuts],
         "retrieval_length": list(LENGTHS),
@@ -47,11 +60,22 @@ def synthetic_truncation(
         "inv_freq": profile["inv_freq"].variable,
         "wavelength": profile["wavelength"].variable,
     }
-    attrs = {name: profile.attrs[name] for name in COPIED} | {"kind": "truncation"}
-    dataset = xr.Dataset(data, coords=coordinates, attrs=attrs)
+    attrs = {name: profile.attrs[name] for name in COPIED}
+    attrs["kind"] = "truncation"
+    dataset = xr.Dataset(variables, coords=coordinates, attrs=attrs)
     for name, variable in dataset.variables.items():
         variable.attrs = {"long_name": str(name).replace("_", " "), "units": "1"}
     return named_entries(dataset, cuts)
+
+
+def _costs(stopped: list[Iterable[int]], wavelength: np.ndarray) -> np.ndarray:
+    """The cost (nats) of each set of stopped planes."""
+    fast = 4.0 * wavelength**-0.3 / len(wavelength)
+    of_plane = np.where(wavelength < CONTEXT, fast, 1e-4)
+    totals = []
+    for planes in stopped:
+        totals.append(sum(of_plane[plane] for plane in planes))
+    return np.array(totals)
 
 
 @pytest.fixture(scope="session")
@@ -70,12 +94,10 @@ def _losses(total: np.ndarray, rng: np.random.Generator) -> dict:
     loss = base + total[:, None] * wobble
     start = np.array([0, 1, 2, 4, 8, 16, 32, 64, 128, 256])
     position = 1.2 + total[:, None] + 2 / np.sqrt(1 + start)
+    predicted = rng.integers(CONTEXT // 2, CONTEXT, SEQUENCES)
     return {
         "loss": (("edit", "sequence"), loss),
-        "predicted_tokens": (
-            "sequence",
-            rng.integers(CONTEXT // 2, CONTEXT, SEQUENCES),
-        ),
+        "predicted_tokens": ("sequence", predicted),
         "position_loss": (("edit", "position_bin"), position),
         "position_loss_se": (("edit", "position_bin"), 0.02 + 0 * position),
         "far_loss": (("edit", "sequence"), loss),
@@ -85,39 +107,40 @@ def _losses(total: np.ndarray, rng: np.random.Generator) -> dict:
 
 def _tasks(total: np.ndarray, heads: tuple[int, int], rng: np.random.Generator) -> dict:
     share = np.exp(-total)
+    by_edit = share[:, None, None]
     best = rng.beta(1, 8, size=heads)
     trials = rng.normal(0, 0.05, size=(len(total), TRIALS))
-    scores = (share[:, None] * (1 + trials))[..., None, None] * best
+    of_trial = share[:, None] * (1 + trials)
     copies = np.stack([4 + total[:, None] + trials] * 2, axis=1)
-    sizes = (len(total), len(LENGTHS), len(DEPTHS), TRIALS)
-    dims = ("edit", "retrieval_length", "depth", "trial")
-    chance = (0.125 + 0.6 * share)[:, None, None, None]
-    hit = (rng.random(sizes[1:]) < chance).astype(float)
+    sizes = (len(LENGTHS), len(DEPTHS), TRIALS)
+    chance = 0.125 + 0.6 * share
+    hit = rng.random(sizes) < chance[:, None, None, None]
+    hit = hit.astype(float)
+    needles = ("edit", "retrieval_length", "depth")
     return {
-        "induction": (("edit", "layer", "head"), share[:, None, None] * best),
-        "trial_induction": (("edit", "trial", "layer", "head"), scores),
-        "duplicate_token": (
-            ("edit", "layer", "head"),
-            share[:, None, None] * best[::-1],
+        "induction": (EDIT_HEADS, by_edit * best),
+        "trial_induction": (
+            ("edit", "trial", "layer", "head"),
+            of_trial[..., None, None] * best,
         ),
+        "duplicate_token": (EDIT_HEADS, by_edit * best[::-1]),
         "repeat_loss": (("edit", "trial"), 5.0 - 2.0 * share[:, None] + trials),
         "first_loss": (("edit", "trial"), 6.0 + trials),
         "copy_loss": (("edit", "copy_distance", "trial"), copies),
-        "retrieval_hit": (dims, hit),
-        "retrieval": (dims[:3], hit.mean(-1)),
+        "retrieval_hit": ((*needles, "trial"), hit),
+        "retrieval": (needles, hit.mean(-1)),
     }
 
 
 def _heads(total: np.ndarray, label: np.ndarray, rng: np.random.Generator) -> dict:
-    dims = ("edit", "layer", "head")
     labels = np.repeat(label[None], len(total), axis=0).astype(object)
     change = total[:, None, None] * rng.gamma(2, 0.5, size=label.shape)
     labels[change > 0.8] = "semantic"
-    chance = np.clip(total / 4, 0, 1)[:, None]
-    resampled = rng.binomial(label.size, chance, (len(total), 400))
+    chance = np.clip(total / 4, 0, 1)
+    resampled = rng.binomial(label.size, chance[:, None], (len(total), 400))
     return {
-        "attention_change": (dims, change),
-        "label": (dims, labels),
+        "attention_change": (EDIT_HEADS, change),
+        "label": (EDIT_HEADS, labels),
         "labels_changed_resampled": (("edit", "resample"), resampled),
-        "total_bits": (dims, np.full(change.shape, 2.0)),
+        "total_bits": (EDIT_HEADS, np.full(change.shape, 2.0)),
     }
