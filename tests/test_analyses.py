@@ -309,7 +309,8 @@ def test_prints_its_purpose_and_its_errors(script, tmp_path, python, monkeypatch
     monkeypatch.chdir(tmp_path)
     helped = python(script, "--help")
     title = (ast.get_docstring(ast.parse(script.read_text())) or "").splitlines()[0]
-    assert (helped.code, helped.err) == (0, "")
+    assert helped.code == 0
+    assert helped.err == ""
     assert title in helped.out
     option = "--runs" if script.stem == "copying" else "--text"
     failed = python(script, option, "nowhere")

@@ -35,7 +35,8 @@ def analyzed(ropelens, model, text, tmp_path_factory, pageless) -> Path:
     out = tmp_path_factory.getbasetemp() / "analyzed"
     if not out.exists():
         ended = ropelens("analyze", model, "--text", text, *FEW, "--out", out)
-        assert (ended.code, ended.out) == (0, f"{out / 'index.html'}\n")
+        assert ended.code == 0
+        assert ended.out == f"{out / 'index.html'}\n"
         lines = ended.err.splitlines()  # a slow machine prints its progress
         stages = ("measuring: ", "probing: ", "fitting the budget: ")
         plan, *findings = [x for x in lines if not x.startswith(stages)]
@@ -84,13 +85,15 @@ def test_run_json_is_enough_to_repeat_the_run(
     facts = {"name": "tiny llama", "revision": "", "class": "LlamaForCausalLM"}
     assert record["model"] == facts | {"fingerprint": identity_of(model)}
     assert len(record["text"]["fingerprint"]) == 64
-    assert (record["seed"], record["arguments"]["rows"]) == (3, "auto")
+    assert record["seed"] == 3
+    assert record["arguments"]["rows"] == "auto"
     assert record["versions"].keys() >= {"ropelens", "torch", "transformers"}
     assert record["seconds"].keys() == {"load", "measure"}
     assert 5e7 < record["peak_memory_bytes"] < 1e10
     first = (analyzed / "heads.csv").read_bytes()
     program, *args = shlex.split(record["command"])
-    assert (program, ropelens(*args).code) == ("ropelens", 0)
+    assert program == "ropelens"
+    assert ropelens(*args).code == 0
     assert (analyzed / "heads.csv").read_bytes() == first
     again = json.loads((analyzed / "run.json").read_text())
     for changing in ("created", "seconds", "peak_memory_bytes"):
@@ -121,7 +124,8 @@ def test_warnings_of_libraries_are_hidden(ropelens, model, monkeypatch):
 
     monkeypatch.setattr("ropelens.commands.rope_table._alike", noisy)
     ended = ropelens("rope", model)
-    assert (ended.code, ended.err) == (0, "")
+    assert ended.code == 0
+    assert ended.err == ""
 
 
 def test_a_plan_describes_the_run_and_measures_nothing(
@@ -130,7 +134,8 @@ def test_a_plan_describes_the_run_and_measures_nothing(
     monkeypatch.delattr("ropelens.checkpoints.load.Opened.read")  # no weights
     options = ("--rows", 7, "--batch-size", 5)
     ended = ropelens("analyze", model, "--text", text, *options, "--plan")
-    assert (ended.code, ended.err) == (0, "")
+    assert ended.code == 0
+    assert ended.err == ""
     facts = dict(line.split(maxsplit=1) for line in ended.out.splitlines())
     assert facts["model"].startswith("tiny llama, 2 layers x 4 heads, 18,080 param")
     assert facts["batch"] == "5 sequences at a time, 10 batches"
@@ -161,7 +166,8 @@ def test_transformer_lens_gives_the_same_heads(
 
 def test_without_a_command_the_help_comes_as_an_error(ropelens: Command):
     ended = ropelens()
-    assert (ended.code, ended.out) == (2, "")
+    assert ended.code == 2
+    assert ended.out == ""
     assert ended.err == ropelens("--help").out
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", ropelens("--version").out)
 
@@ -192,7 +198,8 @@ def test_without_a_command_the_help_comes_as_an_error(ropelens: Command):
 )
 def test_help_names_every_option(ropelens: Command, command: str, options: str):
     ended = ropelens(*command.split(), "--help")
-    assert (ended.code, ended.err) == (0, "")
+    assert ended.code == 0
+    assert ended.err == ""
     assert set(options.split()) <= set(ended.out.split())
     assert max(map(len, ended.out.splitlines())) <= 80
     assert not command or f"  ropelens {command} " in ended.out  # an example
@@ -200,7 +207,8 @@ def test_help_names_every_option(ropelens: Command, command: str, options: str):
 
 def test_list_names_the_bundled_checkpoints(ropelens: Command):
     ended = ropelens("list")
-    assert (ended.code, ended.err) == (0, "")
+    assert ended.code == 0
+    assert ended.err == ""
     for name in BUNDLED:
         (line,) = [
             line for line in ended.out.splitlines() if f"bundled:{name} " in line
@@ -221,7 +229,8 @@ def test_a_table_for_layers_that_rotate_alike(ropelens: Command, tmp_path: Path)
             no_rope_layers=[1, 1, 0, 1, 1, 0],
         ),
     )
-    assert (ended.code, ended.err) == (0, "")
+    assert ended.code == 0
+    assert ended.err == ""
     lines = ended.out.splitlines()
     assert max(map(len, lines)) <= 80
     titles = [line for line in lines if line.startswith("layer")]

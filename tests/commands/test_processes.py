@@ -132,9 +132,8 @@ def test_remaining_checkpoints_are_shared_one_after_another(args, single, tmp_pa
     ended = forked(
         2, ONE_DISK + PAGELESS_MAIN, "analyze", other, same, *args, "--out", out
     )
-    assert (ended.returncode, ended.stdout) == (0, f"{out / 'index.html'}\n"), (
-        ended.stderr
-    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == f"{out / 'index.html'}\n", ended.stderr
     assert ended.stderr.count("model is measured already\n") == 1
     assert [re.split("[:,] ", line)[2] for line in messages(ended.stderr)] == [
         "other",
@@ -161,7 +160,8 @@ def test_a_killed_process_ends_all_and_a_second_run_continues(
         ended = forked(2, DIES.format(stage=0), *command)
     else:
         ended = together(*TORCHRUN, 2, script, *command)
-    assert (ended.returncode != 0, ended.stdout) == (True, "")
+    assert ended.returncode != 0
+    assert ended.stdout == ""
     assert len(messages(ended.stderr)) == 2, ended.stderr
     lost = messages(ended.stderr)[1]
     # The other process notices the end, or torchrun stops it.
@@ -180,9 +180,8 @@ def test_a_killed_sweep_continues(args: tuple, single: rl.Analysis, tmp_path: Pa
     assert forked(1, DIES.format(stage=1), *command).returncode == -signal.SIGKILL
     assert [path.name for path in out.iterdir()] == [".unfinished"]
     ended = forked(1, PAGELESS_MAIN, *command)
-    assert (ended.returncode, ended.stdout) == (0, f"{out / 'index.html'}\n"), (
-        ended.stderr
-    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == f"{out / 'index.html'}\n", ended.stderr
     assert ended.stderr.count("continuing from the saved progress in ") == 2
     assert not (out / ".unfinished").exists()
     assert_same(rl.open(out).profile, single.profile)
@@ -201,7 +200,8 @@ def test_importing_ropelens_first_is_enough(tmp_path: Path):
     """ropelens, its figures and its pages do not import torch."""
     rl.variant_config(tiny("llama_gqa").config, "partial:0.5").save_pretrained(tmp_path)
     ended = forked(1, IMPORTS, tmp_path)
-    assert (ended.returncode, ended.stdout) == (0, "set()\n"), ended.stderr
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "set()\n", ended.stderr
 
 
 @pytest.mark.thorough
@@ -245,11 +245,14 @@ def test_a_repeated_command_measures_the_rest(history, text, tmp_path, ropelens)
     models = [history / step for step in MODELS]
     last.write_bytes(whole[:-100])
     ended = ropelens("analyze", *models, *options)
-    assert (ended.code, ended.out, ended.err.count("plan: ")) == (1, "", 2)
+    assert ended.code == 1
+    assert ended.out == ""
+    assert ended.err.count("plan: ") == 2
     assert [path.name for path in out.iterdir()] == [MODELS[0]]
     last.write_bytes(whole)
     ended = ropelens("analyze", *models, *options)
-    assert (ended.code, ended.out) == (0, f"{out / 'index.html'}\n")
+    assert ended.code == 0
+    assert ended.out == f"{out / 'index.html'}\n"
     assert ended.err.startswith(f"{MODELS[0]} is measured already\n")
     assert ended.err.count("plan: ") == 1
     all_files = ("comparison.csv", "comparison.nc", *NAMES, *MODELS)
@@ -281,7 +284,8 @@ def test_a_repeated_command_measures_the_rest(history, text, tmp_path, ropelens)
     edit_config(model, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
     assert not same()
     ended = ropelens("analyze", *models, *options)
-    assert (ended.code, ended.err.count("plan: ")) == (0, 1)
+    assert ended.code == 0
+    assert ended.err.count("plan: ") == 1
     edited = rl.analyze(model, text, rl.Options(context=32, surrogates=2)).profile
     assert_same(rl.open(out / MODELS[0]).profile, edited)
 

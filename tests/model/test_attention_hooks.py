@@ -332,10 +332,14 @@ def test_blocks_nest_and_two_models_have_separate_hooks(
     with live.observe(outer.append), as_live_model(other).observe(theirs.append):
         with live.observe(inner.append):
             assert torch.equal(logits(llama), plain)
-        assert (len(inner), len(outer), len(theirs)) == (2, 2, 0)
+        assert len(inner) == 2
+        assert len(outer) == 2
+        assert len(theirs) == 0
         assert torch.equal(logits(llama), plain)
         assert torch.equal(logits(other), plain_other)
-        assert (len(inner), len(outer), len(theirs)) == (2, 4, 2)
+        assert len(inner) == 2
+        assert len(outer) == 4
+        assert len(theirs) == 2
 
 
 @pytest.mark.parametrize("how", ["a bias", "by head"])

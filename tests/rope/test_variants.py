@@ -284,7 +284,8 @@ def test_unknown_and_malformed_variants(spelled: str, line: str):
 def test_the_rotation_under_a_variant_is_printed(ropelens, tmp_path):
     model = save_family(tmp_path / "model", "llama_gqa")
     ended = ropelens("rope", model, "--variant", "p-rope:0.5")
-    assert (ended.code, ended.err) == (0, "")
+    assert ended.code == 0
+    assert ended.err == ""
     assert ended.out.count("inf") == 4
     assert ropelens("rope", model).out.count("inf") == 0
 

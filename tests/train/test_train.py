@@ -203,8 +203,12 @@ def test_sequences_are_the_documents_end_to_end(trained_run: Path, texts: list[s
 
 def test_a_size_can_be_spelled_out():
     size = get_size("8x384x6x2")
-    assert (size.layers, size.width, size.heads, size.kv_heads) == (8, 384, 6, 2)
-    assert (size.head_dim, size.mlp) == (64, 1024)
+    assert size.layers == 8
+    assert size.width == 384
+    assert size.heads == 6
+    assert size.kv_heads == 2
+    assert size.head_dim == 64
+    assert size.mlp == 1024
     for wrong in ("0x384x6x2", "8x384x7x1", "8x384x6x4"):
         with pytest.raises(BadArgument, match=f"No model has the size '{wrong}'"):
             get_size(wrong)
