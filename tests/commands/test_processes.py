@@ -226,12 +226,16 @@ MODELS = ("step-000001", "step-000002")
 
 
 @pytest.fixture
-def history(tmp_path):
-    for size, step in enumerate(MODELS):
+def history(tmp_path: Path) -> Path:
+    """Two checkpoints of one training."""
+    for number, step in enumerate(MODELS):
         model = save_tiny(tmp_path / "history" / step, num_hidden_layers=1)
-        edit_weights(
-            model, lambda weights, by=size: [w.mul_(1 + by) for w in weights.values()]
-        )
+
+        def grow(weights: dict[str, torch.Tensor], factor: int = 1 + number) -> None:
+            for weight in weights.values():
+                weight.mul_(factor)
+
+        edit_weights(model, grow)
     return tmp_path / "history"
 
 
@@ -239,55 +243,64 @@ def history(tmp_path):
 @pytest.mark.usefixtures("pageless")
 def test_a_repeated_command_measures_the_rest(history, text, tmp_path, ropelens):
     out = tmp_path / "out"
-    last = history / MODELS[1] / "model.safetensors"
-    options = ("--text", text, "--context", 32, "--surrogates", 2, "--out", out)
-    whole = last.read_bytes()
     models = [history / step for step in MODELS]
+    last = models[1] / "model.safetensors"
+    whole = last.read_bytes()
     last.write_bytes(whole[:-100])
-    ended = ropelens("analyze", *models, *options)
-    assert ended.code == 1
-    assert ended.out == ""
-    assert ended.err.count("plan: ") == 2
+    options = ("--text", text, "--context", 32, "--surrogates", 2, "--out", out)
+    failed = ropelens("analyze", *models, *options)
+    assert failed.code == 1
+    assert failed.out == ""
+    assert failed.err.count("plan: ") == 2
     assert [path.name for path in out.iterdir()] == [MODELS[0]]
     last.write_bytes(whole)
-    ended = ropelens("analyze", *models, *options)
-    assert ended.code == 0
-    assert ended.out == f"{out / 'index.html'}\n"
-    assert ended.err.startswith(f"{MODELS[0]} is measured already\n")
-    assert ended.err.count("plan: ") == 1
-    all_files = ("comparison.csv", "comparison.nc", *NAMES, *MODELS)
-    assert {path.name for path in out.iterdir()} == {*all_files} - {"profile.nc"}
+    repeated = ropelens("analyze", *models, *options)
+    assert repeated.code == 0
+    assert repeated.out == f"{out / 'index.html'}\n"
+    assert repeated.err.startswith(f"{MODELS[0]} is measured already\n")
+    assert repeated.err.count("plan: ") == 1
+    names = {path.name for path in out.iterdir()}
+    without_profile = {*NAMES} - {"profile.nc"}
+    assert names == {"comparison.csv", "comparison.nc", *without_profile, *MODELS}
     heads = pd.read_csv(out / "heads.csv")
     assert list(heads)[:3] == ["checkpoint", "layer", "head"]
     for step in MODELS:
-        single = rl.analyze(history / step, text, rl.Options(context=32, surrogates=2))
-        assert_same(rl.open(out / step).profile, single.profile)
-        of_step = heads[heads["checkpoint"] == step]
-        assert of_step["total_bits"].to_numpy() == pytest.approx(
-            single.heads["total_bits"]
+        expected = rl.analyze(
+            history / step, text, rl.Options(context=32, surrogates=2)
         )
+        assert_same(rl.open(out / step).profile, expected.profile)
+        bits = heads.loc[heads["checkpoint"] == step, "total_bits"].to_numpy()
+        assert bits == pytest.approx(expected.heads["total_bits"])
 
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("pageless")
+def test_a_changed_model_text_or_option_is_measured_again(
+    history, text, tmp_path, ropelens
+):
+    out = tmp_path / "out"
     model = history / MODELS[0]
+    other = history / MODELS[1]
+    options = ("--text", text, "--context", 32, "--surrogates", 2, "--out", out)
+    assert ropelens("analyze", model, other, *options).code == 0
 
-    def same(context: int = 32) -> bool:
-        options_now = rl.Options(context=context, surrogates=2)
-        return is_measured(
-            out / MODELS[0], plan_analysis(str(model), [text], options_now)
-        )
+    def measured_already(context: int = 32) -> bool:
+        again = rl.Options(context=context, surrogates=2)
+        return is_measured(out / MODELS[0], plan_analysis(str(model), [text], again))
 
-    assert same()
-    assert not same(context=24)
+    assert measured_already()
+    assert not measured_already(context=24)
     text.write_text(text.read_text()[::-1])
-    assert not same()
+    assert not measured_already()
     text.write_text(text.read_text()[::-1])
-    assert same()
+    assert measured_already()
     edit_config(model, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
-    assert not same()
-    ended = ropelens("analyze", *models, *options)
-    assert ended.code == 0
-    assert ended.err.count("plan: ") == 1
-    edited = rl.analyze(model, text, rl.Options(context=32, surrogates=2)).profile
-    assert_same(rl.open(out / MODELS[0]).profile, edited)
+    assert not measured_already()
+    repeated = ropelens("analyze", model, other, *options)
+    assert repeated.code == 0
+    assert repeated.err.count("plan: ") == 1
+    expected = rl.analyze(model, text, rl.Options(context=32, surrogates=2))
+    assert_same(rl.open(out / MODELS[0]).profile, expected.profile)
 
 
 def test_names_tell_checkpoints_apart(history):

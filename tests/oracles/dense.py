@@ -202,9 +202,7 @@ def dense(
         is_sink = torch.from_numpy(row_sinks[:length].copy())
         for layer, call in zip(layers, calls, strict=True):
             layer.add(call, is_sink, context=tokens.shape[1])
-        log_chances = logits[:-1].log_softmax(-1)
-        following = row[1:length, None]
-        loss -= float(log_chances.gather(1, following).sum())
+        loss += summed_loss(logits, row[:length])
     token_count = int(np.sum(lengths))
     row_count = token_count - len(lengths)
     width = max(len(rotation.pairs) for rotation in rotations)
@@ -225,6 +223,13 @@ def dense(
     result["rows"] = np.array(row_count)
     result["tokens"] = np.array(token_count)
     return result
+
+
+def summed_loss(logits: Tensor, tokens: Tensor) -> float:
+    """The loss of all predictions of a sequence, in nats."""
+    log_chances = logits[:-1].log_softmax(-1)
+    of_following = log_chances.gather(1, tokens[1:, None])
+    return -float(of_following.sum())
 
 
 def stack_ragged(arrays: list[Floats]) -> Floats:

@@ -152,6 +152,11 @@ def test_a_contrast_is_relative_to_the_other_keys_of_the_row(name: str):
         mean = terms[:, others] @ weight[others] / weight[others].sum()
         expected = terms[:, key] - mean
         np.testing.assert_allclose(result, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "glm", "gpt_oss", "mistral_sliding"])
+def test_a_contrast_with_a_runner_up_sums_to_the_odds(name: str):
+    model = tiny(name).double()
     against_4 = rl.capture(model, tokens(length=9), runner_up=4)
     for head in against_4["head"].values:
         of_head = against_4.sel(head=head)

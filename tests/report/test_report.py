@@ -82,7 +82,9 @@ def test_arrays_travel_as_bytes(small):
     largest = np.abs(steps).max((1, 2))
     assert largest.tolist() == [2**13 - 1] * len(steps)
 
-    # Without vectors, the page gets the square root of each weight in a byte.
+
+def test_without_vectors_the_page_gets_the_square_root_of_each_weight_in_a_byte(small):
+    profile, _ = small
     blind = profile.assign(excerpt_query_still=np.nan * profile["excerpt_query_still"])
     given = excerpt_payload(blind)["excerpts"][0]["attention"]
     cells = np.frombuffer(given["data"], "u1").reshape(given["shape"])

@@ -9,6 +9,7 @@ import select
 import sys
 import termios
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -104,40 +105,98 @@ def test_no_estimate_before_each_stage_has_a_pace(capsys, monkeypatch):
     assert probing == "probing: 1,000 of 1,000 tokens, 50 tokens/s"
     assert start == "measuring: 0 of 8,000 tokens"
     assert first == "fitting: 1 of 4 layers, 0.33 layers/s"
-    left = ["0:00:20", "0:00:18", "0:00:15", "0:00:13", "0:00:10", "0:00:08", "0:00:04"]
-    assert [re.findall(r"[\d:]+(?= left)", line) for line in rest] == [
-        *([x] for x in left),
-        [],
+    *with_estimate, last = rest
+    left = []
+    for line in with_estimate:
+        left += re.findall(r"[\d:]+(?= left)", line)
+    assert left == [
+        "0:00:20",
+        "0:00:18",
+        "0:00:15",
+        "0:00:13",
+        "0:00:10",
+        "0:00:08",
+        "0:00:04",
     ]
+    assert " left" not in last
+
+
+TEXT = 0
+PROBING = 1
+FITS = 2
+TOKENS = 10_000  # of a batch
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a run: the units that it adds to its stage, and its mean time."""
+
+    stage: int
+    amount: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run over batches of text, in which each kind of work has its own pace."""
+
+    layers: int
+    batches: int
+    probing: float
+    sums: float
+    exchange: float
+    fit: float
+
+    @classmethod
+    def draw(cls, random: np.random.Generator) -> "Run":
+        """Each kind of work takes 0.2 to 5 times as long as in an average model."""
+        probing, sums, exchange, fit = 5.0 ** random.uniform(-1, 1, 4)
+        return cls(
+            layers=random.choice([6, 30, 80]),
+            batches=random.choice([1, 2, 8]),
+            probing=probing,
+            sums=sums,
+            exchange=exchange,
+            fit=fit,
+        )
+
+    def steps(self) -> list[Step]:
+        steps = [Step(PROBING, 1, 5 * self.probing), Step(PROBING, 1, 2 * self.probing)]
+        for batch in range(self.batches):
+            steps += self.steps_of_batch(fits=batch == 0)
+        return steps
+
+    def steps_of_batch(self, *, fits: bool) -> list[Step]:
+        of_layer = 0.5 + 0.3 * self.sums + 0.1 * self.exchange
+        share = int(TOKENS / (1.05 * self.layers))
+        steps = []
+        for layer in range(self.layers):
+            if layer == 0:
+                steps.append(Step(TEXT, 0, 0.2 * of_layer))
+            else:
+                steps.append(Step(TEXT, share, of_layer))
+            if fits:  # the first fit loads libraries
+                steps.append(Step(FITS, 1, self.fit if layer else 3 * self.fit))
+        rest = TOKENS - share * (self.layers - 1)
+        steps.append(Step(TEXT, rest, of_layer + 0.05 * self.layers))
+        return steps
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_an_estimate_is_within_a_factor_of_1_5_for_any_shares(seed: int):
-    """Each kind of work takes 0.2 to 5 times as long as in an average model."""
-    draw = np.random.default_rng(seed)
-    probing, sums, exchange, fit = 5.0 ** draw.uniform(-1, 1, 4)
-    layers = draw.choice([6, 30, 80])
-    batches = draw.choice([1, 2, 8])
-    layer = 0.5 + 0.3 * sums + 0.1 * exchange
-    share = int(10_000 / (1.05 * layers))
-    steps = [(1, 1, 5.0 * probing), (1, 1, 2.0 * probing)]
-    for batch in range(batches):
-        for number in range(layers):
-            steps.append((0, share, layer) if number else (0, 0, 0.2 * layer))
-            if batch == 0:  # the first fit loads libraries
-                steps.append((2, 1, fit if number else 3 * fit))
-        steps.append((0, 10_000 - share * (layers - 1), layer + 0.05 * layers))
-    text = Stage("text", 10_000 * batches)
-    fits = Stage("fits", layers, "layers")
-    times = [seconds * draw.uniform(0.8, 1.2) for _, _, seconds in steps]
-    left = sum(times)
+    random = np.random.default_rng(seed)
+    run = Run.draw(random)
+    steps = run.steps()
+    times = [step.seconds * random.uniform(0.8, 1.2) for step in steps]
+    text = Stage("text", TOKENS * run.batches)
+    fits = Stage("fits", run.layers, "layers")
     stages = (text, Stage("probing", 2), fits)
-    known = False
-    for (stage, amount, _), seconds in zip(steps, times, strict=True):
-        stages[stage].add(amount, seconds)
+    left = sum(times)
+    for step, seconds in zip(steps, times, strict=True):
+        stages[step.stage].add(step.amount, seconds)
         left = left - seconds
         estimate = progress.seconds_left(stages)
-        known |= stages[2].steps > 1
-        assert math.isnan(estimate) != known
-        if known and left > 0.05 * sum(times):
+        has_pace = fits.steps > 1
+        assert math.isnan(estimate) != has_pace
+        if has_pace and left > 0.05 * sum(times):
             assert left / 1.5 < estimate < left * 1.5
