@@ -1,7 +1,8 @@
 """Order and place if keys move away, and the change of attention by edits."""
 
 import sys
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from oracles.handmade import call_of
-from oracles.recording import attention_calls
+from oracles.recording import AttentionCall, LayerRotation, attention_calls
 from oracles.tiny import keep, random_tokens, rotations, tiny
 from small_measurements import assert_alike
 from torch import Tensor
@@ -66,51 +67,111 @@ def draw(weight: np.ndarray, numbers: Tensor) -> list[int]:
     return drawn[1:]
 
 
+BINS = 2 ** np.arange(6)  # the first distance of each bin
+NEAR, FAR, START = distances.sampled_distances(len(BINS))
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """Scores [key, distance] of a query, and the two pairs of keys that are compared."""
+
+    score: np.ndarray
+    length: np.ndarray  # [key]: length of the terms of all planes
+    pair: list[int]  # drawn by attention
+    even_pair: list[int]  # drawn with equal chances
+    farthest: int  # distance of the first key that the query sees
+
+    @property
+    def sees(self) -> np.ndarray:
+        return self.farthest >= FAR
+
+    def measures(self) -> dict[str, np.ndarray]:
+        """The values of each measure by sampled distance."""
+        near = NEAR * self.sees
+        far = FAR * self.sees
+        measures = {}
+        if self.pair:
+            key = self.pair[0]
+            score = self.score[key]
+            steps = abs(score[far] - score[far - 1]) / self.length[key]
+            mean_step = np.average(steps, weights=START * self.sees)
+            measures["locality"] = score[near] > score[far]
+            measures["position_sensitivity"] = np.full(len(FAR), mean_step)
+        for name, keys in (
+            ("reversal", self.pair),
+            ("uniform_reversal", self.even_pair),
+        ):
+            if not keys:
+                continue
+            lead = self.score[keys[0]] - self.score[keys[-1]]
+            if abs(lead).max() > 1e-6:  # two keys with different contents
+                measures[name] = lead[far] * lead[0] < 0
+        return measures
+
+    def mean_by_bin(self, values: np.ndarray) -> np.ndarray:
+        """Mean of values by distance in each bin that the query reaches; NaN in the rest."""
+        means = np.full(len(BINS), np.nan)
+        reached = FAR[self.sees].max()
+        for number, begin in enumerate(BINS):
+            if begin <= reached:
+                means[number] = values[self.sees & (begin == START)].mean()
+        return means
+
+
+def lengths_of_terms(q: Tensor, k: Tensor, turning: LayerRotation) -> Tensor:
+    """Length [head, row, key] of the terms of all planes, and of the rest."""
+    terms = []
+    for pair in turning.pairs:
+        q_norm = q[..., pair].norm(dim=-1)
+        k_norm = k[..., pair].norm(dim=-1)
+        terms.append(q_norm[..., None] * k_norm[:, None])
+    terms.append(q[..., turning.rest] @ k[..., turning.rest].mT)
+    return torch.stack(terms).norm(dim=0)
+
+
+def rows_of_layer(
+    model: Any, call: AttentionCall, turning: LayerRotation, layer: int
+) -> Iterator[tuple[int, int, Row]]:
+    """The head, the position and the case of each row except the first."""
+    q = turning.unrotate(call.query)
+    k = turning.unrotate(call.key)
+    k = k.repeat_interleave(len(q) // len(k), dim=0)
+    scores = call.scale * rotated_scores(model, q, k, layer)
+    lengths = call.scale * lengths_of_terms(q, k, turning)
+    heads, count = scores.shape[:2]
+    order = exchange_order(torch.tensor([count]), width=count, seed=0, numbers=[0])
+    for head in range(heads):
+        for position in range(1, count):
+            seen = call.visible[position].numpy()
+            weight = call.attention[head, position].numpy()
+            numbers = order[0, :, position]
+            row = Row(
+                score=scores[head, position].numpy(),
+                length=lengths[head, position].numpy(),
+                pair=draw(weight * seen, numbers[:2]),
+                even_pair=draw(1.0 * seen, numbers[2:]),
+                farthest=position - seen.argmax(),
+            )
+            yield head, position, row
+
+
 def true_measures(model: Any, tokens: Tensor, name: str) -> dict[str, np.ndarray]:
     """Means over rows [layer, head, bin]; `position_sensitivity` is the same in all bins."""
-    calls = attention_calls(model, tokens)[0]
-    count = len(tokens)
-    bins = 2 ** np.arange(6)
-    shape = (len(calls), 4, count, len(bins))
-    found = {name: np.full(shape, np.nan) for name in NAMES}
-    near, far, start = distances.sampled_distances(len(bins))
-    order = exchange_order(torch.tensor([count]), width=count, seed=0, numbers=[0])
+    calls, _ = attention_calls(model, tokens)
+    shape = (len(calls), 4, len(tokens), len(BINS))
+    by_row = {measure: np.full(shape, np.nan) for measure in NAMES}
     turnings = rotations(model, name=name)
     for layer, (call, turning) in enumerate(zip(calls, turnings, strict=True)):
-        q = turning.unrotate(call.query)
-        k = turning.unrotate(call.key)
-        k = k.repeat_interleave(len(q) // len(k), dim=0)
-        scores = (call.scale * rotated_scores(model, q, k, layer)).numpy()
-        norms = ([x[..., pair].norm(dim=-1) for pair in turning.pairs] for x in (q, k))
-        parts = [x[..., None] * y[:, None] for x, y in zip(*norms, strict=True)]
-        parts.append(q[..., turning.rest] @ k[..., turning.rest].mT)
-        lengths = call.scale * torch.stack(parts).norm(dim=0).numpy()
-        for head, i in ((head, i) for head in range(4) for i in range(1, count)):
-            seen = call.visible[i].numpy()
-            weight = call.attention[head, i].numpy()
-            pair = draw(weight * seen, order[0, :2, i])
-            even = draw(1.0 * seen, order[0, 2:, i])
-            sees = far <= i - seen.argmax()
-            score = scores[head, i]
-            row = {}
-            n = near * sees
-            f = far * sees
-            if pair:
-                key = score[pair[0]]
-                steps = abs(key[f] - key[f - 1]) / lengths[head, i, pair[0]]
-                row["locality"] = key[n] > key[f]
-                row["position_sensitivity"] = 0 * far + np.average(
-                    steps, weights=start * sees
-                )
-            for of, keys in (("reversal", pair), ("uniform_reversal", even)):
-                lead = score[keys[0]] - score[keys[-1]] if keys else np.zeros(count)
-                if abs(lead).max() > 1e-6:  # two keys with different contents
-                    row[of] = lead[f] * lead[0] < 0
-            for of, x in row.items():
-                for n, begin in enumerate(bins[bins <= far[sees].max()]):
-                    found[of][layer, head, i, n] = x[sees & (start == begin)].mean()
-    with np.errstate(invalid="ignore"):
-        return {of: np.nansum(x, 2) / np.isfinite(x).sum(2) for of, x in found.items()}
+        for head, position, row in rows_of_layer(model, call, turning, layer):
+            for measure, values in row.measures().items():
+                means = row.mean_by_bin(values)
+                by_row[measure][layer, head, position] = means
+    true = {}
+    for measure, values in by_row.items():
+        count = np.isfinite(values).sum(2)
+        with np.errstate(invalid="ignore"):
+            true[measure] = np.nansum(values, 2) / count
+    return true
 
 
 @pytest.mark.parametrize(
@@ -120,9 +181,11 @@ def test_keys_are_read_as_if_they_were_rotated_anew(name: str):
     model = tiny(name).double()
     profile = rl.profile(model, TOKENS[:1], **OPTIONS)
     assert profile["distance_stop"].values.tolist() == [2, 4, 8, 16, 32, 64]
-    for of, true in true_measures(model, TOKENS[0], name).items():
-        true = true if profile[of].ndim == 3 else true[..., 0]
-        np.testing.assert_allclose(profile[of], true, atol=1e-6, err_msg=of)
+    true = true_measures(model, TOKENS[0], name)
+    for measure, by_bin in true.items():
+        ours = profile[measure]
+        expected = by_bin if ours.ndim == 3 else by_bin[..., 0]
+        np.testing.assert_allclose(ours, expected, atol=1e-6, err_msg=measure)
 
 
 def single_plane(wavelength: float) -> Any:

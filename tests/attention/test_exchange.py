@@ -55,10 +55,10 @@ def permutation(order: list[float], movable: list[bool], block: int) -> list[int
     contents = list(range(len(order)))
     for begin in range(0, len(order), block):
         end = min(begin + block, len(order))
-        places = [j for j in range(begin, end) if movable[j]]
-        in_order = sorted(places, key=order.__getitem__)
-        for place, content in zip(places, in_order, strict=True):
-            contents[place] = content
+        positions = [j for j in range(begin, end) if movable[j]]
+        in_order = sorted(positions, key=order.__getitem__)
+        for position, content in zip(positions, in_order, strict=True):
+            contents[position] = content
     return contents
 
 
@@ -66,105 +66,162 @@ def overlap(a: Tensor, b: Tensor) -> Tensor:
     return 1 - (a / a.sum() - b / b.sum()).abs().sum() / 2
 
 
-def dense_sums(
-    call: AttentionCall, planes: Planes, sequence: int, sinks: Tensor, batch: Any
-) -> Iterator[Tensor]:
-    """`FOLLOW` of each query head, row by row; rows use the permutations in turn, or all."""
-    length = int(batch.text.lengths[sequence])
-    group = call.query.shape[1] // call.key.shape[1]
-    hidden = torch.zeros(length, dtype=torch.bool)
-    if batch.text.hidden is not None:
-        hidden = batch.text.hidden[sequence, :length]
-    sees = call.visibility.sees().expand(len(call.query), -1, -1)[
-        sequence, :length, :length
-    ]
-    seen = [sees[row].nonzero()[:, 0] for row in range(length) if not hidden[row]]
-    window = max(map(len, seen))
-    real = int((~hidden).sum())
-    first_keys = {int(keys[0]) for keys in seen}
+def block_of_exchange(call: AttentionCall, sees: Tensor, hidden: Tensor) -> int:
+    """Tokens that exchange their contents: all, or half a window if the window slides."""
+    rows = sees[~hidden]
+    window = int(rows.sum(1).max())
+    first_keys = {int(row.nonzero()[0]) for row in rows}
     slides = len(first_keys) > 1
     if call.visibility.mask is not None:
-        slides = window < real * 2 / 3
-    block = window // 2 if slides else length
-    at = torch.arange(length)
-    for head in range(call.query.shape[1]):
-        members = range(head // group * group, (head // group + 1) * group)
-        kinds = sinks[sequence, :, :length].expand(call.query.shape[1], -1)
-        movable = [not (kinds[[*members], j].any() or hidden[j]) for j in range(length)]
-        q = call.query[sequence, head].double()
-        k = call.key[sequence, head // group].double()
-        by_head = planes.inv_freq.ndim > 1
-        of_head = replace(planes, inv_freq=planes.inv_freq[head]) if by_head else planes
-        still = turned(k[:length], at, of_head, -1)
+        slides = window < len(rows) * 2 / 3
+    return window // 2 if slides else len(sees)
+
+
+@dataclass(frozen=True, eq=False)
+class OneHead:
+    """The queries and keys [position, coordinate] of a head on one sequence."""
+
+    call: AttentionCall
+    head: int
+    query: Tensor
+    key: Tensor
+    planes: Planes
+    sees: Tensor  # [row, key]
+    movable: Tensor  # [key]: neither hidden nor a sink of the group of the head
+    block: int
+
+    @classmethod
+    def of(
+        cls,
+        call: AttentionCall,
+        planes: Planes,
+        head: int,
+        sinks: Tensor,
+        text: rl.Text,
+    ) -> list["OneHead"]:
+        """The head on each sequence of the text."""
+        heads = call.query.shape[1]
+        group = heads // call.key.shape[1]
+        key_head = head // group
+        members = slice(key_head * group, (key_head + 1) * group)
+        if planes.inv_freq.ndim > 1:
+            planes = replace(planes, inv_freq=planes.inv_freq[head])
+        visible = call.visibility.sees().expand(len(call.query), -1, -1)
+        of_sequences = []
+        for sequence, length in enumerate(text.lengths.tolist()):
+            hidden = torch.zeros(length, dtype=torch.bool)
+            if text.hidden is not None:
+                hidden = text.hidden[sequence, :length]
+            is_sink = sinks[sequence, :, :length].expand(heads, -1)[members].any(0)
+            sees = visible[sequence, :length, :length]
+            of_sequence = cls(
+                call,
+                head,
+                query=call.query[sequence, head].double(),
+                key=call.key[sequence, key_head, :length].double(),
+                planes=planes,
+                sees=sees,
+                movable=~(is_sink | hidden),
+                block=block_of_exchange(call, sees, hidden),
+            )
+            of_sequences.append(of_sequence)
+        return of_sequences
+
+    def exchanged_keys(self, contents: Tensor) -> Tensor:
+        """The keys if the token `contents[j]` is at position j."""
+        positions = torch.arange(len(self.key))
+        still = turned(self.key, positions, self.planes, -1)
+        return turned(still[contents], positions, self.planes, 1)
+
+    def attention(self, row: int, key: Tensor) -> Tensor:
+        score = self.call.squash(self.call.scale * key @ self.query[row])
+        odds = score.masked_fill(~self.sees[row], -math.inf).exp()
+        total = odds.sum()
+        if self.call.sink_logits is not None:
+            total = total + self.call.sink_logits[self.head].double().exp()
+        return odds / total
+
+    def follow(self, row: int, exchanged: Tensor, inverse: Tensor) -> Tensor:
+        """The values `FOLLOW` of a row."""
+        before = self.attention(row, self.key)
+        after = self.attention(row, exchanged)
+        compared = self.sees[row] & self.sees[row][inverse] & self.movable
+        values = torch.zeros(len(FOLLOW)).double()
+        values[4] = 1
+        if compared.any():
+            mass = before[compared].sum()
+            at_positions = overlap(before[compared], after[compared])
+            with_contents = overlap(before[compared], after[inverse][compared])
+            by_chance = overlap(before[compared], before[inverse][compared])
+            values[0] = mass * at_positions
+            values[1] = mass * with_contents
+            values[2] = mass * by_chance
+            values[3] = mass
+        return values
+
+    def sums(self, batch: Any, sequence: int) -> Tensor:
+        """`FOLLOW`, row by row; rows use the permutations in turn, or all."""
+        length = len(self.key)
+        rows = batch.scored.position[sequence].tolist()
+        weights = batch.scored.weight[sequence].tolist()
         total = torch.zeros(len(FOLLOW)).double()
         for draw in range(batch.scored.order.shape[1]):
             order = batch.scored.order[sequence, draw, :length].tolist()
-            pi = torch.tensor(permutation(order, movable, block))
-            inverse = pi.argsort()
-            exchanged = turned(still[pi], at, of_head, 1)
-            scored = batch.scored.position[sequence], batch.scored.weight[sequence]
-            for index, (row, weight) in enumerate(zip(*scored, strict=True)):
+            contents = permutation(order, self.movable.tolist(), self.block)
+            inverse = torch.tensor(contents).argsort()
+            exchanged = self.exchanged_keys(torch.tensor(contents))
+            for index, (row, weight) in enumerate(zip(rows, weights, strict=True)):
                 if weight == 0 or row < length * EARLY:
                     continue
                 if batch.text.single_long_sequence:
                     weight = weight / DRAWS
                 elif index % DRAWS != draw:
                     continue
-                scores = [
-                    call.squash(call.scale * x @ q[row])
-                    for x in (k[:length], exchanged)
-                ]
-                a, b = [x.masked_fill(~sees[row], -math.inf).exp() for x in scores]
-                sink = (
-                    0
-                    if call.sink_logits is None
-                    else call.sink_logits[head].double().exp()
-                )
-                a = a / (a.sum() + sink)
-                b = b / (b.sum() + sink)
-                v = sees[row] & sees[row][inverse] & torch.tensor(movable)
-                total[4] += weight
-                if not v.any():
-                    continue
-                mass = a[v].sum()
-                others = b[v], b[inverse][v], a[inverse][v]
-                overlaps = [overlap(a[v], x) for x in others]
-                total[:3] += weight * mass * torch.stack(overlaps)
-                total[3] += weight * mass
-        yield total
+                total += weight * self.follow(row, exchanged, inverse)
+        return total
+
+
+def dense_sums(
+    call: AttentionCall, planes: Planes, sinks: Tensor, batch: Any
+) -> Tensor:
+    """`FOLLOW` [sequence, head, value]."""
+    by_head = []
+    for head in range(call.query.shape[1]):
+        of_sequences = OneHead.of(call, planes, head, sinks, batch.text)
+        sums = [one.sums(batch, sequence) for sequence, one in enumerate(of_sequences)]
+        by_head.append(torch.stack(sums))
+    return torch.stack(by_head, dim=1)
 
 
 PADDED = rl.Text(random_tokens(), lengths=torch.tensor([30, 24]))
 MASK = torch.arange(36) >= torch.tensor([[6], [12]])
 HIDDEN = torch.zeros(2, 30, dtype=torch.bool)
 HIDDEN[0, 5:9] = HIDDEN[1, 1] = True
+POSITIONS = torch.arange(30)
 TEXTS: dict[str, Any] = {
     "single": random_tokens(sequences=1),
     "hidden": rl.Text(random_tokens(), hidden=HIDDEN),
     "begins hidden": rl.Text(
-        random_tokens(), hidden=torch.arange(30) < torch.tensor([[9], [8]])
+        random_tokens(), hidden=torch.tensor([[9], [8]]) > POSITIONS
     ),
-    "gap": rl.Text(
-        random_tokens(), hidden=torch.arange(30) // 12 == torch.tensor([[1], [9]])
-    ),
+    "gap": rl.Text(random_tokens(), hidden=torch.tensor([[1], [9]]) == POSITIONS // 12),
     "left": {
         "input_ids": random_tokens(length=36) * MASK,
         "attention_mask": MASK.long(),
     },
     "packed": {
         "input_ids": random_tokens().flatten()[None, :54],
-        "position_ids": torch.arange(30).repeat(2)[None, :54],
+        "position_ids": POSITIONS.repeat(2)[None, :54],
     },
 }
 Case = tuple[str, str]
-CASES: list[Case] = [
-    *((family, "right") for family in FAMILIES),
-    *(("llama_gqa", situation) for situation in (*MASKS, *TEXTS, "float32", "edited")),
-    *((family, "found sinks") for family in ("llama_gqa", "gpt_oss")),
-    *(
-        ("mistral_sliding", situation)
-        for situation in ("packed", "begins hidden", "gap")
-    ),
+CASES: list[Case] = [(family, "right") for family in FAMILIES]
+CASES += [("llama_gqa", name) for name in (*MASKS, *TEXTS, "float32", "edited")]
+CASES += [("llama_gqa", "found sinks"), ("gpt_oss", "found sinks")]
+CASES += [
+    ("mistral_sliding", "packed"),
+    ("mistral_sliding", "begins hidden"),
+    ("mistral_sliding", "gap"),
 ]
 
 OPEN = ExitStack()  # edits of measured models
@@ -220,11 +277,7 @@ def exchanged(case: Case) -> Exchanged:
         assert (call.softcap is not None) == (family == "gemma2")
         assert (call.sink_logits is not None) == (family == "gpt_oss")
         sinks = add_found_sinks(text.sinks, fits[call.layer].found_sinks)
-        sums = []
-        for sequence in range(len(text)):
-            of_heads = dense_sums(call, planes[call.layer], sequence, sinks, batch)
-            sums.append(torch.stack([*of_heads]))
-        expected[call.layer] = torch.stack(sums)
+        expected[call.layer] = dense_sums(call, planes[call.layer], sinks, batch)
 
     with measurement.live.observe(compute):
         measurement.live.forward(text.ids, hidden=text.hidden)
