@@ -189,33 +189,38 @@ def test_keys_are_read_as_if_they_were_rotated_anew(name: str):
 
 
 def single_plane(wavelength: float) -> Any:
-    rope = {
-        "rope_type": "linear",
-        "factor": wavelength / (2 * np.pi),
-        "rope_theta": 1e4,
-    }
+    factor = wavelength / (2 * np.pi)
+    rope = {"rope_type": "linear", "factor": factor, "rope_theta": 1e4}
     model = tiny("llama_gqa", head_dim=2, rope_parameters=rope).double()
     return rl.profile(model, random_tokens(sequences=4, length=256), **OPTIONS)
 
 
 def test_one_plane_of_many_turns_is_chance_and_a_falling_score_is_local(monkeypatch):
     fast = single_plane(2 * np.pi)
-    drawn = distances.drawn_keys
     for name in NAMES[:3]:
-        assert fast[name][..., 5:].mean() == pytest.approx(0.5, abs=0.02), name
-    swapped = lambda *x, **how: reversed([*drawn(*x, **how)])  # noqa: E731
-    monkeypatch.setattr(distances, "drawn_keys", swapped)
-    assert single_plane(2 * np.pi)["reversal"].equals(
-        fast["reversal"]
-    )  # c and d exchanged
-    one = lambda key: replace(key, terms=0 * key.terms + 1)  # noqa: E731
-    ones = lambda *x, **how: map(one, drawn(*x, **how))  # noqa: E731
-    monkeypatch.setattr(distances, "drawn_keys", ones)
-    falls = single_plane(600)
-    assert (falls["locality"] == 1).all()
-    assert (
-        falls["reversal"].isnull().all()
-    )  # two keys with the same content have no order
+        chance = fast[name][..., 5:].mean()
+        assert chance == pytest.approx(0.5, abs=0.02), name
+
+    drawn_keys = distances.drawn_keys
+
+    def exchanged_keys(*args: Any, **options: Any) -> Iterator:
+        first, second = drawn_keys(*args, **options)
+        yield second
+        yield first
+
+    monkeypatch.setattr(distances, "drawn_keys", exchanged_keys)
+    exchanged = single_plane(2 * np.pi)
+    assert exchanged["reversal"].equals(fast["reversal"])
+
+    def equal_keys(*args: Any, **options: Any) -> Iterator:
+        for key in drawn_keys(*args, **options):
+            yield replace(key, terms=torch.ones_like(key.terms))
+
+    monkeypatch.setattr(distances, "drawn_keys", equal_keys)
+    falling = single_plane(600)
+    assert (falling["locality"] == 1).all()
+    no_order = falling["reversal"].isnull()
+    assert no_order.all(), "two keys with the same content have no order"
 
 
 def test_many_planes_agree_with_the_normal_approximation():
@@ -223,27 +228,25 @@ def test_many_planes_agree_with_the_normal_approximation():
 
     def normal(block: Block) -> Tensor:
         first, second = distances.drawn_keys(block, evenly=True)
-        c = first.terms
-        d = second.terms
-        two = second.exists
-        lead = ((c - d) @ distances.waves(block, torch.arange(512)).to(c)).real
-        share = torch.special.ndtr(-lead[..., 0].sign() * lead.mean(-1) / lead.std(-1))
-        return share.where(two, 0).unflatten(1, block.q.shape[1:3])
+        waves = distances.waves(block, torch.arange(512))
+        lead = ((first.terms - second.terms) @ waves.to(first.terms)).real
+        z = -lead[..., 0].sign() * lead.mean(-1) / lead.std(-1)
+        share = torch.special.ndtr(z)
+        return share.where(second.exists, 0).unflatten(1, block.q.shape[1:3])
 
-    row = rl.Statistic("normal", ("layer", "head"), "1", "approximation", values=normal)
-    model = tiny("llama_gqa", head_dim=128)
-    tokens = random_tokens(length=512)
+    approximation = rl.Statistic(
+        "normal", ("layer", "head"), "1", "approximation", values=normal
+    )
     profile = rl.profile(
-        model, tokens, statistics=["uniform_reversal", row], budget=False
+        tiny("llama_gqa", head_dim=128),
+        random_tokens(length=512),
+        statistics=["uniform_reversal", approximation],
+        budget=False,
     )
-    found = (
-        profile["uniform_reversal"]
-        .weighted(profile["distance_start"])
-        .mean("distance_bin")
-    )
-    np.testing.assert_allclose(
-        found.mean("head"), profile["normal"].mean("head"), atol=0.02
-    )
+    by_distance = profile["uniform_reversal"].weighted(profile["distance_start"])
+    ours = by_distance.mean(("distance_bin", "head"))
+    expected = profile["normal"].mean("head")
+    np.testing.assert_allclose(ours, expected, atol=0.02)
 
 
 def test_a_head_that_does_not_rotate_keeps_every_order():
@@ -254,8 +257,10 @@ def test_a_head_that_does_not_rotate_keeps_every_order():
     with rl.edit_rope(model, stopped):
         edited = rl.profile(model, TOKENS, **OPTIONS)
     for name in NAMES:
-        np.testing.assert_allclose(edited[name][0, others], plain[name][0, others])
-        assert (edited[name][0, 1] == (0.5 if name == "locality" else 0)).all()
+        of_layer = edited[name][0]
+        np.testing.assert_allclose(of_layer[others], plain[name][0, others])
+        expected = 0.5 if name == "locality" else 0
+        assert (of_layer[1] == expected).all()
 
 
 @pytest.mark.parametrize("rows", ["all", 9])
@@ -265,9 +270,11 @@ def test_batches_and_chunks_do_not_change_the_numbers(
     model = tiny("gemma2").double()
     text = rl.Text(TOKENS, lengths=(40, 23, 40))
     expected = rl.profile(model, text, batch_size=3, rows=rows, **OPTIONS)
-    assert_alike(rl.profile(model, text, batch_size=1, rows=rows, **OPTIONS), expected)
+    in_other_batches = rl.profile(model, text, batch_size=1, rows=rows, **OPTIONS)
+    assert_alike(in_other_batches, expected)
     monkeypatch.setattr(live_model, "ONE_PASS", 23)
-    assert_alike(rl.profile(model, text, batch_size=3, rows=rows, **OPTIONS), expected)
+    in_chunks = rl.profile(model, text, batch_size=3, rows=rows, **OPTIONS)
+    assert_alike(in_chunks, expected)
 
 
 def test_names_of_statistics_reach_the_table_of_heads():
@@ -277,10 +284,9 @@ def test_names_of_statistics_reach_the_table_of_heads():
     assert analysis.heads.columns[-6:].tolist() == names
     locality = analysis.profile["locality"][..., 2].values.ravel()
     np.testing.assert_array_equal(analysis.heads["locality_4"], locality)
+    words = r"statistic 'max'(?s:.)*reversal, uniform_rev"
     for wrong in ("max", ["locality", "max"]):
-        with pytest.raises(
-            BadArgument, match=r"statistic 'max'(?s:.)*reversal, uniform_rev"
-        ):
+        with pytest.raises(BadArgument, match=words):
             rl.profile(analysis.model, TOKENS, statistics=wrong)
 
 
@@ -314,7 +320,7 @@ def attentions(model: PreTrainedModel) -> list[torch.Tensor]:
     return with_sink
 
 
-def expected(before: PreTrainedModel, after: PreTrainedModel) -> np.ndarray:
+def divergence(before: PreTrainedModel, after: PreTrainedModel) -> np.ndarray:
     """Mean divergence in bits [layer, head] over all rows but the first, without padding."""
     counts = torch.arange(30) < LENGTHS[:, None]
     counts[:, 0] = False
@@ -326,11 +332,12 @@ def expected(before: PreTrainedModel, after: PreTrainedModel) -> np.ndarray:
 
 
 def change_under(model: PreTrainedModel, edit: Edit) -> np.ndarray:
-    edits = {"e": edit}
+    """Change of attention [layer, head] under the edit, as `rl.evaluate` measures it."""
     text = rl.Text(tokens(), lengths=LENGTHS)
-    found = rl.evaluate(model, text, edits=edits, measures="change")
-    assert not found.attention_change.sel(edit="none").any()
-    return found.attention_change.sel(edit="e").values
+    evaluation = rl.evaluate(model, text, edits={"edited": edit}, measures="change")
+    change = evaluation["attention_change"]
+    assert not change.sel(edit="none").any()
+    return change.sel(edit="edited").values
 
 
 @pytest.mark.parametrize("name", CONFIGURED)
@@ -340,8 +347,9 @@ def test_against_transformers_p_rope(name: str, monkeypatch: pytest.MonkeyPatch)
     model = tiny(name, rope_parameters=ROPE)
     change = change_under(model, rl.stop_slowest(0.75))
     other = tiny(name, rope_parameters=P_ROPE)
-    assert expected(model, other).max() > 0.05
-    np.testing.assert_allclose(change, expected(model, other), rtol=1e-3, atol=1e-5)
+    expected = divergence(model, other)
+    assert expected.max() > 0.05
+    np.testing.assert_allclose(change, expected, rtol=1e-3, atol=1e-5)
 
 
 def test_a_learned_sink_is_one_key_more():
@@ -354,7 +362,8 @@ def test_a_learned_sink_is_one_key_more():
 
     other = keep(tiny("gpt_oss"), fast).double()
     assert attentions(model)[0][..., -1].max() > 0.1
-    np.testing.assert_allclose(change, expected(model, other), rtol=1e-3, atol=1e-5)
+    expected = divergence(model, other)
+    np.testing.assert_allclose(change, expected, rtol=1e-3, atol=1e-5)
 
 
 def test_rows_that_see_other_keys_afterwards_have_no_divergence():
@@ -362,10 +371,9 @@ def test_rows_that_see_other_keys_afterwards_have_no_divergence():
     mask = torch.rand(1, 6, 6, generator=torch.manual_seed(1)) < 0.5
     seen = mask | torch.eye(6).bool()
     other = mask | torch.ones(6, 6).tril().bool()
-    sees = [Visibility.from_mask(mask, range(6)) for mask in (seen, other)]
-    before, after = [
-        replace(call_of(x, x), visibility=visibility) for visibility in sees
-    ]
+    call = call_of(x, x)
+    before = replace(call, visibility=Visibility.from_mask(seen, range(6)))
+    after = replace(call, visibility=Visibility.from_mask(other, range(6)))
     rows = all_rows(torch.tensor([6]))
     every = torch.ones(1, 1, 6, dtype=torch.bool)
     assert attention_change(before, after, rows, every).isnan().all()

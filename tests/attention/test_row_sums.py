@@ -3,8 +3,10 @@
 import itertools
 import math
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -24,7 +26,7 @@ from ropelens.caches import kept, on_device
 from ropelens.errors import UnsupportedModel
 from ropelens.profiles.measures import STATISTICS
 from ropelens.rope.planes import Planes, unrotate
-from ropelens.text.rows import all_rows, sample_rows
+from ropelens.text.rows import Rows, all_rows, sample_rows
 
 counts = st.sampled_from([None, 1, 4, 16])
 
@@ -75,8 +77,8 @@ def test_threads_do_not_lose_the_results_that_they_keep():
             assert all(pool.map(repeat, range(1, 5)))
     finally:
         sys.setswitchinterval(interval)
-    assert len(vars(owner)) == 1
-    assert len(*vars(owner).values()) <= 4
+    (table,) = vars(owner).values()
+    assert len(table) <= 4
 
 
 @few
@@ -85,10 +87,9 @@ def test_a_rotation_keeps_lengths_and_is_undone(planes: Planes, seed: int):
     x = normal(2, 3, 7, planes.head_dim, seed=seed)
     positions = torch.tensor([0, 1, 2, 3, 50, 999, 100_000])
     turned = rotated(x, positions, planes)
+    undone = unrotate(turned, positions, planes)
     torch.testing.assert_close(planes.norms(turned), planes.norms(x))
-    torch.testing.assert_close(
-        unrotate(turned, positions, planes), x, rtol=1e-6, atol=1e-6
-    )
+    torch.testing.assert_close(undone, x, rtol=1e-6, atol=1e-6)
 
 
 @few
@@ -96,8 +97,10 @@ def test_a_rotation_keeps_lengths_and_is_undone(planes: Planes, seed: int):
 def test_terms_add_up_to_the_score_and_lengths_bound_them(planes: Planes, seed: int):
     q, k = normal(2, 9, planes.head_dim, seed=seed)
     terms = planes.sum_coordinates(q * k)
-    assert terms.shape[-1] == planes.terms == len(planes.term_inv_freq)
-    torch.testing.assert_close(terms.sum(-1), (q * k).sum(-1))
+    assert terms.shape[-1] == planes.terms
+    assert len(planes.term_inv_freq) == planes.terms
+    score = (q * k).sum(-1)
+    torch.testing.assert_close(terms.sum(-1), score)
     bound = planes.norms(q) * planes.norms(k)
     assert (terms.abs() <= bound * (1 + 1e-12)).all(), "Cauchy-Schwarz"
 
@@ -125,12 +128,9 @@ def any_call(draw: st.DrawFn) -> tuple[AttentionCall, Planes, Tensor, Tensor]:
     if draw(st.booleans()):
         mask = torch.rand(batch, context, context, generator=generator) < 0.4
         shift = draw(st.integers(-1, 1))
+        ahead = draw(st.sampled_from([1, context]))  # keys that a row may see ahead
         mask |= torch.eye(context).bool().roll(shift, 0)
-        mask &= (
-            torch.ones(context, context)
-            .tril(draw(st.sampled_from([1, context])))
-            .bool()
-        )
+        mask &= torch.ones(context, context).tril(ahead).bool()
         visibility = replace(visibility, mask=mask)
     output = q.transpose(1, 2)
     scale = sharpness / math.sqrt(planes.head_dim)
@@ -141,72 +141,130 @@ def any_call(draw: st.DrawFn) -> tuple[AttentionCall, Planes, Tensor, Tensor]:
     return call, planes, lengths.clamp(max=context), sinks
 
 
-def brute_force(
-    call: AttentionCall, rows: list, sinks: Tensor, sequence: int, head: int
-) -> dict:
-    """Sums over `rows` (position, weight) of one head, by loops over rows and keys."""
-    kv_head = head // (call.query.shape[1] // call.key.shape[1])
-    q = call.query[sequence, head]
-    k = call.key[sequence, kv_head]
-    seen = call.visibility.sees()
-    seen = seen[min(sequence, len(seen) - 1)]
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One row of a head, with the keys that it sees."""
 
-    def squashed(x: Tensor) -> Tensor:
-        return (
-            x if call.softcap is None else call.softcap * torch.tanh(x / call.softcap)
-        )
+    position: int
+    keys: list[int]
+    terms: Tensor  # [key, plane coordinate], in nats
+    is_sink: Tensor  # [key]
+    softcap: float | None
+    sink_logit: Tensor | None
 
-    names = ("sink_mass", "entropy", "learned_sink_mass", "law")
-    sums = {name: torch.zeros(1, dtype=torch.float64) for name in names}
-    sums["offset_mass"] = torch.zeros(len(q), dtype=torch.float64)
-    sums["selectivity"], sums["selectivity_keys"] = torch.zeros(2, q.shape[1]).double()
-    for i, weight in rows:
-        keys = [j for j in range(len(k)) if seen[i, j]]
-        terms = call.scale * q[i] * k[keys]
-        scores = squashed(terms.sum(1))
-        log_a = scores.log_softmax(0)
-        a = log_a.exp()
-        other = sinks[keys] == 0
-        sums["selectivity"] += weight * ((a - 1 / len(keys))[:, None] * terms).sum(0)
-        sums["law"] += weight * ((a - 1 / len(keys)) * terms.sum(1)).sum()
-        sums["entropy"] -= weight * (a * log_a).sum()
-        sums["sink_mass"] += weight * a[~other].sum()
+    @property
+    def scores(self) -> Tensor:
+        scores = self.terms.sum(1)
+        if self.softcap is None:
+            return scores
+        return self.softcap * torch.tanh(scores / self.softcap)
+
+    def sums(self) -> dict[str, Tensor]:
+        """The statistics of the row by their definitions."""
+        log_attention = self.scores.log_softmax(0)
+        attention = log_attention.exp()
+        on_sinks = attention[self.is_sink].sum()
+        lead = attention - 1 / len(self.keys)
+        sums = {
+            "selectivity": lead @ self.terms,
+            "law": lead @ self.terms.sum(1),
+            "entropy": -(attention * log_attention).sum(),
+            "sink_mass": on_sinks,
+            "offset_mass": self.mass_by_offset(attention),
+        }
+        other = ~self.is_sink
         if other.any():
-            evenly = (1 - a[~other].sum()) * terms[other].mean(0)
-            sums["selectivity_keys"] += weight * (a[other] @ terms[other] - evenly)
-        for j, mass in zip(keys, a, strict=True):
-            if 0 < j <= i:
-                sums["offset_mass"][i - j] += weight * mass
-        if call.sink_logits is not None:
-            everything = torch.cat([scores, call.sink_logits[head, None]])
-            sums["learned_sink_mass"] += weight * everything.softmax(0)[-1]
+            evenly = (1 - on_sinks) * self.terms[other].mean(0)
+            sums["selectivity_keys"] = attention[other] @ self.terms[other] - evenly
+        if self.sink_logit is not None:
+            with_sink = torch.cat([self.scores, self.sink_logit])
+            sums["learned_sink_mass"] = with_sink.softmax(0)[-1]
+        return sums
+
+    def mass_by_offset(self, attention: Tensor) -> Tensor:
+        """Attention on earlier keys except position 0, by offset."""
+        mass = torch.zeros(self.position + 1, dtype=torch.float64)
+        for key, weight in zip(self.keys, attention, strict=True):
+            if 0 < key <= self.position:
+                mass[self.position - key] += weight
+        return mass
+
+
+def row_of(
+    call: AttentionCall, sinks: Tensor, *, sequence: int, head: int, position: int
+) -> Row:
+    group = call.query.shape[1] // call.key.shape[1]
+    visible = call.visibility.sees()
+    visible = visible[min(sequence, len(visible) - 1)]
+    keys = visible[position].nonzero().flatten().tolist()
+    query = call.query[sequence, head, position]
+    sink_logit = None
+    if call.sink_logits is not None:
+        sink_logit = call.sink_logits[head, None]
+    return Row(
+        position,
+        keys,
+        terms=call.scale * query * call.key[sequence, head // group, keys],
+        is_sink=sinks[sequence, head % sinks.shape[1], keys] != 0,
+        softcap=call.softcap,
+        sink_logit=sink_logit,
+    )
+
+
+def brute_force(
+    call: AttentionCall, rows: Rows, sinks: Tensor, *, sequence: int, head: int
+) -> dict[str, Tensor]:
+    """Weighted sums over the rows of one head, by loops over rows and keys."""
+    context = call.query.shape[2]
+    width = call.query.shape[3]
+    sums = {
+        "selectivity": torch.zeros(width).double(),
+        "selectivity_keys": torch.zeros(width).double(),
+        "offset_mass": torch.zeros(context).double(),
+        "law": torch.zeros(1).double(),
+        "entropy": torch.zeros(1).double(),
+        "sink_mass": torch.zeros(1).double(),
+        "learned_sink_mass": torch.zeros(1).double(),
+    }
+    positions = rows.position[sequence].tolist()
+    weights = rows.weight[sequence].tolist()
+    for position, weight in zip(positions, weights, strict=True):
+        if weight == 0:
+            continue
+        row = row_of(call, sinks, sequence=sequence, head=head, position=position)
+        for name, value in row.sums().items():
+            size = value.numel()
+            sums[name][:size] += weight * value
     return sums
+
+
+@contextmanager
+def blocks_of(elements: int) -> Iterator[None]:
+    """Split products into blocks of this size."""
+    before = fast_products.BLOCK_ELEMENTS["cpu"]
+    fast_products.BLOCK_ELEMENTS["cpu"] = elements
+    try:
+        yield
+    finally:
+        fast_products.BLOCK_ELEMENTS["cpu"] = before
 
 
 @settings(deadline=None, max_examples=80, derandomize=True)
 @given(made=any_call(), count=counts, block=st.sampled_from([1, 2000, 2**19]))
 def test_row_sums_by_brute_force(made: tuple, count: int | None, block: int):
     call, planes, lengths, sinks = made
-    rows = (
-        all_rows(lengths)
-        if count is None
-        else sample_rows(lengths, count=count, seed=3)
-    )
-    before = fast_products.BLOCK_ELEMENTS["cpu"]
-    fast_products.BLOCK_ELEMENTS["cpu"] = block
-    try:
-        sums = sum_attention(SampledCall(call, rows, planes, sinks=sinks), STATISTICS)
-    finally:
-        fast_products.BLOCK_ELEMENTS["cpu"] = before
+    if count is None:
+        rows = all_rows(lengths)
+    else:
+        rows = sample_rows(lengths, count=count, seed=3)
+    counted = rows.weight > 0
+    assert (rows.position[counted] >= 1).all()
+    assert (rows.position < lengths[:, None])[counted].all()
+    sampled = SampledCall(call, rows, planes, sinks=sinks)
+    with blocks_of(block):
+        sums = sum_attention(sampled, STATISTICS)
     for sequence, head in itertools.product(*map(range, call.query.shape[:2])):
-        positions = rows.position[sequence].tolist()
-        weights = rows.weight[sequence].tolist()
-        taken = [
-            (i, weight) for i, weight in zip(positions, weights, strict=True) if weight
-        ]
-        assert all(1 <= position < lengths[sequence] for position, _ in taken)
-        kind = sinks[sequence, head % sinks.shape[1]]
-        expected = brute_force(call, taken, kind, sequence, head)
+        expected = brute_force(call, rows, sinks, sequence=sequence, head=head)
         law = sums["selectivity"][sequence, head].sum()
         torch.testing.assert_close(law[None], expected.pop("law"), rtol=1e-9, atol=1e-9)
         for name, value in expected.items():
@@ -219,9 +277,8 @@ def test_row_sums_by_brute_force(made: tuple, count: int | None, block: int):
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 200])
 def test_a_running_sum_is_cumsum(count: int):
     x = normal(2, 3, count, 5, seed=count)
-    torch.testing.assert_close(
-        fast_products.running_sum(x), x.cumsum(2), rtol=0, atol=1e-5
-    )
+    ours = fast_products.running_sum(x)
+    torch.testing.assert_close(ours, x.cumsum(2), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("first_key", "past"), [(0, 20), (5, 15)])
@@ -229,24 +286,23 @@ def test_past_counts_the_keys_before_the_first_row(first_key: int, past: int):
     """A cache of a sliding window may have dropped the first keys."""
     call = call_of(torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 23 - first_key, 2))
     position = torch.arange(20, 23)[None]
-    visibility = Visibility(
-        position, torch.full_like(position, 5), range(first_key, 23)
-    )
-    assert replace(call, visibility=visibility).past == past
+    first_seen = torch.full_like(position, 5)
+    visibility = Visibility(position, first_seen, range(first_key, 23))
+    cached = replace(call, visibility=visibility)
+    assert cached.past == past
 
 
 def test_keys_under_a_mask_are_counted_by_offset():
     """Keys ahead of their row count at offset 0."""
-    mask = torch.tensor(
-        [[[1, 0, 1, 0], [0, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]]
-    ).bool()
-    visibility = replace(Visibility.causal(range(4)), mask=mask)
+    mask = torch.tensor([[1, 0, 1, 0], [0, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]])
+    visibility = replace(Visibility.causal(range(4)), mask=mask.bool()[None])
     expected = [[2, 0, 0, 0], [1, 0, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]
     assert visibility.count_by_offset()[0].tolist() == expected
 
 
 def test_masks_with_gaps_are_refused_in_chunks():
-    mask = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]]).bool()[None]
+    mask = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]])
+    first_chunk = Visibility.from_mask(mask.bool()[None], range(3))
     later = Visibility.causal(range(3, 6))
     with pytest.raises(UnsupportedModel, match=r"^Sequences that run in chunks need"):
-        Visibility.from_mask(mask, range(3)).append(later)
+        first_chunk.append(later)
