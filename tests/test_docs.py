@@ -19,33 +19,50 @@ PAGES = [
 ]
 ANALYZE = functools.cache(rl.analyze)  # two pages analyze the bundled model
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+LONG = ("guide", "tasks")  # their examples take as long as those of all other pages
+BLOCK = re.compile(
+    r"^```python\n(?P<code>.*?)^```(?:\n\n```text\n(?P<output>.*?)^```)?",
+    re.MULTILINE | re.DOTALL,
+)
+SMALL = "rl.Options(context=48, sequences=4)"
+# Replacements that make the work of an example small
+SMALLER = {
+    'analyze("bundled")': f'analyze("bundled", options={SMALL})',
+    "rl.Options(context=128, sequences=12)": SMALL,
+    "rl.Options(": "rl.Options(surrogates=2, ",
+    "rl.profile(model, ": "rl.profile(model, budget=False, text=",
+    "rl.reach(model, ": "rl.reach(model, copies=[48], text=",
+    "range(16)": "range(2)",
+}
 
 
-@pages
+def smaller(code: str) -> str:
+    for example, replacement in SMALLER.items():
+        code = code.replace(example, replacement)
+    return code
+
+
+def pages_with_examples() -> list[object]:
+    cases: list[object] = []
+    for page in PAGES:
+        marks = [pytest.mark.thorough] if page.stem in LONG else []
+        cases.append(pytest.param(page, id=page.stem, marks=marks))
+    return cases
+
+
+@pytest.mark.parametrize("page", pages_with_examples())
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """In order, in one namespace. Blocks marked `python skip` need files of the reader."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(rl, "analyze", ANALYZE)
     names: dict[str, object] = {}
-    block = r"^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?"
-    for code, output in re.findall(block, page.read_text(), re.M | re.S):
-        if page.stem == "tasks":
+    for block in BLOCK.finditer(page.read_text()):
+        if page.stem == "tasks":  # it states the output of its examples
             with redirect_stdout(StringIO()) as printed:
-                exec(compile(code, page.name, "exec"), names)
-            assert printed.getvalue() == output
-            continue
-        small = "rl.Options(context=48, sequences=4)"
-        code = code.replace(
-            'analyze("bundled")', f'analyze("bundled", options={small})'
-        )
-        code = code.replace("rl.Options(context=128, sequences=12)", small)
-        code = code.replace("rl.Options(", "rl.Options(surrogates=2, ")
-        code = code.replace(
-            "rl.profile(model, ", "rl.profile(model, budget=False, text="
-        )
-        code = code.replace("rl.reach(model, ", "rl.reach(model, copies=[48], text=")
-        code = code.replace("range(16)", "range(2)")
-        exec(compile(code, page.name, "exec"), names)
+                exec(compile(block["code"], page.name, "exec"), names)
+            assert printed.getvalue() == block["output"]
+        else:
+            exec(compile(smaller(block["code"]), page.name, "exec"), names)
 
 
 @pages

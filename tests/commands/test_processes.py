@@ -174,6 +174,7 @@ def test_a_killed_process_ends_all_and_a_second_run_continues(
     assert_same(rl.open(out).profile, single.profile)
 
 
+@pytest.mark.thorough
 def test_a_killed_sweep_continues(args: tuple, single: rl.Analysis, tmp_path: Path):
     out = tmp_path / "out"
     command = ("truncate", *args, *SWEPT, "--batch-size", 1, "--out", out)
