@@ -1,6 +1,7 @@
 """The attention budget: offsets, bits from gains, and the rows that models are fitted to."""
 
 import itertools
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -10,12 +11,13 @@ from hypothesis import strategies as st
 from oracles.handmade import call_of
 from oracles.tiny import not_as_configured, random_tokens, tiny
 from small_measurements import few, normal, observed_calls, seeds
+from torch import Tensor
 
 import ropelens as rl
 from ropelens.attention.formulas import GAINS, attention_budget
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.visibility import offset_edges, sum_bins
-from ropelens.budget.held_out import FOLD_ROWS, Sample, scored_rows
+from ropelens.budget.held_out import FOLD_ROWS, LayerFit, Sample, scored_rows
 from ropelens.budget.logit import gains
 from ropelens.budget.offsets import OffsetRows
 from ropelens.budget.solver import (
@@ -25,7 +27,7 @@ from ropelens.budget.solver import (
     fit_log_linear,
 )
 from ropelens.rope.planes import Planes
-from ropelens.text.rows import all_rows, sample_rows
+from ropelens.text.rows import Rows, all_rows, sample_rows
 from ropelens.text.text import GROUPS, Text, assign_groups
 
 
@@ -44,9 +46,59 @@ def test_bins_are_exact_then_eight_an_octave(context: int):
     mass = normal(2, context, seed=context)
     binned = sum_bins(mass, edges)
     bins = itertools.pairwise(edges.tolist())
-    for place, (low, high) in enumerate(bins):
+    for number, (low, high) in enumerate(bins):
         expected = mass[:, low:high].sum(1)
-        torch.testing.assert_close(binned[:, place], expected)
+        torch.testing.assert_close(binned[:, number], expected)
+
+
+@dataclass(frozen=True, eq=False)
+class RowWeights:
+    """The weights of one head, and the kinds of sinks of one sequence.
+
+    The weights are those of the 3 kinds of sinks, of each offset, and of each bin of the
+    offsets to sinks.
+    """
+
+    weights: Tensor
+    sinks: Tensor
+    edges: Tensor
+    window: int
+
+    def terms_of_key(self, row: int, key: int) -> list[int]:
+        """The numbers of the weights that add up to the score of a key."""
+        offset = row - key
+        terms = [3 + offset]
+        kind = int(self.sinks[key])
+        if kind:
+            bin_number = int((self.edges <= offset).sum()) - 1
+            terms += [kind - 1, 3 + len(self.sinks) + bin_number]
+        return terms
+
+    def terms_of_row(self, row: int) -> list[list[int]]:
+        keys = range(max(0, row - self.window + 1), row + 1)
+        return [self.terms_of_key(row, key) for key in keys]
+
+    def scores(self, row: int) -> Tensor:
+        return torch.stack(
+            [self.weights[terms].sum() for terms in self.terms_of_row(row)]
+        )
+
+
+@dataclass(eq=False)
+class BruteForce:
+    """Sums over the rows of a head: of log Z, of the expected terms, and of squared shares."""
+
+    log_z: Tensor
+    expected: Tensor
+    squares: Tensor
+
+    def add(self, row_weights: RowWeights, row: int, weight: Tensor) -> None:
+        scores = row_weights.scores(row)
+        self.log_z += weight * scores.logsumexp(0)
+        shares = scores.softmax(0)
+        for terms, share in zip(row_weights.terms_of_row(row), shares, strict=True):
+            self.expected[terms] += share * weight
+            self.squares[terms] += share**2 * weight
 
 
 @few
@@ -60,49 +112,50 @@ def test_log_z_and_masses_by_brute_force(
     seed: int, context: int, window: int, by_head: bool
 ):
     generator = torch.Generator().manual_seed(seed)
-    sinks = torch.randint(0, 12, (2, 2 if by_head else 1, context), generator=generator)
+    sets_of_sinks = 2 if by_head else 1
+    sinks = torch.randint(0, 12, (2, sets_of_sinks, context), generator=generator)
     sinks = sinks * (sinks <= 3)
-    rows = sample_rows(
-        torch.tensor([context, max(2, context // 2)]), count=9, seed=seed
-    )
+    lengths = torch.tensor([context, max(2, context // 2)])
+    rows = sample_rows(lengths, count=9, seed=seed)
     edges = offset_edges(context)
     weights = normal(2, 3 + context + len(edges) - 1, seed=seed)
-    call = call_of(*torch.zeros(2, 2, 2, context, 2), window=window)
-    rows_of_call = SampledCall(
-        call, rows, Planes(torch.zeros(1), 2, "half"), sinks=sinks
-    )
-    table = OffsetRows.of(rows_of_call).of_problems(torch.arange(2), 2)
+    table = table_of(rows, sinks, window=window)
     moments = table.moments(weights)
-    expected = weights * 0
-    squares = weights * 0
-    norm = torch.zeros(2).double()
-    each = [(b, int(i)) for b, own in enumerate(rows.position) for i in own]
     for head in range(2):
-        for row, (b, i) in enumerate(each):
-            score = []
-            parts = []
-            for j in range(max(0, i - window + 1), i + 1):
-                kind = int(sinks[b, head if by_head else 0, j])
-                place = int((edges <= i - j).sum()) - 1
-                at = [3 + i - j] + ([kind - 1, 3 + context + place] if kind else [])
-                score.append(weights[head, at].sum())
-                parts.append(at)
-            score = torch.stack(score)
-            norm[head] += table.weight[0, row] * score.logsumexp(0)
-            for at, share in zip(parts, score.softmax(0), strict=True):
-                expected[head, at] += share * table.weight[0, row]
-                squares[head, at] += share**2 * table.weight[0, row]
-    torch.testing.assert_close(moments.expected, expected)
-    torch.testing.assert_close(moments.curvature.diagonal, expected - squares)
-    torch.testing.assert_close(moments.log_z, norm)
+        of_head = weights[head]
+        sums = BruteForce(torch.zeros(()).double(), of_head * 0, of_head * 0)
+        number = 0
+        for sequence, positions in enumerate(rows.position.tolist()):
+            of_sequence = sinks[sequence, head if by_head else 0]
+            row_weights = RowWeights(of_head, of_sequence, edges, window)
+            for row in positions:
+                sums.add(row_weights, row, table.weight[0, number])
+                number += 1
+        diagonal = sums.expected - sums.squares
+        torch.testing.assert_close(moments.expected[head], sums.expected)
+        torch.testing.assert_close(moments.curvature.diagonal[head], diagonal)
+        torch.testing.assert_close(moments.log_z[head], sums.log_z)
+    assert_sinks_alone_agree(table, weights)
+
+
+def table_of(rows: Rows, sinks: Tensor, *, window: int) -> OffsetRows:
+    """The rows of two heads with even attention."""
+    context = sinks.shape[-1]
+    x = torch.zeros(2, 2, context, 2)
+    call = call_of(x, x, window=window)
+    planes = Planes(torch.zeros(1), 2, "half")
+    table = OffsetRows.of(SampledCall(call, rows, planes, sinks=sinks))
+    return table.of_problems(torch.arange(2), 2)
+
+
+def assert_sinks_alone_agree(table: OffsetRows, weights: Tensor) -> None:
+    """Model P with weights of sinks only is model S."""
     only_sinks = weights.clone()
-    only_sinks[:, 3:] = 0  # then P is S
-    of_sinks = table.sink_moments(only_sinks[:, :3])
-    of_all = table.moments(only_sinks)
-    torch.testing.assert_close(of_sinks.log_z, of_all.log_z)
-    torch.testing.assert_close(
-        of_sinks.expected, of_all.expected[:, :3], rtol=0, atol=1e-5
-    )
+    only_sinks[:, 3:] = 0
+    of_s = table.sink_moments(only_sinks[:, :3])
+    of_p = table.moments(only_sinks)
+    torch.testing.assert_close(of_s.log_z, of_p.log_z)
+    torch.testing.assert_close(of_s.expected, of_p.expected[:, :3], rtol=0, atol=1e-5)
 
 
 BITS = st.tuples(*[st.floats(-3, 12, width=32) for _ in GAINS])
@@ -116,7 +169,8 @@ def test_bits_add_up_and_never_go_below_zero(gains: list[tuple[float, ...]]):
     whole = bits.pop("total")
     shared = bits.pop("shared")
     np.testing.assert_allclose(sum(bits.values()), whole, atol=1e-12)
-    assert all((part >= 0).all() for part in (shared, *bits.values()))
+    for part in (shared, *bits.values()):
+        assert (part >= 0).all()
     assert (whole >= total).all()
     assert (shared <= bits["content"] + 1e-12).all()
 
@@ -125,10 +179,8 @@ def test_bits_add_up_and_never_go_below_zero(gains: list[tuple[float, ...]]):
     ("gains", "expected"),
     [  # total, S, P, C, B -> total, sink, position, content, interaction, shared
         ((4.0, 1.0, 2.0, 3.0, 3.5), (4.0, 1.0, 0.5, 2.0, 0.5, 0.5)),
-        (
-            (4.0, -1.0, 2.0, 3.0, 3.5),
-            (4.0, 0.0, 0.5, 3.0, 0.5, 1.5),
-        ),  # S counts as uniform
+        # S counts as uniform
+        ((4.0, -1.0, 2.0, 3.0, 3.5), (4.0, 0.0, 0.5, 3.0, 0.5, 1.5)),
         ((4.0, 1.0, 0.5, 3.0, 3.5), (4.0, 1.0, 0.5, 2.0, 0.5, 0)),  # P as S
         ((4.0, 1.0, 2.0, -9.0, 3.5), (4.0, 1.0, 2.5, 0.0, 0.5, 0)),  # C as S
         ((4.0, 1.0, 2.0, 3.0, -2.0), (4.0, 1.0, 0.0, 2.0, 1.0, 1.0)),  # B as C
@@ -141,25 +193,20 @@ def test_bits_add_up_and_never_go_below_zero(gains: list[tuple[float, ...]]):
 def test_a_model_gains_at_least_as_much_as_a_model_that_it_contains(gains, expected):
     arrays = [np.array([gain]) for gain in gains]
     bits = attention_budget(*arrays)
-    assert list(bits) == [
-        "total",
-        "sink",
-        "position",
-        "content",
-        "interaction",
-        "shared",
-    ]
-    found = np.concatenate([*bits.values()])
-    np.testing.assert_allclose(found, expected)
+    names = ["total", "sink", "position", "content", "interaction", "shared"]
+    assert list(bits) == names
+    np.testing.assert_allclose(np.concatenate([*bits.values()]), expected)
 
 
-def drawn(lengths: list[int], *, documents=None, seed: int = 0) -> Sample:
+def drawn(
+    lengths: list[int], *, documents: Tensor | None = None, seed: int = 0
+) -> Sample:
+    """A sample of sequences of different tokens."""
     count = len(lengths)
     context = max(lengths)
     tokens = torch.arange(count * context).view(count, context)
-    return Sample.draw(
-        Text(tokens, torch.tensor(lengths), documents=documents), seed=seed
-    )
+    text = Text(tokens, torch.tensor(lengths), documents=documents)
+    return Sample.draw(text, seed=seed)
 
 
 def test_a_sample_has_sequences_of_both_folds_from_many_groups():
@@ -170,9 +217,8 @@ def test_a_sample_has_sequences_of_both_folds_from_many_groups():
     distinct = set(taken.tolist())
     assert len(taken) == len(distinct) == 10
     assert sample.text.fold.tolist() == [0, 1] * 5
-    assert len(group.unique()) == 10, (
-        "one of each document, although one has most sequences"
-    )
+    words = "one of each document, although one has most sequences"
+    assert len(group.unique()) == 10, words
     assert (sample.text.ids == torch.arange(20) + 20 * taken[:, None]).all()
     other = drawn([20] * 39, documents=documents, seed=4)
     assert not torch.equal(other.text.ids, sample.text.ids)
@@ -216,19 +262,19 @@ def test_a_single_sequence_is_scored_on_rows_of_the_opposite_fold():
     for length in (2, 3, 30, 5000):
         sample = drawn([length], seed=5)
         assert sample.text.single_long_sequence
-        scored = sample_rows(
-            torch.tensor([length]), count=scored_rows(sample.text), seed=5
-        )
+        count = scored_rows(sample.text)
+        scored = sample_rows(torch.tensor([length]), count=count, seed=5)
         assert torch.equal(scored.position, sample.rows.position)
-        halves = [scored.every(2, first) for first in (0, 1)]
-        first, second = [
-            set(half.position[half.weight > 0].tolist()) for half in halves
-        ]
-        assert not first & second
-        assert len(first) + len(second) == min(length - 1, 2 * FOLD_ROWS)
-        assert abs(len(first) - len(second)) <= 1
-        weights = sum(half.weight.sum() for half in halves)
-        torch.testing.assert_close(weights, scored.weight.sum())
+        one = scored.every(2, 0)
+        other = scored.every(2, 1)
+        rows_of_one = set(one.position[one.weight > 0].tolist())
+        rows_of_other = set(other.position[other.weight > 0].tolist())
+        assert not rows_of_one & rows_of_other
+        expected = min(length - 1, 2 * FOLD_ROWS)
+        assert len(rows_of_one) + len(rows_of_other) == expected
+        assert abs(len(rows_of_one) - len(rows_of_other)) <= 1
+        weight = one.weight.sum() + other.weight.sum()
+        torch.testing.assert_close(weight, scored.weight.sum())
 
 
 @pytest.mark.parametrize(
@@ -278,21 +324,34 @@ def test_the_compact_form_divides_as_the_two_loops_do(
     gradient = normal(2, 9, seed=seed + 2)
     diagonal = normal(2, 9, seed=seed + 3).exp()
     if skipped:
-        steps[0, kept // 2] = changes[0, kept // 2] = 0
-    found = divide_by_curvature(gradient, steps, changes, Curvature(diagonal))
+        steps[0, kept // 2] = 0
+        changes[0, kept // 2] = 0
+    ours = divide_by_curvature(gradient, steps, changes, Curvature(diagonal))
     for problem in range(2):
-        pairs = torch.stack([steps[problem], changes[problem]], 1)[
-            steps[problem].any(1)
-        ]
-        result = gradient[problem].clone()
-        shares = []
-        for step, change in pairs.flip(0):
-            shares.append((step @ result) / (step @ change))
-            result -= shares[-1] * change
-        result /= diagonal[problem]
-        for (step, change), share in zip(pairs, reversed(shares), strict=True):
-            result += step * (share - (change @ result) / (step @ change))
-        torch.testing.assert_close(found[problem], result, rtol=1e-7, atol=1e-9)
+        not_skipped = steps[problem].any(1)
+        expected = two_loops(
+            gradient[problem],
+            steps[problem, not_skipped],
+            changes[problem, not_skipped],
+            diagonal[problem],
+        )
+        torch.testing.assert_close(ours[problem], expected, rtol=1e-7, atol=1e-9)
+
+
+def two_loops(
+    gradient: Tensor, steps: Tensor, changes: Tensor, diagonal: Tensor
+) -> Tensor:
+    result = gradient.clone()
+    shares = []
+    for step, change in zip(steps.flip(0), changes.flip(0), strict=True):
+        share = (step @ result) / (step @ change)
+        result -= share * change
+        shares.append(share)
+    result /= diagonal
+    for step, change in zip(steps, changes, strict=True):
+        share = shares.pop()
+        result += step * (share - (change @ result) / (step @ change))
+    return result
 
 
 def test_a_single_sequence_has_two_folds_of_rows():
@@ -305,44 +364,53 @@ def test_a_single_sequence_has_two_folds_of_rows():
 
 
 def test_groups_are_scored_by_models_of_the_opposite_fold():
+    text, fitted, rows = fitted_to_four_sequences()
+    fitted.weights[:, 1] = 0
+    scores = fitted.score(rows, text, None)[:, 0]
+    total = gains(scores)["total"]
+    assert total.shape == (GROUPS, 4)
+    assert total[4:].isnan().all()
+    both = gains(scores)["both_gain"]
+    assert (both[1:4:2].abs() > 0.05).all()
+    of_zero_weights = both[0:4:2]
+    expected = torch.zeros_like(of_zero_weights)
+    torch.testing.assert_close(of_zero_weights, expected, rtol=0, atol=1e-5)
+
+
+def test_scores_of_parts_of_the_rows_add_up():
+    text, fitted, rows = fitted_to_four_sequences()
+    expected = fitted.score(rows, text, None)[:, 0]
+    even = (torch.arange(30) % 2 == 0).expand(4, 30)
+    parts = torch.stack([even | ~even, even, ~even], 1)
+    of_all, of_even, of_odd = fitted.score(rows, text, parts).unbind(1)
+    torch.testing.assert_close(of_all, expected, rtol=1e-6, atol=1e-4)
+    torch.testing.assert_close(of_even + of_odd, expected, rtol=1e-6, atol=1e-4)
+    only_even = rows.with_rows(rows.rows.zero_hidden(~even))
+    expected_of_even = fitted.score(only_even, text, None)[:, 0]
+    torch.testing.assert_close(of_even, expected_of_even, rtol=1e-6, atol=1e-4)
+
+
+def fitted_to_four_sequences() -> tuple[Text, LayerFit, SampledCall]:
+    """A text, the models that are fitted to a sample of it, and all its rows."""
     tokens = random_tokens(sequences=4, length=30)
     lengths = torch.full((4,), 30)
     text = Text(tokens, lengths, bos=1)
     call, planes = observed_calls(tiny("llama_gqa"), tokens)[0]
     sample = Sample.draw(text, seed=0)
-    own = observed_calls(tiny("llama_gqa"), sample.text.ids)[0][0]
-    fitted = sample.fit(own, planes, surrogates=0, seed=0)
-    fitted.weights[:, 1] = 0
-    of_call = SampledCall(call, all_rows(lengths), planes, sinks=text.sinks)
-    scores = fitted.score(of_call, text, None)[:, 0]
-    total = gains(scores)["total"]
-    both = gains(scores)["both_gain"]
-    assert (both[1:4:2].abs() > 0.05).all()
-    torch.testing.assert_close(
-        both[0:4:2], torch.zeros_like(both[0:4:2]), rtol=0, atol=1e-5
-    )
-    assert total.shape == (GROUPS, 4)
-    assert total[4:].isnan().all()
-    even = (torch.arange(30) % 2 == 0).expand(4, 30)
-    parts = torch.stack([even | ~even, even, ~even], 1)
-    every, some, rest = fitted.score(of_call, text, parts).unbind(1)
-    for parts_together in (every, some + rest):
-        torch.testing.assert_close(parts_together, scores, rtol=1e-6, atol=1e-4)
-    alone = of_call.with_rows(all_rows(lengths).zero_hidden(~even))
-    alone = fitted.score(alone, text, None)[:, 0]
-    torch.testing.assert_close(some, alone, rtol=1e-6, atol=1e-4)
+    call_of_sample, _ = observed_calls(tiny("llama_gqa"), sample.text.ids)[0]
+    fitted = sample.fit(call_of_sample, planes, surrogates=0, seed=0)
+    return text, fitted, SampledCall(call, all_rows(lengths), planes, sinks=text.sinks)
 
 
 def test_groups_are_documents_or_stretches_of_one_text():
     assert assign_groups(None, 5).tolist() == [0, 1, 2, 3, 4]
     assert assign_groups(None, 32).tolist() == [i // 2 for i in range(32)]
-    few = torch.tensor([5, 5, 5, 9])
-    assert assign_groups(few, 4).tolist() == [0, 1, 2, 3], (
-        "2 documents are too few for groups"
-    )
+    two_documents = torch.tensor([5, 5, 5, 9])
+    groups = assign_groups(two_documents, 4).tolist()
+    assert groups == [0, 1, 2, 3], "2 documents are too few for groups"
     documents = torch.tensor([30, 10, 20, 11, 12, 13, 14, 15]).repeat_interleave(3)
-    groups = np.repeat([7, 0, 6, 1, 2, 3, 4, 5], 3).tolist()
-    assert assign_groups(documents, 24).tolist() == groups
+    expected = np.repeat([7, 0, 6, 1, 2, 3, 4, 5], 3).tolist()
+    assert assign_groups(documents, 24).tolist() == expected
     many = assign_groups(torch.arange(200), 200)
     assert many.tolist() == sorted(many.tolist())
     assert len(many.unique()) == GROUPS == 64
@@ -353,19 +421,20 @@ def test_offsets_that_few_rows_see_are_left_out_of_kernels(name: str):
     lengths = [70, 40, 30]
     tokens = random_tokens(sequences=3, length=70)
     model = tiny(name)
-    profile = rl.profile(
-        model, rl.Text(tokens, lengths=torch.tensor(lengths)), surrogates=0
-    )
-    window = 70 if name == "llama_gqa" else model.config.sliding_window
+    text = rl.Text(tokens, lengths=torch.tensor(lengths))
+    profile = rl.profile(model, text, surrogates=0)
+    kernel = profile["kernel"]
     width = profile["offset_stop"] - profile["offset_start"]
-    np.testing.assert_allclose(
-        (profile["kernel"] * width).sum("offset_bin"), 1, rtol=1e-9
-    )
-    farthest = [min(i, window - 1) for length in lengths for i in range(1, length)]
+    total = (kernel * width).sum("offset_bin")
+    np.testing.assert_allclose(total, 1, rtol=1e-9)
+    window = 70 if name == "llama_gqa" else model.config.sliding_window
+    farthest = []
+    for length in lengths:
+        farthest += [min(row, window - 1) for row in range(1, length)]
     for offset in range(64):
-        seen = np.mean([offset <= most for most in farthest]) >= 0.05
-        has = profile["kernel"][..., offset].values > 0
-        assert has.all() if seen else not has.any(), offset
+        seen_by = np.mean([offset <= most for most in farthest])
+        in_kernel = kernel[..., offset].values > 0
+        assert (in_kernel == (seen_by >= 0.05)).all(), offset
 
 
 @not_as_configured
@@ -381,11 +450,10 @@ def test_without_rotation_nothing_is_positional():
 @pytest.mark.parametrize("sequences", [1, 2])
 def test_two_tokens_have_one_row_which_sees_no_second_offset(sequences: int):
     tokens = random_tokens(sequences=sequences, length=3)
-    lengths = torch.full((sequences,), 2)
-    profile = rl.profile(
-        tiny("llama_gqa"), rl.Text(tokens, lengths=lengths), surrogates=2
-    )
-    np.testing.assert_allclose(profile["offset_mass"][..., 0] + profile["sink_mass"], 1)
+    text = rl.Text(tokens, lengths=torch.full((sequences,), 2))
+    profile = rl.profile(tiny("llama_gqa"), text, surrogates=2)
+    on_itself = profile["offset_mass"][..., 0]
+    np.testing.assert_allclose(on_itself + profile["sink_mass"], 1)
     assert np.isnan(profile["previous_token"]).all()
     assert np.isfinite(profile["total_bits"]).all()
     assert rl.classify_heads(profile).attrs["claim"]["verdict"] == "not testable"
@@ -393,15 +461,13 @@ def test_two_tokens_have_one_row_which_sees_no_second_offset(sequences: int):
 
 def test_eight_documents_are_the_groups():
     tokens = random_tokens(sequences=9, length=4)
-    documents = [0, 0, 1, 2, 3, 4, 5, 6, 7]
-    profile = rl.profile(
-        tiny("llama_gqa"), rl.Text(tokens, documents=documents), surrogates=0
-    )
-    assert profile.attrs["documents"] == profile.sizes["group"] == 8
-    np.testing.assert_array_equal(profile["group_rows"], [6] + [3] * 7)
-    np.testing.assert_allclose(
-        profile["group_scored"], profile["group_rows"], rtol=1e-5
-    )
+    text = rl.Text(tokens, documents=[0, 0, 1, 2, 3, 4, 5, 6, 7])
+    profile = rl.profile(tiny("llama_gqa"), text, surrogates=0)
+    assert profile.attrs["documents"] == 8
+    assert profile.sizes["group"] == 8
+    rows = profile["group_rows"]
+    np.testing.assert_array_equal(rows, [6, 3, 3, 3, 3, 3, 3, 3])
+    np.testing.assert_allclose(profile["group_scored"], rows, rtol=1e-5)
 
 
 def test_sampled_rows_have_no_more_columns_than_the_longest_sequence_has_rows():
