@@ -3,6 +3,8 @@
 import pytest
 from javascript import faults
 
+LONG_CALL = "f(" + 40 * "1, " + "1);"
+
 
 @pytest.mark.parametrize(
     ("source", "fault"),
@@ -13,7 +15,7 @@ from javascript import faults
         ("let x = 1, y = 2;", "a declaration of several names"),
         ("const [x, y] = [1, 2];", "several assignments in one"),
         ("[x, y] = [1, 2];", "several assignments in one"),
-        (f"f({'1, ' * 40}1);", "more than 100 columns"),
+        (LONG_CALL, "more than 100 columns"),
         ("f(;", "a syntax error"),
     ],
 )
@@ -33,4 +35,5 @@ def test_plain_scripts_have_no_faults():
         "  const [first, second] = other.map(number);",
         "}",
     ]
-    assert list(faults("\n".join(lines))) == []
+    script = "\n".join(lines)
+    assert list(faults(script)) == []

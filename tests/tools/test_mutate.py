@@ -1,5 +1,6 @@
 """Mutants are made from the code, and a mutant is killed only if a test fails."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import mutate
@@ -44,23 +45,37 @@ def test_operators_numbers_and_defaults_are_changed_but_no_messages_or_axes(
 ):
     package = write_package(tmp_path, CODE)
     mutants = choose("room", package, 100)
-    assert {mutant.name for mutant in mutants} == {
-        f"room/code.py: clip: {x}" for x in CHANGES
-    }
-    assert len({mutant.source(package) for mutant in mutants}) == len(CHANGES)
+    names = {mutant.name for mutant in mutants}
+    expected = {f"room/code.py: clip: {change}" for change in CHANGES}
+    assert names == expected
+    sources = {mutant.source(package) for mutant in mutants}
+    assert len(sources) == len(CHANGES)
 
 
 def test_the_tests_of_every_room_exist():
-    files = {name.split("::")[0] for names in mutate.TESTS.values() for name in names}
-    missing = [name for name in files if not (mutate.ROOT / "tests" / name).exists()]
+    names = [name for tests in mutate.TESTS.values() for name in tests]
+    files = {name.split("::")[0] for name in names}
+    folder = mutate.ROOT / "tests"
+    missing = [file for file in files if not (folder / file).exists()]
     assert not missing
 
 
 def test_every_function_gets_a_mutant_before_one_gets_two(tmp_path: Path):
     lines = [f"def f{n}(x):\n    return x + {n} - (x > {n})" for n in range(4)]
     package = write_package(tmp_path, "\n".join(lines))
-    functions = [mutant.name.split(": ")[1] for mutant in choose("room", package, 8)]
-    assert {*functions[:4]} == {*functions[4:]} == {"f0", "f1", "f2", "f3"}
+    mutants = choose("room", package, 8)
+    functions = [mutant.name.split(": ")[1] for mutant in mutants]
+    expected = {"f0", "f1", "f2", "f3"}
+    assert set(functions[:4]) == expected
+    assert set(functions[4:]) == expected
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of the tests of a mutant, and the test that failed."""
+
+    outcome: str
+    failed: str
 
 
 def test_a_mutant_is_killed_only_by_a_test_of_its_behaviour(tmp_path: Path):
@@ -70,9 +85,15 @@ def test_a_mutant_is_killed_only_by_a_test_of_its_behaviour(tmp_path: Path):
     test.write_text(TEST)
     outcomes = {}
     for mutant in choose("room", package, 2):
-        (package / mutant.file).write_text(mutant.source(package))
+        file = package / mutant.file
+        file.write_text(mutant.source(package))
         outcome, failed, _ = mutate.run_tests(package, [str(test)], 60)
-        (package / mutant.file).write_text(code)
-        outcomes[mutant.name.split(": ")[1]] = outcome, failed.split("::")[-1]
-    assert outcomes == {"total": ("killed", "test_total"), "twice": ("survived", "")}
-    assert mutate.run_tests(package, [str(test)], 0)[0] == "timeout"
+        file.write_text(code)
+        function = mutant.name.split(": ")[1]
+        outcomes[function] = Outcome(outcome, failed.split("::")[-1])
+    assert outcomes == {
+        "total": Outcome("killed", "test_total"),
+        "twice": Outcome("survived", ""),
+    }
+    late, *_ = mutate.run_tests(package, [str(test)], 0)
+    assert late == "timeout"
