@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from oracles.recording import attention_calls
 from oracles.tiny import (
     SUPPORTED,
@@ -48,23 +49,22 @@ LENGTH = 30
 
 def test_planes_that_are_not_chosen_keep_every_bit():
     model = tiny("llama_gqa")
-    plain = []
-    edited = []
-    for edits, calls in (((), plain), ((rl.stop(rl.PlaneNumbers([1, 5])),), edited)):
-        with rl.edit_rope(model, *edits), as_live_model(model).observe(calls.append):
-            logits(model)
-    changed = (plain[0].query != edited[0].query).any(dim=2).flatten(0, 1).any(0)
+    plain, _ = observed_calls(model, random_tokens())[0]
+    with rl.edit_rope(model, rl.stop(rl.PlaneNumbers([1, 5]))):
+        edited, _ = observed_calls(model, random_tokens())[0]
+    changed = (plain.query != edited.query).any(dim=2).flatten(0, 1).any(0)
     assert changed.nonzero().flatten().tolist() == [1, 5, 9, 13]
-    assert torch.equal(plain[0].value, edited[0].value)
+    assert torch.equal(plain.value, edited.value)
 
 
 def test_a_function_chooses_planes():
     model = tiny("llama_gqa")
-    with rl.edit_rope(model, rl.stop(lambda planes: planes.inv_freq < 0.02)):
-        chosen = rl.measure_rope(model)["inv_freq"] == 0
-    plain = rl.measure_rope(model)["inv_freq"]
-    assert 0 < int(chosen.sum()) < chosen.size
-    assert (chosen == (plain < 0.02)).all()
+    stop_slow = rl.stop(lambda planes: planes.inv_freq < 0.02)
+    with rl.edit_rope(model, stop_slow):
+        stopped = rl.measure_rope(model)["inv_freq"] == 0
+    expected = rl.measure_rope(model)["inv_freq"] < 0.02
+    assert 0 < int(expected.sum()) < expected.size
+    assert (stopped == expected).all()
 
 
 @pytest.mark.thorough
@@ -84,16 +84,19 @@ def test_stopped_planes_equal_a_model_with_frequency_zero(name: str):
     def slow(count: int) -> torch.Tensor:
         return torch.arange(count) < kept_planes(0.7, 2 * count)
 
+    def fast(count: int) -> torch.Tensor:
+        return slow(count).flip(0)
+
     for edit, kept in (
         (rl.stop_slowest(0.3), slow),
-        (rl.stop(rl.Fastest(0.3)), lambda count: slow(count).flip(0)),
+        (rl.stop(rl.Fastest(0.3)), fast),
         (rl.stop_slowest(1.0), torch.zeros),
     ):
         with rl.edit_rope(model, edit):
             edited = logits(model)
-        assert (
-            edited - logits(keep(tiny(name), kept))
-        ).abs().max() < 1e-5 * plain.abs().max()
+        expected = logits(keep(tiny(name), kept))
+        error = (edited - expected).abs().max()
+        assert error < 1e-5 * plain.abs().max()
 
 
 @pytest.mark.parametrize(
@@ -128,11 +131,11 @@ def test_a_rotation_with_a_gain_rounds_once():
     positions = torch.arange(9)[None]
     live = as_live_model(tiny("llama_gqa"))
     planes = RotationProbe(live).layers()[0].planes
-    target = TargetRotation(
-        planes.inv_freq.float().expand(2, -1) / 2, torch.full((2, 8), 1.3)
-    )
-    expected = rotate_to(x.double(), positions, planes, target)
-    assert torch.equal(rotate_to(x, positions, planes, target), expected.bfloat16())
+    halved = planes.inv_freq.float().expand(2, -1) / 2
+    target = TargetRotation(halved, torch.full((2, 8), 1.3))
+    exact = rotate_to(x.double(), positions, planes, target)
+    turned = rotate_to(x, positions, planes, target)
+    assert torch.equal(turned, exact.bfloat16())
 
 
 def test_gradients_pass_an_edit():
@@ -160,23 +163,32 @@ def first_layer_scores(
     calls, _ = attention_calls(model, random_tokens(sequences=1)[0])
     call = calls[0]
     rotation = rotations(model, name=name)[0]
-    key = call.key.repeat_interleave(len(call.query) // len(call.key), dim=0)
-    first, second = torch.from_numpy(rotation.pairs).unbind(-1)
-    still = [rotation.unrotate(x) for x in (call.query, key)]
-    planes = [torch.complex(x[..., first], x[..., second]) for x in still]
-    angle = (
-        torch.arange(LENGTH).float()[:, None]
-        * torch.from_numpy(rotation.inv_freq).float()
+    group = len(call.query) // len(call.key)
+    query = rotation.unrotate(call.query)
+    key = rotation.unrotate(call.key.repeat_interleave(group, dim=0))
+    positions = torch.arange(LENGTH).float()
+    angle = positions[:, None] * torch.from_numpy(rotation.inv_freq).float()
+    turn = torch.exp(1j * angle.double())
+    pairs = torch.from_numpy(rotation.pairs)
+    turned_query, turned_key = change(
+        planes_of(query, pairs), planes_of(key, pairs), turn
     )
-    for x, z in zip(
-        still, change(*planes, torch.exp(1j * angle.double())), strict=True
-    ):
-        x[..., first] = z.real
-        x[..., second] = z.imag
-    scores = call.scale * still[0] @ still[1].mT
+    put_planes(query, pairs, turned_query)
+    put_planes(key, pairs, turned_key)
+    scores = call.scale * query @ key.mT
     if call.softcap is not None:
         scores = call.softcap * torch.tanh(scores / call.softcap)
     return scores.masked_fill(~call.visible, -math.inf).softmax(-1)
+
+
+def planes_of(x: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
+    """The planes [..., plane] of vectors, as complex numbers."""
+    return torch.complex(x[..., pairs[:, 0]], x[..., pairs[:, 1]])
+
+
+def put_planes(x: torch.Tensor, pairs: torch.Tensor, planes: torch.Tensor) -> None:
+    x[..., pairs[:, 0]] = planes.real
+    x[..., pairs[:, 1]] = planes.imag
 
 
 def observed(model: PreTrainedModel) -> torch.Tensor:
@@ -212,18 +224,17 @@ def test_one_plane_of_some_heads_stops_or_adds_nothing(name: str, heads: list[in
         edit_of_heads = edit(rl.PlaneNumbers([1]), heads=named)
         with rl.edit_rope(model, edit_of_heads):
             edited = observed(model)
-        torch.testing.assert_close(
-            edited, first_layer_scores(name, change), rtol=0, atol=1e-5
-        )
+        expected = first_layer_scores(name, change)
+        torch.testing.assert_close(edited, expected, rtol=0, atol=1e-5)
         torch.testing.assert_close(edited[others], plain[others], rtol=0, atol=1e-6)
         assert (edited[heads] - plain[heads]).abs().max() > 1e-3
 
 
 def test_factors_multiply(llama):
+    plain = logits(llama)
     half = rl.scale(rl.Slowest(0.5), by=0.5)
     planes = rl.PlaneNumbers([4, 5, 6, 7])
     for edits in ([rl.scale(planes, by=1)], [half, rl.scale(planes, by=2)]):
-        plain = logits(llama)
         with rl.edit_rope(llama, *edits):
             assert torch.equal(logits(llama), plain)
     with rl.edit_rope(llama, "yarn:16", half):
@@ -231,6 +242,13 @@ def test_factors_multiply(llama):
     for edits in ([half, "yarn:16"], ["yarn:16", rl.scale(planes, by=0.5)]):
         with rl.edit_rope(llama, *edits):
             assert torch.equal(logits(llama), expected)
+
+
+def coefficients(profile: xr.Dataset) -> np.ndarray:
+    """Product of the lengths of queries and keys in layer 0 [head, plane]."""
+    group = profile.sizes["head"] // profile.sizes["kv_head"]
+    of_keys = profile["k_norm"].values[0].repeat(group, axis=0)
+    return profile["q_norm"].values[0] * of_keys
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "gpt_neox"])
@@ -242,23 +260,28 @@ def test_a_scaled_head_keeps_the_length_of_its_coefficients(name: str):
     edit = rl.scale(rl.PlaneNumbers([0]), by=0.25, keep_length=plain, heads="0.1,0.2")
     with rl.edit_rope(model, edit):
         edited = rl.profile(model, tokens, surrogates=0)
-    groups = plain.sizes["head"] // plain.sizes["kv_head"]
-    before, after = [
-        x["q_norm"].values[0] * x["k_norm"].values[0].repeat(groups, axis=0)
-        for x in (plain, edited)
-    ]
-    length = [np.sqrt((coefficients**2).sum(1)) for coefficients in (before, after)]
-    np.testing.assert_allclose(*length, rtol=1e-5)
+    before = coefficients(plain)
+    after = coefficients(edited)
+    length = np.linalg.norm(after, axis=1)
+    np.testing.assert_allclose(length, np.linalg.norm(before, axis=1), rtol=1e-5)
     ratio = after / before
     np.testing.assert_allclose(ratio[[0, 3]], 1, rtol=1e-5)
-    np.testing.assert_allclose(ratio[1:3, 0] / ratio[1:3, 1], 0.25, rtol=1e-5)
-    assert (ratio[1:3, 1] > 1.005).all()
+    scaled = ratio[1:3]
+    np.testing.assert_allclose(scaled[:, 0] / scaled[:, 1], 0.25, rtol=1e-5)
+    assert (scaled[:, 1] > 1.005).all()
+
+
+def test_lengths_that_do_not_fit_the_model_are_refused():
+    model = tiny("llama_gqa")
+    plain = rl.profile(model, random_tokens(), budget=False)
     without_norms = plain.drop_vars("q_norm")
     with pytest.raises(BadArgument, match="scale needs the lengths of queries"):
         rl.scale(rl.PlaneNumbers([0]), by=0.25, keep_length=without_norms)
-    other = rl.scale(rl.PlaneNumbers([0]), by=0.25, keep_length=plain.isel(layer=[0]))
-    with pytest.raises(BadArgument, match="The edit was made for another model"):
-        rl.edit_rope(model, other).__enter__()
+    one_layer = plain.isel(layer=[0])
+    of_other = rl.scale(rl.PlaneNumbers([0]), by=0.25, keep_length=one_layer)
+    block = rl.edit_rope(model, of_other)
+    with pytest.raises(BadArgument, match="The edit was made for another model"), block:
+        pass
 
 
 def test_a_rotation_that_depends_on_the_length():
@@ -275,28 +298,37 @@ def test_a_rotation_that_depends_on_the_length():
 
 
 def test_an_indexer_ignores_the_edit_with_a_warning():
-    sizes = {
-        "q_lora_rank": 16,
-        "kv_lora_rank": 16,
-        "qk_rope_head_dim": 8,
-        "v_head_dim": 16,
-    }
-    sizes["qk_nope_head_dim"] = 8
-    sizes["index_n_heads"] = 2
-    sizes["index_head_dim"] = 16
-    sizes["n_group"] = 1
     model = of_kind(
-        "deepseek_v32", first_k_dense_replace=2, num_key_value_heads=4, **sizes
+        "deepseek_v32",
+        first_k_dense_replace=2,
+        num_key_value_heads=4,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        v_head_dim=16,
+        qk_nope_head_dim=8,
+        index_n_heads=2,
+        index_head_dim=16,
+        n_group=1,
     )
-    with pytest.warns(UserWarning, match="DeepseekV32ForCausalLM's indexer"):
-        rl.edit_rope(model, "nope").__enter__()
+    block = rl.edit_rope(model, "nope")
+    with pytest.warns(UserWarning, match="DeepseekV32ForCausalLM's indexer"), block:
+        pass
 
 
-def state(model: PreTrainedModel) -> list[object]:
-    groups = [vars(module).get("num_key_value_groups") for module in model.modules()]
-    facts = [groups, [len(module._forward_pre_hooks) for module in model.modules()]]
-    buffers = {name: tensor.tolist() for name, tensor in model.named_buffers()}
-    return [facts, model.config._attn_implementation, buffers]
+def state(model: PreTrainedModel) -> dict[str, object]:
+    """Everything of a model that a block may change."""
+    groups = []
+    hooks = []
+    for module in model.modules():
+        groups.append(vars(module).get("num_key_value_groups"))
+        hooks.append(len(module._forward_pre_hooks))
+    return {
+        "groups": groups,
+        "hooks": hooks,
+        "attention": model.config._attn_implementation,
+        "buffers": {name: tensor.tolist() for name, tensor in model.named_buffers()},
+    }
 
 
 def test_an_error_at_the_attention_restores_the_model(llama, monkeypatch):
@@ -330,10 +362,7 @@ def test_edits_nest_and_add_up(llama):
         with rl.edit_rope(llama, faster):
             both = logits(llama)
         assert torch.equal(logits(llama), outer)
-        with (
-            pytest.raises(IndexError),
-            rl.edit_rope(llama, faster),
-        ):
+        with pytest.raises(IndexError), rl.edit_rope(llama, faster):
             llama(torch.tensor([[999]]))
         assert torch.equal(logits(llama), outer)
     assert torch.equal(logits(llama), plain)
@@ -401,8 +430,8 @@ def edited(heads: str) -> Block:
 
 
 def silenced(to: str) -> Block:
-    reference = {"text": random_tokens(length=12)} if to == "mean" else {}
-    return lambda model: rl.silence_heads(model, "0.1,1.2", to=to, **reference)
+    text = random_tokens(length=12) if to == "mean" else None
+    return partial(rl.silence_heads, heads="0.1,1.2", to=to, text=text)
 
 
 @pytest.mark.parametrize(
@@ -427,14 +456,20 @@ def test_generation_with_a_cache(block, name, implementation, cache, padding):
     ids = random_tokens(length=20)
     mask = torch.ones_like(ids)
     mask[0, :padding] = 0
-    options = {"max_new_tokens": 5, "do_sample": False, "attention_mask": mask}
-    options["output_logits"] = True
-    options["return_dict_in_generate"] = True
-    options["min_new_tokens"] = 5
-    plain = model.generate(ids, **options, use_cache=False)
+    generate = partial(
+        model.generate,
+        ids,
+        attention_mask=mask,
+        min_new_tokens=5,
+        max_new_tokens=5,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    plain = generate(use_cache=False)
     with block(model):
-        expected = model.generate(ids, **options, use_cache=False)
-        cached = model.generate(ids, **options, cache_implementation=cache)
+        expected = generate(use_cache=False)
+        cached = generate(cache_implementation=cache)
     assert torch.equal(cached.sequences, expected.sequences)
     for ours, true in zip(cached.logits, expected.logits, strict=True):
         torch.testing.assert_close(ours, true, rtol=1e-4, atol=1e-3)

@@ -104,12 +104,10 @@ def test_an_open_edit_counts_as_the_unmodified_model():
 @pytest.mark.thorough
 @pytest.mark.parametrize("family", ["gemma4", "gpt_oss", "smollm3"])
 def test_families(family: str):
-    short = (
-        {"num_hidden_layers": 2, "no_rope_layers": [1, 0]}
-        if family == "smollm3"
-        else {}
-    )
-    model = tiny(family, **short)
+    if family == "smollm3":
+        model = tiny(family, num_hidden_layers=2, no_rope_layers=[1, 0])
+    else:
+        model = tiny(family)
     edits = {"half": rl.stop_slowest(0.5), "head": rl.drop(rl.Slowest(1), heads="0.0")}
     results = evaluate(
         model, edits=edits, measures=("loss", "change", "labels"), rows=7

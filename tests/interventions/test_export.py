@@ -13,6 +13,7 @@ from checkpoints.test_gguf import write_bundled
 from oracles.tiny import logits, random_tokens, tiny
 from safetensors import safe_open
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 import ropelens as rl
@@ -57,15 +58,17 @@ save_file(logits, sys.argv[3])
 def loaded_elsewhere(root: Path) -> dict[str, torch.Tensor]:
     """Logits of every checkpoint in `root`, from a process without ropelens."""
     file = root.with_suffix(".safetensors")
-    arguments = [root, random_tokens().tolist(), file]
-    subprocess.run([sys.executable, "-c", LOADED, *map(str, arguments)], check=True)
+    ids = str(random_tokens().tolist())
+    command = [sys.executable, "-c", LOADED, str(root), ids, str(file)]
+    subprocess.run(command, check=True)
     return load_file(file)
 
 
 def edits_of(family: str) -> dict[str, list[Any]]:
-    heads = {} if family in SHARED else {"heads": "0.1,1.*"}
-    scaled = [rl.drop(rl.PlaneNumbers([1]), **heads), rl.scale(rl.Fastest(0.5), by=0.5)]
-    return {"p-rope": ["p-rope:0.5"], "yarn": ["yarn:4"], "scaled": scaled}
+    heads = "*.*" if family in SHARED else "0.1,1.*"
+    dropped = rl.drop(rl.PlaneNumbers([1]), heads=heads)
+    halved = rl.scale(rl.Fastest(0.5), by=0.5)
+    return {"p-rope": ["p-rope:0.5"], "yarn": ["yarn:4"], "scaled": [dropped, halved]}
 
 
 def test_families_load_without_ropelens(tmp_path: Path):
@@ -75,23 +78,22 @@ def test_families_load_without_ropelens(tmp_path: Path):
     for family, config in FAMILIES.items():
         model = tiny(family, **config)
         for weight in model.state_dict().values():
-            weight.mul_(
-                10 if weight.shape in ((4, 16), (2, 16)) else 1
-            )  # norms by head
+            if weight.shape in ((4, 16), (2, 16)):  # norms by head
+                weight.mul_(10)
         plain = logits(model)
+        scale = plain.abs().max()
         for name, edits in edits_of(family).items():
-            rl.export(model, *edits, out=root / f"{family} {name}")
+            case = f"{family} {name}"
+            rl.export(model, *edits, out=root / case)
             with rl.edit_rope(model, *edits):
-                expected[f"{family} {name}"] = logits(model)
-            assert (
-                expected[f"{family} {name}"] - plain
-            ).abs().max() > 1e-2 * plain.abs().max()
+                expected[case] = logits(model)
+            assert (expected[case] - plain).abs().max() > 1e-2 * scale, case
         assert torch.equal(logits(model), plain)
-    found = loaded_elsewhere(root)
-    assert found.keys() == expected.keys()
-    for name, ours in expected.items():
-        error = (found[name] - ours).abs().max() / ours.abs().max()
-        assert error < 1e-4, (name, float(error))
+    exported = loaded_elsewhere(root)
+    assert exported.keys() == expected.keys()
+    for case, edited in expected.items():
+        error = (exported[case] - edited).abs().max() / edited.abs().max()
+        assert error < 1e-4, case
 
 
 ONE_HEAD = rl.drop(rl.PlaneNumbers([1]), heads="0.1")
@@ -194,27 +196,29 @@ def test_tied_weights_in_bfloat16_become_tied_weights_in_float32(tmp_path: Path)
 
 def test_the_command_reads_gguf(tmp_path: Path):
     write_bundled(tmp_path / "model.gguf", permutations=1)
-    out = tmp_path / "root/out"
-    out.parent.mkdir()
-    arguments = ["export", str(tmp_path / "model.gguf"), "--variant", "p-rope:0.75"]
-    arguments += ["--edit", "drop:0-1,9:*.2", "--edit", "scale=0.5:slowest=0.25"]
-    arguments += ["--out", str(out)]
+    out = tmp_path / "out"
+    command = ["export", str(tmp_path / "model.gguf"), "--variant", "p-rope:0.75"]
+    edits = ["--edit", "drop:0-1,9:*.2", "--edit", "scale=0.5:slowest=0.25"]
+    arguments = [*command, *edits, "--out", str(out)]
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert done.stdout == f"{out}\n"
     model, tokenizer = rl.load("bundled")
-    half = rl.scale(rl.Slowest(0.25), by=0.5)
-    with rl.edit_rope(
-        model, "p-rope:0.75", rl.drop(rl.PlaneNumbers([0, 1, 9]), heads="*.2"), half
-    ):
+    dropped = rl.drop(rl.PlaneNumbers([0, 1, 9]), heads="*.2")
+    halved = rl.scale(rl.Slowest(0.25), by=0.5)
+    with rl.edit_rope(model, "p-rope:0.75", dropped, halved):
         expected = logits(model)
-    torch.testing.assert_close(
-        loaded_elsewhere(out.parent)["out"], expected, rtol=0, atol=1e-4
-    )
-    assert (
-        rl.load(out)[1]("One.").input_ids
-        == tokenizer("One.", add_special_tokens=False).input_ids
-    )
-    for edit in (
+    exported = AutoModelForCausalLM.from_pretrained(out, attn_implementation="eager")
+    torch.testing.assert_close(logits(exported), expected, rtol=0, atol=1e-4)
+    _, tokenizer_of_export = rl.load(out)
+    ids = tokenizer("One.", add_special_tokens=False).input_ids
+    assert tokenizer_of_export("One.").input_ids == ids
+    with pytest.raises(BadArgument, match="is not an empty folder"):
+        rl.export(model, halved, out=out)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
         "stop",
         "drop:5-1",
         "drop:1,",
@@ -224,10 +228,9 @@ def test_the_command_reads_gguf(tmp_path: Path):
         "drop=2:1",
         "stop:slow=1",
         "stop:fastest=2",
-    ):
-        with pytest.raises(BadArgument, match=r"is not an edit|from 0 to 1"):
-            CliRunner().invoke(
-                app, [*arguments, "--edit", edit], catch_exceptions=False
-            )
-    with pytest.raises(BadArgument, match="is not an empty folder"):
-        rl.export(model, half, out=out)
+    ],
+)
+def test_an_edit_that_is_none_is_refused(tmp_path: Path, edit: str):
+    arguments = ["export", "bundled", "--edit", edit, "--out", str(tmp_path / "out")]
+    with pytest.raises(BadArgument, match=r"is not an edit|from 0 to 1"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
