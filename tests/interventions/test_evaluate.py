@@ -1,7 +1,6 @@
 """Evaluations of edits, compared with losses of transformers, profiles and laws; and tasks."""
 
 import itertools
-from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -11,7 +10,7 @@ import xarray as xr
 from oracles.copying import copying
 from oracles.tiny import random_tokens, tiny
 from scipy import stats
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 from transformers import PreTrainedModel
 
 import ropelens as rl
@@ -42,15 +41,12 @@ def test_loss_matches_transformers_with_and_without_an_edit():
     text = rl.Text(tokens(), lengths=LENGTHS)
     result = rl.evaluate(model, text, edits=edits, measures=["loss"], batch_size=3)
     assert list(result.edit.values) == ["none", "half", "by name", "both"]
-    np.testing.assert_allclose(
-        result.loss.sel(edit="none"), true_losses(model), rtol=1e-5
-    )
-    other = tiny("llama_gqa", rope_parameters=P_ROPE)
-    for name in ("half", "by name"):
-        np.testing.assert_allclose(
-            result.loss.sel(edit=name), true_losses(other), rtol=1e-4
-        )
-    assert (result.loss.sel(edit="both") != result.loss.sel(edit="half")).any()
+    loss = result.loss
+    np.testing.assert_allclose(loss.sel(edit="none"), true_losses(model), rtol=1e-5)
+    expected = true_losses(tiny("llama_gqa", rope_parameters=P_ROPE))
+    np.testing.assert_allclose(loss.sel(edit="half"), expected, rtol=1e-4)
+    np.testing.assert_allclose(loss.sel(edit="by name"), expected, rtol=1e-4)
+    assert (loss.sel(edit="both") != loss.sel(edit="half")).any()
     assert list(result.predicted_tokens.values) == [39, 32, 6, 1]
 
 
@@ -60,58 +56,89 @@ class Names:
         return "".join(texts[token] for token in token_ids)
 
 
-def test_loss_of_repeated_tokens_and_of_classes_by_brute_force():
-    model = tiny("llama_gqa")
-    ids = tokens() % 7 + 3  # seven tokens, so that most are repeated
-    text = rl.Text(ids, lengths=LENGTHS)
-    options = {"tokenizer": Names(), "batch_size": 2}
-    result = rl.evaluate(model, text, edits={"a": "nope"}, measures=["loss"], **options)
-    with torch.no_grad():
-        logs = model(ids).logits.double().log_softmax(-1)
-    for row, length in enumerate(LENGTHS.tolist()):
-        line = ids[row].tolist()
-        seen = [n for n in range(1, length) if line[n] in line[:n]]
-        assert int(result.seen_tokens[row]) == len(seen)
-        mean = (
-            np.mean([-float(logs[row, n - 1, line[n]]) for n in seen])
-            if seen
-            else np.nan
-        )
-        np.testing.assert_allclose(result.seen_loss[0, row], mean, rtol=1e-5)
-        for name, of_class in {
-            "digits": (5, 7),
-            "newline": (6,),
-            "capital": (4,),
-        }.items():
-            positions = [n for n in range(1, length) if line[n] in of_class]
-            by_hand = [-float(logs[row, n - 1, line[n]]) for n in positions]
-            class_loss = result.class_loss.sel(token_class=name)[0, row]
-            expected = np.mean(by_hand) if positions else np.nan
-            np.testing.assert_allclose(class_loss, expected, rtol=1e-5)
-            assert int(result.class_tokens.sel(token_class=name)[row]) == len(positions)
-    moved = rl.evaluate(
-        model, text, edits={"a": "nope"}, measures=["change"], **options
+CLASSES = {"digits": (5, 7), "newline": (6,), "capital": (4,)}
+OF_CLASSES = tokens() % 7 + 3  # seven tokens, so that most are repeated
+NOPE = {"nope": "nope"}
+
+
+def evaluate_classes(model: PreTrainedModel, measure: str) -> xr.Dataset:
+    return rl.evaluate(
+        model,
+        rl.Text(OF_CLASSES, lengths=LENGTHS),
+        edits=NOPE,
+        measures=[measure],
+        tokenizer=Names(),
+        batch_size=2,
     )
+
+
+@torch.no_grad()
+def losses_by_position(model: PreTrainedModel) -> torch.Tensor:
+    """The loss [sequence, position] of each token; NaN for the first one."""
+    log_chances = model(OF_CLASSES).logits[:, :-1].double().log_softmax(-1)
+    following = OF_CLASSES[:, 1:, None]
+    losses = -log_chances.gather(2, following)[..., 0]
+    return pad(losses, (1, 0), value=torch.nan)
+
+
+def mean_or_nan(values: list[float]) -> float:
+    return float(np.mean(values)) if values else np.nan
+
+
+def test_loss_of_repeated_tokens_by_brute_force():
+    model = tiny("llama_gqa")
+    losses = losses_by_position(model)
+    result = evaluate_classes(model, "loss")
+    for sequence, length in enumerate(LENGTHS.tolist()):
+        ids = OF_CLASSES[sequence].tolist()
+        seen = [n for n in range(1, length) if ids[n] in ids[:n]]
+        expected = mean_or_nan(losses[sequence, seen].tolist())
+        assert int(result.seen_tokens[sequence]) == len(seen)
+        np.testing.assert_allclose(result.seen_loss[0, sequence], expected, rtol=1e-5)
+
+
+def test_a_text_without_repeated_tokens_has_no_loss_of_them():
+    different = torch.arange(3, 40)[None]
+    result = rl.evaluate(tiny("llama_gqa"), different, measures=["loss"])
+    assert int(result.seen_tokens[0]) == 0
+    assert np.isnan(result.seen_loss).all()
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_loss_of_classes_by_brute_force(name: str):
+    model = tiny("llama_gqa")
+    losses = losses_by_position(model)
+    result = evaluate_classes(model, "loss").sel(token_class=name)
+    for sequence, length in enumerate(LENGTHS.tolist()):
+        ids = OF_CLASSES[sequence].tolist()
+        positions = [n for n in range(1, length) if ids[n] in CLASSES[name]]
+        expected = mean_or_nan(losses[sequence, positions].tolist())
+        assert int(result.class_tokens[sequence]) == len(positions)
+        np.testing.assert_allclose(result.class_loss[0, sequence], expected, rtol=1e-5)
+
+
+@torch.no_grad()
+def attentions(model: PreTrainedModel) -> torch.Tensor:
+    """Attention [layer, sequence, head, row, key] of transformers, in float64."""
+    outputs = model(OF_CLASSES, output_attentions=True)
+    return torch.stack(outputs.attentions).double()
+
+
+@pytest.mark.parametrize("name", ["digits", "newline"])
+def test_change_of_attention_of_classes_by_brute_force(name: str):
+    model = tiny("llama_gqa")
+    before = attentions(model)
     with rl.edit_rope(model, "nope"):
-        after = torch.stack(model(ids, output_attentions=True).attentions)
-    before = torch.stack(model(ids, output_attentions=True).attentions)
-    ratio = (
-        (before.double() / after.double()).log2().nan_to_num()
-    )  # 0 / 0 for hidden keys
-    divergence = (before.double() * ratio).sum(-1)
-    for name, of_class in {"digits": (5, 7), "newline": (6,)}.items():
-        rows = torch.isin(ids, torch.tensor(of_class)) & (
-            torch.arange(40) < LENGTHS[:, None]
-        )
-        rows[:, 0] = False
-        by_hand = torch.stack(
-            [divergence[:, s, :, n] for s, n in rows.nonzero().tolist()]
-        )
-        class_change = moved.class_change.sel(edit="a", token_class=name)
-        np.testing.assert_allclose(class_change, by_hand.mean(0).detach(), 1e-3, 1e-5)
-    separate = rl.evaluate(model, torch.arange(3, 40)[None], measures=["loss"])
-    assert int(separate.seen_tokens[0]) == 0
-    assert np.isnan(separate.seen_loss).all()
+        after = attentions(model)
+    log_ratio = (before / after).log2().nan_to_num()  # 0 / 0 for hidden keys
+    divergence = (before * log_ratio).sum(-1)
+    rows = torch.isin(OF_CLASSES, torch.tensor(CLASSES[name]))
+    rows &= torch.arange(40) < LENGTHS[:, None]
+    rows[:, 0] = False
+    expected = divergence.transpose(2, 3)[:, rows].mean(1)
+    result = evaluate_classes(model, "change")
+    change = result.class_change.sel(edit="nope", token_class=name)
+    np.testing.assert_allclose(change, expected, 1e-3, 1e-5)
 
 
 def test_labels_match_a_profile_of_the_edited_model():
@@ -119,9 +146,8 @@ def test_labels_match_a_profile_of_the_edited_model():
     text = rl.Text(tokens(), lengths=LENGTHS)
     result = rl.evaluate(model, text, edits={"half": "p-rope:0.5"}, measures=["labels"])
     for name, rope in (("none", ROPE), ("half", P_ROPE)):
-        profile = rl.profile(
-            tiny("llama_gqa", rope_parameters=rope), text, surrogates=0
-        )
+        configured = tiny("llama_gqa", rope_parameters=rope)
+        profile = rl.profile(configured, text, surrogates=0)
         heads = rl.classify_heads(profile)
         entry = result.sel(edit=name)
         assert list(entry.label.values.ravel()) == list(heads["label"])
@@ -155,23 +181,26 @@ def test_loss_by_position_sums_to_the_loss():
     stop = result.position_stop.values
     assert list(start) == [1, 2, 3, 4, 6, 8, 11, 16, 23, 32]
     assert list(stop) == [*start[1:], 40]
-    reached = (np.arange(40) < LENGTHS.numpy()[:, None]).sum(0)  # rows at each position
-    counts = [reached[a:b].sum() for a, b in zip(start, stop, strict=True)]
-    for entry in result.edit:
-        row = result.sel(edit=entry)
-        total = float((row.loss * row.predicted_tokens).sum())
-        assert float((row.position_loss * counts).sum()) == pytest.approx(
-            total, rel=1e-9
-        )
-        assert float(row.mean_loss * sum(counts)) == pytest.approx(total, rel=1e-9)
-        far = (
-            LENGTHS.numpy() > 23
-        )  # the bins from 23 on begin in the second half of 40 tokens
-        assert result.far_tokens.values.tolist() == [17, 10, 0, 0]
-        total = float((row.far_loss * row.far_tokens)[far].sum())
-        ends = np.array(counts)[start >= 20] @ row.position_loss.values[start >= 20]
-        assert ends == pytest.approx(total, rel=1e-9)
-        assert row.far_loss[~far].isnull().all()
+    rows_at_position = (np.arange(40) < LENGTHS.numpy()[:, None]).sum(0)
+    counts = [
+        rows_at_position[first:end].sum()
+        for first, end in zip(start, stop, strict=True)
+    ]
+    for edit in ("none", "a"):
+        entry = result.sel(edit=edit)
+        total = float((entry.loss * entry.predicted_tokens).sum())
+        by_position = float((entry.position_loss * counts).sum())
+        assert by_position == pytest.approx(total, rel=1e-9)
+        mean = float(entry.mean_loss)
+        assert mean * sum(counts) == pytest.approx(total, rel=1e-9)
+        # The bins from 23 on begin in the second half of 40 tokens.
+        far = LENGTHS.numpy() > 23
+        far_bins = start >= 23
+        far_total = float((entry.far_loss * entry.far_tokens)[far].sum())
+        of_bins = np.array(counts)[far_bins] @ entry.position_loss.values[far_bins]
+        assert of_bins == pytest.approx(far_total, rel=1e-9)
+        assert entry.far_loss[~far].isnull().all()
+    assert result.far_tokens.values.tolist() == [17, 10, 0, 0]
 
 
 @pytest.fixture(scope="module")
@@ -281,18 +310,24 @@ TEXT = torch.from_numpy(np.random.default_rng(0).integers(1, 25, size=(4, 96)))
 TEXT[:, 0] = 0
 
 
-def needles(**changed: object) -> tuple[torch.Tensor, torch.Tensor]:
-    options = {"vocabulary": 64, "length": 61, "first_token": 63, "seed": 0} | changed
-    return hide_needles(TEXT.flatten(), **options)
+def needles(
+    *, vocabulary: int = 64, length: int = 61, first_token: int = 63, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return hide_needles(
+        TEXT.flatten(),
+        vocabulary=vocabulary,
+        length=length,
+        first_token=first_token,
+        seed=seed,
+    )
 
 
 @torch.no_grad()
 def copy_losses(model: PreTrainedModel, distance: int) -> torch.Tensor:
     """Losses [sequence, position] of the repeated tokens, by the cross entropy of torch."""
     tokens = repeated_tokens(int(TEXT[0, 0]), distance, vocabulary=96, seed=3)
-    return cross_entropy(
-        model(tokens).logits[:, :-1].mT, tokens[:, 1:], reduction="none"
-    )
+    logits = model(tokens).logits[:, :-1]
+    return cross_entropy(logits.mT, tokens[:, 1:], reduction="none")
 
 
 def test_losses_of_repeats_leave_out_the_first_token_of_each_copy():
@@ -315,20 +350,20 @@ def test_losses_of_copies_by_their_distance():
         seed=3,
     )
     assert results.copy_loss.dims == ("edit", "copy_distance", "trial")
+    edits = {"none": [], "still": ["nope"]}
     for distance in (5, 30):
-        for edit, block in (
-            ("none", nullcontext()),
-            ("still", rl.edit_rope(model, "nope")),
-        ):
-            with block:
+        for edit, given in edits.items():
+            with rl.edit_rope(model, *given):
                 losses = copy_losses(model, distance)
+            expected = losses[:, distance + 1 :].mean(1)
             copy_loss = results.copy_loss.sel(edit=edit, copy_distance=distance)
-            np.testing.assert_allclose(
-                copy_loss, losses[:, distance + 1 :].mean(1), rtol=1e-5
-            )
-    assert rl.evaluate(
-        model, TEXT, measures="copying"
-    ).copy_distance.values.tolist() == [8, 16]
+            np.testing.assert_allclose(copy_loss, expected, rtol=1e-5)
+
+
+def test_default_distances_of_copies_are_parts_of_the_context():
+    model = tiny("llama_gqa", max_position_embeddings=41)
+    results = rl.evaluate(model, TEXT, measures="copying")
+    assert results.copy_distance.values.tolist() == [8, 16]
 
 
 def test_a_prompt_has_each_needle_once_and_ends_with_a_key():

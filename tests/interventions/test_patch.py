@@ -84,39 +84,54 @@ def test_hooks_at_the_projections_give_the_same(name: str, part: Any, select: An
     if part == "value" and select is not None:
         return
     model = tiny(name)
-    family = TINY[name]
     attention = model.get_decoder().layers[1].self_attn
     projection: nn.Module = getattr(attention, f"{part[0]}_proj")
     size = attention.head_dim
-    count = (size - family.unrotated) // 2
-    numbers = {None: None, PlaneNumbers((0, 3)): {0, 3}}
-    slow_half = set(range(count // 2, count))
-    planes = numbers.get(select, slow_half)
-    half = family.pairing == "half"
-    plane_of = [n % count if half else n // 2 for n in range(2 * count)]
-    plane_of += [-1] * (size - 2 * count)
-    chosen = torch.tensor([planes is None or plane in planes for plane in plane_of])
-    places = slice(4, 11)
-    group = 1 if part == "query" else 2
+    chosen = coordinates_of(name, size, select)
+    positions = range(4, 11)
+    head = 3 if part == "query" else 1  # two query heads share a key head
     recorded: list[torch.Tensor] = []
-    with projection.register_forward_hook(lambda m, i, out: recorded.append(out)):
-        logits(model, tokens(1))
+
+    def record(module: nn.Module, inputs: Any, out: torch.Tensor) -> None:
+        recorded.append(by_head(out))
+
+    def by_head(projected: torch.Tensor) -> torch.Tensor:
+        """[sequence, position, head, coordinate]"""
+        return projected.unflatten(-1, (-1, size)).clone()
 
     def put(module: nn.Module, inputs: Any, out: torch.Tensor) -> torch.Tensor:
-        out, source = [x.unflatten(-1, (-1, size)).clone() for x in (out, recorded[0])]
-        here, there = [x[:, places, 3 // group] for x in (out, source)]
-        out[:, places, 3 // group] = torch.where(chosen, there, here)
-        return out.flatten(-2)
+        patched = by_head(out)
+        here = patched[:, positions, head]
+        there = recorded[0][:, positions, head]
+        patched[:, positions, head] = torch.where(chosen, there, here)
+        return patched.flatten(-2)
 
+    with projection.register_forward_hook(record):
+        logits(model, tokens(1))
     with projection.register_forward_hook(put):
         expected = logits(model, tokens())
     heads = "1.3" if part == "query" else "1.2,1.3"
     with rl.patch_planes(
-        model, tokens(1), heads=heads, positions=range(4, 11), of=part, planes=select
+        model, tokens(1), heads=heads, positions=positions, of=part, planes=select
     ):
-        torch.testing.assert_close(
-            logits(model, tokens()), expected, rtol=1e-5, atol=1e-5
-        )
+        patched = logits(model, tokens())
+    torch.testing.assert_close(patched, expected, rtol=1e-5, atol=1e-5)
+
+
+def coordinates_of(name: str, size: int, select: Any) -> torch.Tensor:
+    """Which coordinates of a head belong to the planes 0 and 3, or to the slow half."""
+    if select is None:
+        return torch.ones(size, dtype=torch.bool)
+    family = TINY[name]
+    count = (size - family.unrotated) // 2
+    coordinate = torch.arange(2 * count)
+    plane = coordinate % count if family.pairing == "half" else coordinate // 2
+    if select == PlaneNumbers((0, 3)):
+        chosen = (plane == 0) | (plane == 3)
+    else:
+        chosen = plane >= count // 2
+    rest = torch.zeros(size - 2 * count, dtype=torch.bool)
+    return torch.cat([chosen, rest])
 
 
 @pytest.mark.parametrize("edited", [False, True])

@@ -1,8 +1,8 @@
 """Reach of heads and attributions of planes, compared with loops, edits and laws."""
 
 import gc
-import itertools
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -26,13 +26,36 @@ COPIED = 6
 RISING = torch.arange(40)[None]
 
 
-def scores_of(model, sequence: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    layers = []
-    for call in attention_calls(model, sequence)[0]:
-        keys = call.key.repeat_interleave(len(call.query) // len(call.key), dim=0)
-        layers.append(
-            ((call.scale * call.query @ keys.mT).numpy(), call.visible.numpy())
+@dataclass(frozen=True, eq=False)
+class LayerScores:
+    """Scores [head, row, key] of a layer, and the keys [row, key] that each row sees."""
+
+    scores: np.ndarray
+    visible: np.ndarray
+
+    def finds(self, head: int, row: int, key: int) -> bool:
+        """Whether no other earlier key except position 0 has a higher score."""
+        others = self.others(row, key)
+        return bool(self.visible[row, key]) and bool(
+            self.scores[head, row, key] > self.best(head, row, others)
         )
+
+    def others(self, row: int, key: int) -> list[int]:
+        """The earlier keys that the row sees, except `key` and position 0."""
+        seen = np.flatnonzero(self.visible[row, :row])
+        return [other for other in seen.tolist() if other not in (0, key)]
+
+    def best(self, head: int, row: int, keys: list[int]) -> float:
+        return max((self.scores[head, row, key] for key in keys), default=-np.inf)
+
+
+def scores_of(model, sequence: np.ndarray) -> list[LayerScores]:
+    layers = []
+    calls, _ = attention_calls(model, sequence)
+    for call in calls:
+        keys = call.key.repeat_interleave(len(call.query) // len(call.key), dim=0)
+        scores = call.scale * call.query @ keys.mT
+        layers.append(LayerScores(scores.numpy(), call.visible.numpy()))
     return layers
 
 
@@ -45,9 +68,9 @@ def test_a_turned_key_scores_as_in_a_run_at_that_distance(name: str):
     live = as_live_model(model)
     rotation = RotationProbe(live)
     near = two_copies(Measurement.of(model, RISING), distance, COPIED, 0)
-    far = torch.cat(
-        [near[:, : COPIED + 1], near.new_full((1, 5), 7), near[:, COPIED + 1 :]], 1
-    )
+    first_copy = near[:, : COPIED + 1]
+    between = near.new_full((1, farther - distance), 7)
+    far = torch.cat([first_copy, between, near[:, COPIED + 1 :]], 1)
 
     def see(call: AttentionCall) -> torch.Tensor:
         planes = rotation.planes()[call.layer]
@@ -56,17 +79,16 @@ def test_a_turned_key_scores_as_in_a_run_at_that_distance(name: str):
         return share_found(call, planes, COPIED, distance, further.double())
 
     wins = live.record_calls(near, see)[0].numpy()
-    (scores, visible), (real, _) = [scores_of(model, x[0])[0] for x in (near, far)]
-    expected = np.zeros((len(scores), 3))
-    for head, row in np.ndindex(len(scores), COPIED - 1):
-        i = near.shape[1] - COPIED + row
-        right = 2 + row
-        best = max(
-            scores[head, i, j] for j in range(1, i) if visible[i, j] and j != right
-        )
-        turned = real[head, i + farther - distance, right]
-        near_score = scores[head, i, right]
-        expected[head] += np.array([near_score, near_score, turned]) > best
+    in_near = scores_of(model, near[0])[0]
+    in_far = scores_of(model, far[0])[0]
+    expected = np.zeros((len(in_near.scores), 3))
+    for head, number in np.ndindex(len(expected), COPIED - 1):
+        row = near.shape[1] - COPIED + number
+        key = 2 + number  # the token after the first copy of the row's token
+        best = in_near.best(head, row, in_near.others(row, key))
+        score = in_near.scores[head, row, key]
+        turned = in_far.scores[head, row + farther - distance, key]
+        expected[head] += np.array([score, score, turned]) > best
     np.testing.assert_allclose(wins, expected / (COPIED - 1), atol=1e-9)
     assert expected.any()
 
@@ -78,29 +100,34 @@ def test_a_turned_key_scores_as_in_a_run_at_that_distance(name: str):
 def test_shares_of_found_copies_match_loops_over_a_run(name: str, copied: int):
     model = tiny(name)
     tokens = random_tokens(sequences=2, length=40)
-    apart = (48, 96)
+    distances = (48, 96)
     draws = 2
-    reach = rl.reach(model, tokens, copied=copied, copies=apart, draws=draws)
+    reach = rl.reach(model, tokens, copied=copied, copies=distances, draws=draws)
     assert reach.attrs["copied"] == copied
-    measured = Measurement.of(model, tokens)
-    shares = np.zeros((draws, *reach["found_share"].shape[1:]))
-    for draw, (n, distance) in itertools.product(range(draws), enumerate(apart)):
-        sequence = two_copies(measured, distance, copied, draw)[0]
-        assert (sequence[1 : copied + 1] == sequence[-copied:]).all()
-        assert len(sequence) == 1 + distance + copied
-        for layer, (scores, visible) in enumerate(scores_of(model, sequence)):
-            for head, row in np.ndindex(len(scores), copied - 1):
-                i = len(sequence) - copied + row
-                seen = [j for j in np.flatnonzero(visible[i]) if 0 < j < i]
-                right = 2 + row
-                hit = right in seen and right == max(
-                    seen, key=lambda j: scores[head, i, j]
-                )
-                shares[draw, layer, head, n] += hit / (copied - 1)
     found_share = reach["found_share"].isel(variant=0)
     assert found_share.notnull().any()
+    shares = np.zeros((draws, *reach["found_share"].shape[1:]))
+    for draw in range(draws):
+        for number, distance in enumerate(distances):
+            measurement = Measurement.of(model, tokens)
+            sequence = two_copies(measurement, distance, copied, draw)[0]
+            assert (sequence[1 : copied + 1] == sequence[-copied:]).all()
+            assert len(sequence) == 1 + distance + copied
+            shares[draw, :, :, number] = shares_by_loops(model, sequence, copied)
     expected = np.where(found_share.isnull(), np.nan, shares.mean(0))
     np.testing.assert_allclose(found_share, expected, atol=1e-6)
+
+
+def shares_by_loops(model, sequence: np.ndarray, copied: int) -> np.ndarray:
+    """Share [layer, head] of the rows of the second copy that find their copy."""
+    shares = []
+    for layer in scores_of(model, sequence):
+        found = np.zeros(len(layer.scores))
+        for head, number in np.ndindex(len(found), copied - 1):
+            row = len(sequence) - copied + number
+            found[head] += layer.finds(head, row, key=2 + number)
+        shares.append(found / (copied - 1))
+    return np.array(shares)
 
 
 def test_the_induction_head_finds_copies():

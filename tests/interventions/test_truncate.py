@@ -1,6 +1,7 @@
 """Sweeps: the planes that stop, the measured changes, and the table of changes."""
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -45,8 +46,15 @@ def test_names_of_edits_give_the_share_that_really_rotates():
     layers = [rotating_planes(4)] * 2
     cuts = plan(layers, keep=[1, 0.875, 0.8, 0.5, 0], controls=1)
     assert [cut.edit for cut in cuts] == [
-        *("none", "slow 0.75", "fast 0.75", "random 0.75 #0"),
-        *("slow 0.5", "fast 0.5", "random 0.5 #0", "slow 0", "fast 0"),
+        "none",
+        "slow 0.75",
+        "fast 0.75",
+        "random 0.75 #0",
+        "slow 0.5",
+        "fast 0.5",
+        "random 0.5 #0",
+        "slow 0",
+        "fast 0",
     ]
     assert [cut.kept for cut in cuts[:2]] == [1, 0.75]
     assert [cut.edit for cut in plan(layers, keep=[1], ends=["slow"])] == ["none"]
@@ -57,26 +65,20 @@ def test_controls_have_the_size_of_the_edit_and_are_nested():
     cuts = plan(layers, seed=5)
     assert cuts == plan(layers, seed=5)
     assert cuts != plan(layers, seed=6)
+    random = of_kind(cuts, "random")
+    assert not [cut for cut in random if cut.kept in (0, 1)]
     for share in PlaneSweep.keep[1:-1]:
-        same = [cut for cut in cuts if cut.kept == share]
-        assert [cut.kind for cut in same] == [
-            "slow",
-            "fast",
-            "random",
-            "random",
-            "random",
-        ]
-        assert {len(numbers) for cut in same for numbers in cut.stopped} == {
-            16 * (1 - share)
-        }
-        assert all(len(set(cut.stopped)) == 1 for cut in same)
-        assert len({cut.stopped for cut in same[2:]}) == 3
+        of_share = [cut for cut in cuts if cut.kept == share]
+        kinds = [cut.kind for cut in of_share]
+        assert kinds == ["slow", "fast", "random", "random", "random"]
+        for cut in of_share:
+            assert len(set(cut.stopped)) == 1, "the same planes in all layers"
+            assert len(cut.stopped[0]) == 16 * (1 - share)
+        assert len({cut.stopped for cut in of_share[2:]}) == 3
     for draw in range(3):
-        path = [
-            set(cut.stopped[0]) for cut in of_kind(cuts, "random") if cut.draw == draw
-        ]
-        assert all(small < large for small, large in pairwise(path))
-    assert not [cut for cut in of_kind(cuts, "random") if cut.kept in (0, 1)]
+        sets = [set(cut.stopped[0]) for cut in random if cut.draw == draw]
+        for smaller, larger in pairwise(sets):
+            assert smaller < larger
 
 
 def test_a_cut_that_stops_all_planes_does_not_change_the_controls_of_other_cuts():
@@ -89,19 +91,19 @@ def test_a_cut_that_stops_all_planes_does_not_change_the_controls_of_other_cuts(
 def test_controls_differ_from_the_sets_that_they_control(planes: int):
     """With few planes, a random set is often an end or the band, and must be drawn again."""
     cuts = plan([rotating_planes(planes)] * 2, bands=planes, controls=20)
-    sets = {
-        kind: {cut.stopped for cut in of_kind(cuts, kind)} for kind in ("slow", "fast")
-    }
+    ends = {cut.stopped for cut in cuts if cut.kind in ("slow", "fast")}
     random = {cut.stopped for cut in of_kind(cuts, "random")}
-    assert not random & (sets["slow"] | sets["fast"])
+    assert not random & ends
     assert bool(random) == (planes > 2)  # with two planes, each plane is an end
-    for band in range(planes):
-        (planes_of_band,) = [
-            cut.stopped for cut in of_kind(cuts, "band") if cut.band == band
-        ]
-        controls = [c.stopped for c in of_kind(cuts, "band control") if c.band == band]
+    bands = of_kind(cuts, "band")
+    assert [cut.band for cut in bands] == list(range(planes))
+    for band in bands:
+        controls = []
+        for cut in of_kind(cuts, "band control"):
+            if cut.band == band.band:
+                controls.append(cut.stopped)
         assert len(controls) == 20
-        assert planes_of_band not in controls
+        assert band.stopped not in controls
 
 
 @pytest.mark.parametrize("bands", [1, 3, 8, 16])
@@ -124,12 +126,8 @@ def test_layers_that_rotate_differently_keep_their_own_counts():
     slow = of_kind(cuts, "slow")[0]
     assert slow.stopped == ((4, 5, 6, 7), (4, 5, 6, 7), (), (2, 3))
     assert slow.kept == 0.5
-    assert [len(numbers) for numbers in of_kind(cuts, "random")[0].stopped] == [
-        4,
-        4,
-        0,
-        2,
-    ]
+    random = of_kind(cuts, "random")[0]
+    assert [len(numbers) for numbers in random.stopped] == [4, 4, 0, 2]
     unnamed = xr.Dataset(coords={"edit": range(len(cuts))})
     named = named_entries(unnamed, cuts)
     assert named["planes"].values[cuts.index(slow)] == "0 1: 4,5,6,7; 3: 2,3"
@@ -149,7 +147,8 @@ def test_planes_without_rotation_do_not_count():
     planes = Planes(torch.tensor([1.0, 0.1, 0.01, 1e-3, 0.0, 0.0]), 12, "half")
     cuts = plan([planned.rotating_planes(planes)], keep=[0.5])
     (cut,) = of_kind(cuts, "slow")
-    assert (cut.stopped, cut.planes) == (((2, 3),), "2,3")
+    assert cut.stopped == ((2, 3),)
+    assert cut.planes == "2,3"
 
 
 @pytest.mark.parametrize(
@@ -176,12 +175,8 @@ def test_copies_go_as_far_back_as_the_context_allows():
     sweep = rl.truncate(model, TOKENS, keep=[0.5], controls=0)
     assert sweep["copy_distance"].values.tolist() == [2, 11]  # of 24 tokens
     table = summarize_truncation(sweep).set_index("edit")
-    losses = (
-        sweep["copy_loss"]
-        .sel(copy_distance=11, edit=["none", "slow 0.5"])
-        .mean("trial")
-    )
-    expected = losses.values[1] - losses.values[0]
+    losses = sweep["copy_loss"].sel(copy_distance=11).mean("trial")
+    expected = float(losses.sel(edit="slow 0.5") - losses.sel(edit="none"))
     assert table.loc["slow 0.5", "copy_loss_change"] == pytest.approx(expected)
 
 
@@ -219,24 +214,24 @@ def test_equal_sets_are_measured_once(monkeypatch):
     assert everything["edit"].values.tolist() == ["slow 0", "fast 0"]
     assert np.ptp(everything["loss"].values, axis=0).max() == 0
     wavelength = 2 * np.pi * 10_000.0 ** (np.arange(4) / 4)
-    for entry in range(1, dataset.sizes["edit"]):
-        coords = dataset.isel(edit=entry).coords.items()
-        row = {name: x.item() for name, x in coords if not x.ndim}
-        stopped = [int(n) for n in row["planes"].split(",")]
-        assert (row["kept"], row["planes_stopped"]) == (
-            1 - len(stopped) / 4,
-            len(stopped),
-        )
-        span = row["wavelength_low"], row["wavelength_high"]
-        assert span == pytest.approx((*wavelength[stopped][[0, -1]],), rel=1e-5)
-        assert (row["draw"] >= 0) == (row["kind"] in ("random", "band control"))
-        assert (row["band"] >= 0) == row["kind"].startswith("band")
+    for number in range(1, dataset.sizes["edit"]):
+        entry = dataset.isel(edit=number)
+        stopped = [int(plane) for plane in str(entry["planes"].item()).split(",")]
+        assert entry["kept"] == 1 - len(stopped) / 4
+        assert entry["planes_stopped"] == len(stopped)
+        low = float(entry["wavelength_low"])
+        high = float(entry["wavelength_high"])
+        assert low == pytest.approx(wavelength[stopped[0]], rel=1e-5)
+        assert high == pytest.approx(wavelength[stopped[-1]], rel=1e-5)
+        kind = entry["kind"].item()
+        assert bool(entry["draw"] >= 0) == (kind in ("random", "band control"))
+        assert bool(entry["band"] >= 0) == kind.startswith("band")
 
 
 def assert_interval(row, name: str, changes: np.ndarray) -> None:
     expected = stats.ttest_1samp(changes, 0).confidence_interval()
-    ends = [row[f"{name}_change_{end}"] for end in ("low", "high")]
-    assert ends == pytest.approx([*expected])
+    assert row[f"{name}_change_low"] == pytest.approx(expected.low)
+    assert row[f"{name}_change_high"] == pytest.approx(expected.high)
 
 
 def test_the_summary_has_a_row_for_each_edit(sweep: xr.Dataset):
@@ -245,12 +240,11 @@ def test_the_summary_has_a_row_for_each_edit(sweep: xr.Dataset):
     assert table["edit"].tolist() == sweep["edit"].values.tolist()
     none = table.iloc[0]
     for name in ("loss", "repeat_loss", "retrieval"):
-        assert (none[f"{name}_change"], none[f"{name}_change_low"]) == (0, 0)
+        assert none[f"{name}_change"] == 0
+        assert none[f"{name}_change_low"] == 0
     loss = np.average(sweep["loss"], axis=1, weights=sweep["predicted_tokens"])
     np.testing.assert_allclose(table["loss"], loss)
-    np.testing.assert_allclose(
-        table["loss_change"], table["loss"] - none["loss"], atol=1e-12
-    )
+    np.testing.assert_allclose(table["loss_change"], loss - loss[0], atol=1e-12)
     retrieval = sweep["retrieval"].mean(["retrieval_length", "depth"])
     np.testing.assert_allclose(table["retrieval"], retrieval)
     per_trial = sweep["retrieval_hit"].mean(["retrieval_length", "depth"])
@@ -281,9 +275,8 @@ def test_the_best_head_is_not_measured_in_the_trials_that_chose_it():
     trials[8, :, 1, 0] = np.nan  # a head that a layer does not have
     chosen = best_head(trials)
     np.testing.assert_array_equal(chosen[7], trials[7, 1::2, 2, 3])
-    np.testing.assert_array_equal(
-        best_head(trials, chosen_in=trials[7]), trials[:, 1::2, 2, 3]
-    )
+    chosen_in_7 = best_head(trials, chosen_in=trials[7])
+    np.testing.assert_array_equal(chosen_in_7, trials[:, 1::2, 2, 3])
     assert chosen[8].notnull().all()
 
 
@@ -297,9 +290,8 @@ def test_changes_of_heads_have_intervals(sweep: xr.Dataset):
     layer, head = np.unravel_index(half.argmax(), half.shape)
     trials = scores[:, 1::2, layer, head]
     np.testing.assert_allclose(table["induction"], trials.mean(1))
-    np.testing.assert_allclose(
-        table["induction_change"], trials.mean(1) - trials[0].mean()
-    )
+    change = trials.mean(1) - trials[0].mean()
+    np.testing.assert_allclose(table["induction_change"], change)
     row = table.iloc[5]
     assert_interval(row, "induction", trials[5] - trials[0])
     assert row["labels_changed_low"] == np.quantile(resampled, 0.025)
@@ -317,16 +309,16 @@ def test_measures_that_were_not_taken_are_nan(sweep: xr.Dataset):
 
 def test_planes_are_scaled_instead_of_stopped():
     model = tiny_llama()
-    text = rl.Text(TOKENS)
-    zero, one = [
-        rl.truncate(model, text, scale=x, measures="loss", keep=[0.5], controls=1)
-        for x in (0, 1)
-    ]
-    dropped = {"slow": rl.drop(select.Slowest(0.5))}
-    expected = rl.evaluate(model, text, edits=dropped, measures="loss")["loss"].sel(
-        edit="slow"
+    truncate = partial(
+        rl.truncate, model, TOKENS, measures="loss", keep=[0.5], controls=1
     )
-    np.testing.assert_allclose(zero["loss"].sel(edit="slow 0.5"), expected, 1e-6)
+    zero = truncate(scale=0)
+    one = truncate(scale=1)
+    dropped = {"slow": rl.drop(select.Slowest(0.5))}
+    evaluation = rl.evaluate(model, TOKENS, edits=dropped, measures="loss")
+    expected = evaluation["loss"].sel(edit="slow")
+    loss = zero["loss"].sel(edit="slow 0.5")
+    np.testing.assert_allclose(loss, expected, 1e-6)
     np.testing.assert_allclose(one["loss"].std("edit"), 0, atol=1e-6)
     assert "scaling by 0 the slowest 50%" in describe(zero)[0]
     figure = rl.plot_truncation(zero)
