@@ -9,7 +9,9 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks/coverage.py"
 
 
 def test_intervals_of_many_correlated_layers_contain_the_truth():
-    correlated = runpy.run_path(str(BENCHMARK))["correlated"]
-    hits = correlated(24, 0.0, 20, np.random.default_rng(0))
+    benchmark = runpy.run_path(str(BENCHMARK))
+    random = np.random.default_rng(0)
+    hits = benchmark["correlated"](layers=24, alike=0.0, draws=20, random=random)
     assert hits.shape == (20, 2)
-    assert hits.mean(0).min() >= 0.8
+    coverage = hits.mean(0)
+    assert coverage.min() >= 0.8

@@ -85,7 +85,9 @@ def test_layers_with_two_bases_share_their_columns():
             end = edges[columns[-1] + 1]
             assert start <= wavelength[layer, plane] <= end
     # Beyond its slowest plane, layer 0 has columns without a plane.
-    centres = np.sqrt(edges[1:] * edges[:-1])
+    left = edges[:-1]
+    right = edges[1:]
+    centres = np.sqrt(left * right)
     beyond = centres > 2 * wavelength[0, -1]
     assert (shared.planes[0][beyond] == -1).all()
 
@@ -116,7 +118,7 @@ WHITE = np.array([0.9505, 1, 1.0888])
 
 
 def linear(color: str) -> np.ndarray:
-    """Red, green and blue in linear RGB, from 0 to 1, for a colour such as "#ff00ff"."""
+    """Linear values of red, green and blue (0 to 1) in a colour such as "#ff00ff"."""
     red = int(color[1:3], 16)
     green = int(color[3:5], 16)
     blue = int(color[5:7], 16)
@@ -147,18 +149,24 @@ def color_of_stopped_planes() -> str:
     return match[1]
 
 
+def assert_colours_differ(colors: list[str], sight: str) -> None:
+    """Any two of the colours have a CIELAB distance of 22 for people with this sight."""
+    simulation = np.array(SIGHT[sight])
+    seen = []
+    for color in colors:
+        rgb = simulation @ linear(color)
+        seen.append(lab(rgb))
+    for one, other in itertools.combinations(seen, 2):
+        distance = np.linalg.norm(one - other)
+        assert distance >= 22
+
+
 @pytest.mark.parametrize("sight", SIGHT)
 def test_colours_differ_for_every_sight_and_contrast_with_the_page(sight):
-    simulation = np.array(SIGHT[sight])
-    labels = list(COLORS.values())
     lines = [MUTED, *INK.values()]
-    variants = [*VARIANT_COLORS, *lines]
-    stopped = [color_of_stopped_planes(), *lines]
-    for colors in (labels, variants, stopped):
-        seen = [lab(simulation @ linear(color)) for color in colors]
-        for one, other in itertools.combinations(seen, 2):
-            distance = np.linalg.norm(one - other)
-            assert distance >= 22
+    assert_colours_differ(list(COLORS.values()), sight)
+    assert_colours_differ([*VARIANT_COLORS, *lines], sight)
+    assert_colours_differ([color_of_stopped_planes(), *lines], sight)
     symbols = set(SYMBOLS.values())
     assert len(symbols) == len(SYMBOLS)
     for theme, label in itertools.product(PAPER, COLORS):
@@ -213,7 +221,8 @@ def test_the_control_line_is_the_mean_of_its_draws(sweep):
 
 def test_the_trained_context_is_marked_at_its_plane(sweep):
     """With base b and D/2 planes, the wavelength L is at plane (D/2) log_b(L / 2 pi)."""
-    index = 16 * np.log(512 / (2 * np.pi)) / np.log(10_000)
+    log_ratio = np.log(512 / (2 * np.pi))
+    index = 16 * log_ratio / np.log(10_000)
     share = (index + 0.5) / 16
     figure = rl.plot_truncation(sweep)
     lines = {shape.xref: shape.x0 for shape in figure.layout.shapes}
