@@ -12,6 +12,7 @@ import itertools
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 import ropelens as rl
 
@@ -27,19 +28,7 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=9)
     options = parser.parse_args()
 
-    model, tokenizer = rl.load(options.model)
-    documents = rl.read_documents(options.text)
-    heads = []
-    for seed in range(options.draws):
-        text = rl.tokenize(
-            documents,
-            tokenizer,
-            context=options.context,
-            sequences=options.sequences,
-            seed=seed,
-        )
-        profile = rl.profile(model, text, surrogates=0, seed=seed)
-        heads.append(rl.classify_heads(profile))
+    heads = heads_of_draws(options)
     label = np.array([table["label"] for table in heads])
     confidence = np.array([table["confidence"] for table in heads])
     share = ((label[:, None] == label).sum(1) - 1) / (len(label) - 1)
@@ -49,6 +38,24 @@ def main() -> None:
         if band.any():
             means = f"confidence {confidence[band].mean():.3f}, share {share[band].mean():.3f}"
             print(f"{low:.2f} to {min(high, 1):.2f}: {band.sum():5} heads, {means}")
+
+
+def heads_of_draws(options: argparse.Namespace) -> list[pd.DataFrame]:
+    """A table of the heads for each draw of sequences."""
+    model, tokenizer = rl.load(options.model)
+    documents = rl.read_documents(options.text)
+    tables = []
+    for seed in range(options.draws):
+        text = rl.tokenize(
+            documents,
+            tokenizer,
+            context=options.context,
+            sequences=options.sequences,
+            seed=seed,
+        )
+        profile = rl.profile(model, text, surrogates=0, seed=seed)
+        tables.append(rl.classify_heads(profile))
+    return tables
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ each profile.
 """
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -60,21 +61,24 @@ def main() -> None:
     print("documents  alike groups single")
     for documents in (4, 8, 16, 32):
         for alike in (0.0, 0.3, 0.5):
-            report(documents, alike, synthetic(documents, alike, options.draws, random))
+            hits = synthetic(documents, alike, options.draws, random)
+            report(documents, alike, hits)
     print("rank correlation of -0.68, synthetic\n   layers  alike groups single")
     for layers in (4, 6, 12, 32):
         for alike in (0.0, 0.5):
-            report(layers, alike, correlated(layers, alike, options.draws // 4, random))
+            hits = correlated(layers, alike, options.draws // 4, random)
+            report(layers, alike, hits)
     if options.corpora:
         model, text = novels(options.corpora, options.context, options.each)
         group = text.documents.numpy()
         weight, change = changes_of_loss(model, text)
         for name, values in change.items():
+            pool = Pool(change=values, weight=weight, group=group)
             alike = correlation(values, group)
             print(f"{group.max() + 1} novels of up to {options.each} sequences: {name}")
             for documents in (4, 8, 16, 32):
-                drawn = redrawn(documents, group, weight, values, options.draws, random)
-                report(documents, alike, drawn)
+                hits = redrawn(pool, documents, options.draws, random)
+                report(documents, alike, hits)
         if options.profiles:
             profiled(model, text, options.profiles, random)
 
@@ -103,8 +107,11 @@ def synthetic(
     shared = random.normal(size=(draws, documents, 1)) * alike**0.5
     noise = random.normal(size=(draws, documents, SEQUENCES)) * (1 - alike) ** 0.5
     weight = np.ones(document.size)
-    draws = shared + noise
-    return np.array([holds(0.0, x.ravel(), weight, document) for x in draws])
+    hits = []
+    for drawn in shared + noise:
+        change = drawn.ravel()
+        hits.append(holds(0.0, change, weight, document))
+    return np.array(hits)
 
 
 def correlated(
@@ -113,97 +120,117 @@ def correlated(
     """Layers of 6 heads, with two normal numbers that correlate by -0.7; [draw, interval]."""
     mix = np.linalg.cholesky([[1, -0.7], [-0.7, 1]])
     truth = 6 / np.pi * np.arcsin(-0.7 / 2)
+    rows = np.array([float(Thresholds.rows)])
     hits = []
     for _ in range(draws):
-        shared = random.normal(size=(2, layers, 1))
-        noise = random.normal(size=(2, layers, 6))
-        x, y = np.einsum(
-            "ij,jlh->ilh", mix, alike**0.5 * shared + (1 - alike) ** 0.5 * noise
-        )
-        claim = judge_wavelengths(
-            {
-                "head_numbers": np.stack([x, y], axis=-1)[..., None],
-                "scored_rows": np.array([float(Thresholds.rows)]),
-            }
-        )
-        picks = random.integers(layers, size=(200, layers))
-        redrawn = [rank_correlation(x[pick].ravel(), y[pick].ravel()) for pick in picks]
-        low, high = np.quantile(redrawn, [0.025, 0.975])
-        hits.append((claim["low"] <= truth <= claim["high"], low <= truth <= high))
+        shared = alike**0.5 * random.normal(size=(2, layers, 1))
+        noise = (1 - alike) ** 0.5 * random.normal(size=(2, layers, 6))
+        x, y = np.einsum("ij,jlh->ilh", mix, shared + noise)
+        numbers = np.stack([x, y], axis=-1)[..., None]
+        claim = judge_wavelengths({"head_numbers": numbers, "scored_rows": rows})
+        low, high = interval_over_layers(x, y, random)
+        in_claim = claim["low"] <= truth <= claim["high"]
+        in_redrawn = low <= truth <= high
+        hits.append((in_claim, in_redrawn))
     return np.array(hits)
 
 
+def interval_over_layers(
+    x: np.ndarray, y: np.ndarray, random: np.random.Generator
+) -> np.ndarray:
+    """Interval of a rank correlation, from layers that are drawn with replacement."""
+    layers = len(x)
+    correlations = []
+    for drawn in random.integers(layers, size=(200, layers)):
+        drawn_x = x[drawn].ravel()
+        drawn_y = y[drawn].ravel()
+        correlations.append(rank_correlation(drawn_x, drawn_y))
+    return np.quantile(correlations, [0.025, 0.975])
+
+
+def members_of(group: np.ndarray) -> list[np.ndarray]:
+    """Numbers of the sequences of each document."""
+    documents = group.max() + 1
+    return [np.flatnonzero(group == number) for number in range(documents)]
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Changes of loss of some sequences, their weights, and their documents."""
+
+    change: np.ndarray
+    weight: np.ndarray
+    group: np.ndarray
+
+    def mean(self) -> float:
+        return float((self.weight * self.change).sum() / self.weight.sum())
+
+
 def redrawn(
-    documents: int,
-    group: np.ndarray,
-    weight: np.ndarray,
-    change: np.ndarray,
-    draws: int,
-    random: np.random.Generator,
+    pool: Pool, documents: int, draws: int, random: np.random.Generator
 ) -> np.ndarray:
     """Draw documents of a pool with replacement; [draw, interval]."""
-    members = [np.flatnonzero(group == number) for number in range(group.max() + 1)]
-    truth = float((weight * change).sum() / weight.sum())
+    members = members_of(pool.group)
+    truth = pool.mean()
     hits = []
     for _ in range(draws):
-        drawn = [
-            members[number] for number in random.integers(len(members), size=documents)
-        ]
+        picks = random.integers(len(members), size=documents)
+        drawn = [members[number] for number in picks]
+        sizes = [len(sequences) for sequences in drawn]
         rows = np.concatenate(drawn)
-        document = np.repeat(
-            np.arange(documents), [len(sequences) for sequences in drawn]
-        )
-        hits.append(holds(truth, change[rows], weight[rows], document))
+        document = np.repeat(np.arange(documents), sizes)
+        hits.append(holds(truth, pool.change[rows], pool.weight[rows], document))
     return np.array(hits)
 
 
 def correlation(change: np.ndarray, group: np.ndarray) -> float:
     """The intra-class correlation, from the mean squares between and within documents."""
-    parts = [change[group == number] for number in range(group.max() + 1)]
-    size = np.mean([len(part) for part in parts])
-    means = np.array([part.mean() for part in parts])
-    between = size * means.var(ddof=1)
-    within = np.mean([part.var(ddof=1) for part in parts])
+    changes = [change[sequences] for sequences in members_of(group)]
+    sizes = [len(of_document) for of_document in changes]
+    size = np.mean(sizes)
+    means = [of_document.mean() for of_document in changes]
+    variances = [of_document.var(ddof=1) for of_document in changes]
+    between = size * np.array(means).var(ddof=1)
+    within = np.mean(variances)
     return float((between - within) / (between + (size - 1) * within))
 
 
 def novels(corpora: Path, context: int, count: int) -> tuple[PreTrainedModel, rl.Text]:
     """The bundled checkpoint, and a text of stretches of every novel."""
     model, tokenizer = rl.load("bundled")
-    rows: list[torch.Tensor] = []
+    sequences: list[torch.Tensor] = []
     for path in sorted((corpora / "novels").glob("*/*.txt")):
-        # Stretches are spread over the novel; tokenizing whole files would take long.
-        text = path.read_text(encoding="utf-8")
-        for begin in np.linspace(0, max(0, len(text) - 8 * context), count + 2)[1:-1]:
-            stretch = text[int(begin) :][: 8 * context]
-            ids = tokenizer(stretch, add_special_tokens=False, verbose=False)[
-                "input_ids"
-            ]
-            cut = [tokenizer.bos_token_id, *ids][:context]
-            assert len(cut) == context, path
-            rows.append(torch.tensor(cut))
-    documents = torch.arange(len(rows) // count).repeat_interleave(count)
-    return model, rl.Text(torch.stack(rows), documents=documents)
+        novel = path.read_text(encoding="utf-8")
+        for stretch in stretches_of(novel, 8 * context, count):
+            encoded = tokenizer(stretch, add_special_tokens=False, verbose=False)
+            ids = [tokenizer.bos_token_id, *encoded["input_ids"]][:context]
+            assert len(ids) == context, path
+            sequences.append(torch.tensor(ids))
+    number_of_novels = len(sequences) // count
+    documents = torch.arange(number_of_novels).repeat_interleave(count)
+    return model, rl.Text(torch.stack(sequences), documents=documents)
+
+
+def stretches_of(novel: str, length: int, count: int) -> list[str]:
+    """Stretches that are spread over a novel; tokenizing whole files would take long."""
+    last = max(0, len(novel) - length)
+    begins = np.linspace(0, last, count + 2)[1:-1].astype(int)
+    return [novel[begin : begin + length] for begin in begins]
 
 
 def changes_of_loss(
     model: PreTrainedModel, text: rl.Text
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Number of predicted tokens of every sequence, and its changes of loss by edit."""
-    evaluated = rl.evaluate(
-        model,
-        text,
-        edits={
-            "slowest quarter stopped": rl.stop_slowest(0.25),
-            "fastest quarter stopped": rl.stop(rl.Fastest(0.25)),
-        },
-        measures=["loss"],
-    )
+    edits = {
+        "slowest quarter stopped": rl.stop_slowest(0.25),
+        "fastest quarter stopped": rl.stop(rl.Fastest(0.25)),
+    }
+    evaluated = rl.evaluate(model, text, edits=edits, measures=["loss"])
     loss = evaluated["loss"]
     names = evaluated["edit"].values[1:].tolist()
-    change = {
-        name: (loss.sel(edit=name) - loss.sel(edit="none")).values for name in names
-    }
+    unedited = loss.sel(edit="none")
+    change = {name: (loss.sel(edit=name) - unedited).values for name in names}
     return evaluated["predicted_tokens"].values.astype(float), change
 
 
@@ -212,17 +239,16 @@ def profiled(
 ) -> None:
     """Rank correlations of profiles of documents that are drawn with replacement."""
     documents, count = PROFILED
-    group = text.documents.numpy()
-    members = [
-        np.flatnonzero(group == number)[:count] for number in range(group.max() + 1)
-    ]
+    members = [sequences[:count] for sequences in members_of(text.documents.numpy())]
     claims = []
     for draw in range(draws):
         picks = random.integers(len(members), size=documents)
-        ids = text.ids[np.concatenate([members[number] for number in picks])]
-        drawn = rl.Text(ids, documents=np.repeat(np.arange(documents), count))
+        sequences = np.concatenate([members[number] for number in picks])
+        numbers = np.repeat(np.arange(documents), count)
+        drawn = rl.Text(text.ids[sequences], documents=numbers)
         profile = rl.profile(model, drawn, surrogates=0, seed=draw)
-        claims.append(rl.classify_heads(profile, resamples=0).attrs["claim"])
+        heads = rl.classify_heads(profile, resamples=0)
+        claims.append(heads.attrs["claim"])
     print(f"{documents} novels of {count} sequences, {draws} draws")
     rho = np.array([claim["rank_correlation"] for claim in claims])
     mean = rho.mean()

@@ -93,7 +93,7 @@ def _efficient(*arguments: Any, scale: float | None = None) -> tuple[Any, ...]:
     return (*made, query.new_empty(0), query.new_empty(0))
 
 
-FUSED: dict[str, Callable[..., Any]] = {  # kernels that only a GPU has
+FUSED: dict[str, Callable[..., tuple]] = {  # kernels that only a GPU has
     "_scaled_dot_product_flash_attention": _flash,
     "_scaled_dot_product_efficient_attention": _efficient,
 }

@@ -24,7 +24,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=cost.SMALL["num_hidden_layers"])
     arguments = parser.parse_args()
     lengths = [int(length) for length in arguments.lengths.split(",")]
-    proportions = cost.SMALL | {"num_hidden_layers": arguments.layers}
+    proportions = dict(cost.SMALL)
+    proportions["num_hidden_layers"] = arguments.layers
     model = cost.random_llama(**proportions, max_position_embeddings=2**17)
     with torch.no_grad():
         for length in (4096, *lengths):

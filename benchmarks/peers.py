@@ -113,17 +113,19 @@ def main(
     rows = []
     for length in counts:
         for way in WAYS:
-            python = (
-                nnsight_python if way.startswith("nnsight") else Path(sys.executable)
-            )
-            rows.append(row(python, way, length))
-            typer.echo(rows[-1])
+            python = Path(sys.executable)
+            if way.startswith("nnsight"):
+                python = nnsight_python
+            cells = row(python, way, length)
+            rows.append(cells)
+            typer.echo(cells)
     table = pd.DataFrame(rows)
     out.mkdir(parents=True, exist_ok=True)
     table.to_csv(out / "peers.csv", index=False)
     (out / "index.html").write_text(page(table), encoding="utf-8")
     record = {"kind": "answer", "model": {"name": MODEL}, "findings": findings(table)}
-    (out / "run.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    text = json.dumps(record, indent=2) + "\n"
+    (out / "run.json").write_text(text, encoding="utf-8")
 
 
 def row(python: Path, way: str, length: int) -> dict[str, object]:
@@ -139,14 +141,14 @@ def row(python: Path, way: str, length: int) -> dict[str, object]:
     if ended.returncode < 0:
         return cells | {"problem": "killed, probably because it used all memory"}
     lines = [line.strip(" │") for line in ended.stderr.splitlines()]
-    return cells | {
-        "problem": next((line for line in reversed(lines) if "Error" in line), "")
-    }
+    errors = [line for line in lines if "Error" in line]
+    return cells | {"problem": errors[-1] if errors else ""}
 
 
 def cost_of(way: str, length: int) -> dict[str, float]:
     """Seconds and peak memory (MiB) of a way in this process."""
-    ids = torch.randint(32000, (1, length), generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(32000, (1, length), generator=generator)
     with torch.no_grad():
         run = WAYS[way](ids)
         with cost.Peak(torch.device("cpu")) as peak:

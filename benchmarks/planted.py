@@ -11,7 +11,6 @@ other planes each token has a code, so that a head matches tokens.
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -77,27 +76,33 @@ def llama_of(
     model = LlamaForCausalLM(config).eval()
     block = [slice(n * tokens, (n + 1) * tokens) for n in range(3)]
     with torch.no_grad():
-        for weight in (weight for weight in model.parameters() if weight.ndim > 1):
-            weight.zero_()
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.zero_()
         model.model.embed_tokens.weight[:, block[0]] = torch.eye(tokens)
         model.lm_head.weight[:, block[2]] = torch.eye(tokens)
         for number, layer in enumerate(model.model.layers):
-            later = bool(copies_to and number)
-            tables = {"q": query * np.sqrt(2 * planes), "k": key, "v": value}
-            for name, table in tables.items():
-                by_coordinate = np.concatenate(
-                    [table[number].real, table[number].imag], -1
-                )
-                rows = by_coordinate.transpose(0, 2, 1).reshape(-1, tokens)
-                rows = rows * np.sqrt(
-                    (1 + later) / width
-                )  # RMSNorm divides one or two codes
-                weight = getattr(layer.self_attn, f"{name}_proj").weight
-                weight[:, block[name == "k" and later]] = torch.from_numpy(rows).float()
+            attention = layer.self_attn
+            # RMSNorm divides one code, or two codes if a head has written its values.
+            codes = 2 if copies_to and number else 1
+            scale = np.sqrt(codes / width)
+            q = scale * rows_of(query[number] * np.sqrt(2 * planes))
+            k = scale * rows_of(key[number])
+            v = scale * rows_of(value[number])
+            attention.q_proj.weight[:, block[0]] = torch.from_numpy(q).float()
+            attention.k_proj.weight[:, block[codes - 1]] = torch.from_numpy(k).float()
+            attention.v_proj.weight[:, block[0]] = torch.from_numpy(v).float()
         if copies_to:
             first = model.model.layers[0].self_attn.o_proj.weight
             first[block[copies_to], : 2 * planes] = torch.eye(tokens, 2 * planes)
     return model
+
+
+def rows_of(table: Complex) -> Floats:
+    """Weights [row, token] of a projection, for a table [head, token, plane]."""
+    by_coordinate = np.concatenate([table.real, table.imag], -1)
+    tokens = by_coordinate.shape[1]
+    return by_coordinate.transpose(0, 2, 1).reshape(-1, tokens)
 
 
 @dataclass
@@ -132,7 +137,8 @@ class Planted:
             self.v[0, 0] = one_hot[:, : self.planes] + 1j * one_hot[:, self.planes :]
         self.inv_freq = self.base ** (-np.arange(self.planes) / self.planes)
         token = np.arange(-1, self.vocabulary - 1)
-        self.place, self.code = token % self.places, token // self.places
+        self.place = token % self.places
+        self.code = token // self.places
 
     def gaussian(self, shape: tuple[int, ...]) -> Complex:
         real, imaginary = self.random.normal(size=(2, *shape))
@@ -207,7 +213,8 @@ def long_in(qk: Any = 1.0, v: Any = 1.0) -> Planted:
 
 
 def fast_in(*layers: int) -> Floats:
-    return 1.0 + (np.isin(np.arange(10), np.array(layers) % 10)[:, None] & (PLACE < 4))
+    chosen = np.isin(np.arange(10), np.array(layers) % 10)
+    return 1.0 + (chosen[:, None] & (PLACE < 4))
 
 
 def peaks(planes: Sequence[int], height: float = 8) -> Floats:
@@ -219,9 +226,8 @@ def fixed(*, longest: bool) -> Planted:
     """All tokens have the same vector in the longest plane, or in every plane except it."""
     planted = long_in(np.ones((6, PLANES)))
     chosen = (np.arange(6)[:, None] == PLACE)[:, None, None]
-    planted.q = np.where(chosen == longest, 1 + 0.1 * planted.q, planted.q) * (
-        1 + 3 * chosen
-    )
+    q = np.where(chosen == longest, 1 + 0.1 * planted.q, planted.q)
+    planted.q = q * (1 + 3 * chosen)
     return planted
 
 
@@ -232,9 +238,8 @@ def sinks(planes: Sequence[int], back: int, gain: float) -> Planted:
     """Each head looks at BOS through one of the planes."""
     planted = Planted(layers=4, noise=0.06)
     for head, plane in enumerate(planes):
-        planted.q[:, head, :, plane] += gain * np.exp(
-            -1j * planted.inv_freq[plane] * back
-        )
+        turn = np.exp(-1j * planted.inv_freq[plane] * back)
+        planted.q[:, head, :, plane] += gain * turn
         planted.k[:, head, BOS, plane] += 1
     return planted
 
@@ -265,7 +270,15 @@ def mixed(planted: Planted, positional: Floats) -> Planted:
 
 
 def by_depth(shares: Floats) -> Planted:
-    return mixed(Planted(len(shares), 2, noise=0.03), np.tile(shares[:, None], 2))
+    planted = Planted(layers=len(shares), heads=2, noise=0.03)
+    return mixed(planted, np.tile(shares[:, None], 2))
+
+
+def by_head() -> Planted:
+    """Heads from positional to content, in each of four layers."""
+    planted = Planted(layers=4, noise=0.015)
+    content = np.arange(16).reshape(4, 4).T / 15
+    return mixed(planted, 1 - content)
 
 
 def slow_positional() -> Planted:
@@ -306,11 +319,9 @@ def looking(
 # ---- losses
 
 
-def reader(planes: slice, gain: float, **more: Any) -> Planted:
+def reader(planes: slice, gain: float, *, heads: int = 1) -> Planted:
     """The next token repeats the token two back, which the head reads through `planes`."""
-    planted = Planted(
-        layers=1, base=10.0, copies_to=2, repeats=True, **{"heads": 1} | more
-    )
+    planted = Planted(layers=1, heads=heads, base=10.0, copies_to=2, repeats=True)
     return planted.look((0, 0), 2, gain, planes)
 
 
@@ -324,10 +335,17 @@ def long_for_nothing(first: int, gain: float) -> Planted:
 
 def induction(planes: slice, back: int, gain: float, base: float) -> Planted:
     """Head 1.0 matches keys of the previous token, best at `back` tokens back."""
-    planted = Planted(2, 1, planes=48, codes=89, base=base, copies_to=1, repeats=True)
-    return planted.look((0, 0), 1, 4, slice(0, 30)).match(
-        (1, 0), gain, planes, back=back
+    planted = Planted(
+        layers=2,
+        heads=1,
+        planes=48,
+        codes=89,
+        base=base,
+        copies_to=1,
+        repeats=True,
     )
+    planted.look((0, 0), 1, 4, slice(0, 30))
+    return planted.match((1, 0), gain, planes, back=back)
 
 
 def still_selectors() -> Planted:
@@ -345,7 +363,11 @@ def words(tokens: Sequence[int], layers: int) -> Planted:
     return planted
 
 
-MASSIVE = partial(peaks, height=20)
+def massive(planes: Sequence[int]) -> Floats:
+    """Lengths of queries and keys with one very long plane in each layer."""
+    return 0.4 * peaks(planes, height=20)
+
+
 Make = Callable[[], Planted]
 MODELS: dict[str, tuple[Make, Make]] = {
     "slow_norms": (lambda: long_in(RAMP), lambda: long_in(RAMP[::-1])),
@@ -355,16 +377,15 @@ MODELS: dict[str, tuple[Make, Make]] = {
     "flat_values": (lambda: long_in(RAMP), lambda: long_in(v=RAMP)),
     "band": (lambda: long_in(peaks((7, 8))), lambda: long_in(peaks((0, 15)))),
     "massive_slow": (
-        lambda: long_in(0.4 * MASSIVE(range(8, 16))), lambda: long_in(0.4 * MASSIVE(range(8)))
+        lambda: long_in(massive(range(8, 16))), lambda: long_in(massive(range(8)))
     ),
     "massive_not_in_values": (
-        lambda: long_in(0.4 * MASSIVE(range(16))), lambda: long_in(v=MASSIVE(range(16)))
+        lambda: long_in(massive(range(16))), lambda: long_in(v=peaks(range(16), height=20))
     ),
     "sinks_slow": (lambda: sinks((13, 13, 14, 14), 0, 6), lambda: sinks((1, 2, 3, 4), 30, 8)),
     "sinks_shorten": (lambda: near_or_far((1, 2, 30, 60)), lambda: near_or_far((60, 30, 2, 1))),
     "positional_fast": (
-        lambda: mixed(Planted(layers=4, noise=0.015), 1 - np.arange(16).reshape(4, 4).T / 15),
-        slow_positional,
+        by_head, slow_positional
     ),
     "positional_early": (
         lambda: by_depth(np.linspace(1, 0, 6)), lambda: by_depth(np.linspace(0, 1, 6))

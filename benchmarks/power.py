@@ -26,6 +26,7 @@ from ropelens.claims.verdict import judge
 
 DRAWS = 120
 OFTEN = 0.8
+NEVER = "–"
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
@@ -45,43 +46,57 @@ def main() -> None:
             continue
         values = [arrays[name] for name in claim.arrays]
         row = rows.loc[claim.name]
-        share, layers = smallest(claim, values, options.trials)
+        trials = Trials(claim, values, options.trials)
+        share = trials.smallest_share()
+        layers = trials.fewest_layers()
         print(
             f"{claim.name} | {row['number']:.3g} | {row['threshold']:.3g} | {share} | {layers}"
         )
 
 
-def smallest(claim: Claim, arrays: list[np.ndarray], trials: int) -> tuple[str, str]:
-    """The smallest share of the effect, and the fewest layers, with which the claim holds."""
-    random = np.random.default_rng(0)
+class Trials:
+    """Trials of a claim with weaker effects or fewer layers than in the model."""
 
-    def often(trial: Callable[[], list[np.ndarray]]) -> bool:
-        held = [holds(claim, trial(), random) for _ in range(trials)]
-        return sum(held) >= OFTEN * trials
+    def __init__(self, claim: Claim, arrays: list[np.ndarray], number: int) -> None:
+        self.claim = claim
+        self.arrays = arrays
+        self.number = number
+        self.random = np.random.default_rng(0)
+        draws = claim.null.draw(tuple(arrays), self.random, 10 * number)
+        self.without_effect = list(draws)
 
-    drawn = [*claim.null.draw(tuple(arrays), random, 10 * trials)]
-
-    def mixed(share: float) -> list[np.ndarray]:
-        other = drawn[random.integers(len(drawn))]
-        return [share * x + (1 - share) * y for x, y in zip(arrays, other, strict=True)]
-
-    def random_layers(count: int) -> list[np.ndarray]:
-        layers = random.choice(len(arrays[0]), count, replace=False)
-        layers.sort()
-        return [x[layers] for x in arrays]
-
-    smallest_share = "–"
-    if claim.null is not OFFSETS:  # draws of OFFSETS cannot be mixed
+    def smallest_share(self) -> str:
+        """The smallest share of the effect with which the claim holds."""
+        if self.claim.null is OFFSETS:  # draws of OFFSETS cannot be mixed
+            return NEVER
         for share in SHARES:
-            if often(partial(mixed, share)):
-                smallest_share = f"{share:.0%}"
-                break
-    fewest_layers = "–"
-    for count in range(2, len(arrays[0]) + 1):
-        if often(partial(random_layers, count)):
-            fewest_layers = str(count)
-            break
-    return smallest_share, fewest_layers
+            if self.holds_often(partial(self.mixed, share)):
+                return f"{share:.0%}"
+        return NEVER
+
+    def fewest_layers(self) -> str:
+        """The fewest layers with which the claim holds."""
+        for count in range(2, len(self.arrays[0]) + 1):
+            if self.holds_often(partial(self.random_layers, count)):
+                return str(count)
+        return NEVER
+
+    def holds_often(self, trial: Callable[[], list[np.ndarray]]) -> bool:
+        held = 0
+        for _ in range(self.number):
+            held += holds(self.claim, trial(), self.random)
+        return held >= OFTEN * self.number
+
+    def mixed(self, share: float) -> list[np.ndarray]:
+        """The arrays of the model, mixed with one draw of their null."""
+        other = self.without_effect[self.random.integers(len(self.without_effect))]
+        pairs = zip(self.arrays, other, strict=True)
+        return [share * x + (1 - share) * y for x, y in pairs]
+
+    def random_layers(self, count: int) -> list[np.ndarray]:
+        layers = self.random.choice(len(self.arrays[0]), count, replace=False)
+        layers.sort()
+        return [x[layers] for x in self.arrays]
 
 
 def holds(claim: Claim, arrays: list[np.ndarray], random: np.random.Generator) -> bool:

@@ -42,10 +42,7 @@ def main() -> None:
     for seed in range(options.random):
         begin = time.process_time()
         model = random_model(seed)
-        generator = torch.Generator().manual_seed(seed)
-        shape = (options.sequences, options.context)
-        tokens = torch.randint(3, VOCABULARY, shape, generator=generator)
-        tokens[:, 0] = 1
+        tokens = random_tokens(seed, (options.sequences, options.context))
         profile = rl.profile(model, tokens, seed=seed)
         table = rl.test_claims(
             profile,
@@ -60,10 +57,21 @@ def main() -> None:
         layers, heads, _, size = SIZES[seed % 4]
         name = f"random {seed}: {layers} x {heads} of {size}, {SCALES[seed // 4 % 4]}"
         print(f"{name}: {holding} ({time.process_time() - begin:.0f} s)", flush=True)
-    counts = pd.concat(tables).groupby("claim", sort=False)["verdict"].value_counts()
-    print(
-        counts.unstack(fill_value=0).reindex(columns=VERDICTS, fill_value=0).to_string()
-    )
+    print_counts(pd.concat(tables))
+
+
+def print_counts(table: pd.DataFrame) -> None:
+    """Print the number of models with each verdict, by claim."""
+    counts = table.groupby("claim", sort=False)["verdict"].value_counts()
+    by_verdict = counts.unstack(fill_value=0)
+    print(by_verdict.reindex(columns=VERDICTS, fill_value=0).to_string())
+
+
+def random_tokens(seed: int, shape: tuple[int, int]) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(3, VOCABULARY, shape, generator=generator)
+    tokens[:, 0] = 1
+    return tokens
 
 
 def random_model(seed: int) -> PreTrainedModel:

@@ -188,9 +188,8 @@ def measure_half(
     """
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
     rounded = LlamaForCausalLM(model.config).eval()
-    rounded.load_state_dict(
-        {n: t.half().float() for n, t in model.state_dict().items()}
-    )
+    halved = {name: x.half().float() for name, x in model.state_dict().items()}
+    rounded.load_state_dict(halved)
     return Measured(
         parameters=len(weights),
         vanished=int(((weights.half() == 0) & (weights != 0)).sum()),

@@ -24,13 +24,13 @@ import re
 import resource
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 import xarray as xr
@@ -49,7 +49,7 @@ LARGEST = 100_000_000  # weights; a larger class has sizes that are missing in `
 SECONDS = 180
 MEMORY = 4 * 2**30  # limits for one class
 
-SIZES: dict[str, Any] = {
+SIZES: dict[str, object] = {
     "vocab_size": VOCABULARY,
     "vocab_size_per_layer_input": VOCABULARY,
     "unpadded_vocab_size": VOCABULARY,
@@ -129,7 +129,7 @@ _ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 _LOCAL_GLOBAL = ["sliding_attention", "full_attention"] * 2
 _CONVOLUTION = ["conv", "full_attention"] * 2
 
-SPECIAL: dict[str, dict[str, Any]] = {
+SPECIAL: dict[str, dict[str, object]] = {
     "CohereCompassForCausalLM": {
         "layer_types": _LOCAL_GLOBAL,
         "rope_parameters": {kind: dict(_ROPE) for kind in _LOCAL_GLOBAL},
@@ -219,13 +219,13 @@ def tiny_config(
     plain = kind()
     named = plain.to_dict().keys() | plain.attribute_map.keys()
     latent = LATENT if "kv_lora_rank" in named else {}
-    sizes = (
-        {key: value for key, value in SIZES.items() if key in named} | latent | changes
-    )
-    sizes = {key: value for key, value in sizes.items() if value is not None}
-    for part in plain.sub_configs:
-        if isinstance(getattr(plain, part), PreTrainedConfig):
-            sizes[part] = tiny_config(type(getattr(plain, part)), changes.get(part, {}))
+    usual = {key: value for key, value in SIZES.items() if key in named}
+    chosen = usual | latent | changes
+    sizes = {key: value for key, value in chosen.items() if value is not None}
+    for name in plain.sub_configs:
+        part = getattr(plain, name)
+        if isinstance(part, PreTrainedConfig):
+            sizes[name] = tiny_config(type(part), changes.get(name, {}))
     return kind(**sizes)
 
 
@@ -273,10 +273,14 @@ def row(name: str, types: str) -> Row:
 @torch.no_grad()
 def try_model(model: PreTrainedModel) -> tuple[str, str]:
     """Test all operations on `model`; return its rotation and the features of its attention."""
-    vocabulary = model.config.get_text_config().vocab_size
-    tokens = torch.randint(3, vocabulary, (2, 40), generator=torch.manual_seed(0))
+    config = model.config.get_text_config()
+    generator = torch.manual_seed(0)
+    tokens = torch.randint(3, config.vocab_size, (2, 40), generator=generator)
     tokens[:, 0] = 1
-    run: Callable[[], torch.Tensor] = lambda: model(tokens, use_cache=False).logits  # noqa: E731
+
+    def run() -> torch.Tensor:
+        return model(tokens, use_cache=False).logits
+
     logits = run()
     rope = rl.measure_rope(model)
     rl.capture(model, tokens[0])
@@ -284,7 +288,7 @@ def try_model(model: PreTrainedModel) -> tuple[str, str]:
     features: set[str] = set()
     with rl.observe(model, lambda call, planes: features.update(special(call))):
         assert torch.equal(run(), logits), "observing changes the logits"
-    if model.config.get_text_config().to_dict().get("num_kv_shared_layers"):
+    if config.to_dict().get("num_kv_shared_layers"):
         features.add("layers that share keys")
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         last = partial(model, tokens, use_cache=False, logits_to_keep=1)
@@ -322,22 +326,21 @@ def described(rope: xr.Dataset) -> str:
     """The rotation of all layers in words; equal layers are counted."""
     turning = (rope["inv_freq"] > 0).sum("frequency").values
     attends = rope["residual"].notnull().values
-    kinds = [
-        f"{planes} planes, {pairing}"
-        if planes
-        else "none"
-        if attend
-        else "no attention"
-        for planes, pairing, attend in zip(
-            turning, rope["pairing"].values, attends, strict=True
-        )
-    ]
-    counts = dict(zip(*np.unique(kinds, return_counts=True), strict=True))
+    pairings = rope["pairing"].values
+    layers = []
+    for planes, pairing, attend in zip(turning, pairings, attends, strict=True):
+        if planes:
+            layers.append(f"{planes} planes, {pairing}")
+        elif attend:
+            layers.append("none")
+        else:
+            layers.append("no attention")
+    counts = Counter(layers)
     if len(counts) == 1:
-        return kinds[0]
-    return "; ".join(
-        f"{kind} ({counts[kind]} of {len(kinds)})" for kind in dict.fromkeys(kinds)
-    )
+        return layers[0]
+    # A counter lists layers in the order in which they came first.
+    words = [f"{layer} ({count} of {len(layers)})" for layer, count in counts.items()]
+    return "; ".join(words)
 
 
 def bounded(name: str, types: str) -> Row:

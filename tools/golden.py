@@ -866,7 +866,8 @@ def difference_of(name: str, a: np.ndarray, b: np.ndarray) -> Difference:
         return Difference(fault=f"shape {a.shape}, now {b.shape}")
     if is_numeric(a) and is_numeric(b):
         return difference_of_numbers(name, a.astype(float), b.astype(float))
-    return Difference(changes=changed_texts(texts_in(a), texts_in(b)))
+    changes = changed_texts(texts_in(a), texts_in(b))
+    return Difference(changes=changes)
 
 
 def is_numeric(values: np.ndarray) -> bool:

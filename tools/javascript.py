@@ -23,7 +23,8 @@ def faults(source: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(source.splitlines(), start=1):
         if len(line) > COLUMNS:
             yield number, f"more than {COLUMNS} columns"
-    tree = Parser(Language(tree_sitter_javascript.language())).parse(source.encode())
+    language = Language(tree_sitter_javascript.language())
+    tree = Parser(language).parse(source.encode())
     starts: set[int] = set()
     for node in nodes(tree.root_node):
         line = node.start_point.row + 1
@@ -87,4 +88,5 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]) if len(sys.argv) > 1 else TEMPLATES) > 0)
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else TEMPLATES
+    sys.exit(main(folder) > 0)

@@ -103,9 +103,12 @@ def section(page: Path, name: str) -> str:
 
 def variables() -> str:
     """The reference of docs/measures.md without the column of functions."""
-    rows = [line.strip("|").split("|") for line in reference().splitlines()]
-    kept = [[cell.strip() for cell in (*row[:4], row[5])] for row in rows]
-    return "\n".join(f"|{'|'.join(cells)}|" for cells in kept)
+    lines = []
+    for line in reference().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        without_functions = [*cells[:4], cells[5]]
+        lines.append(f"|{'|'.join(without_functions)}|")
+    return "\n".join(lines)
 
 
 def names() -> Iterator[str]:

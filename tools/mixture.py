@@ -98,15 +98,18 @@ class Maker:
         """uint16 [sequence, position]: BOS and a document; its kind is drawn by `shares`."""
         shares = np.array(list(self.stage.shares.values()))
         rows = np.zeros((count, self.stage.length), dtype=np.uint16)  # BOS is 0
-        for row, kind in zip(
-            rows, self.random.choice(len(shares), count, p=shares), strict=True
-        ):
-            row[1:] = KINDS[list(self.stage.shares)[kind]](self)[: self.room]
+        names = list(self.stage.shares)
+        drawn = self.random.choice(len(shares), count, p=shares)
+        for row, number in zip(rows, drawn, strict=True):
+            make = KINDS[names[number]]
+            row[1:] = make(self)[: self.room]
         return rows
 
     def between(self, least: float, most: float) -> int:
         """An integer from `least` to `most` with a uniform logarithm."""
-        return int(np.exp(self.random.uniform(np.log(least), np.log(most + 1))))
+        low = np.log(least)
+        high = np.log(most + 1)
+        return int(np.exp(self.random.uniform(low, high)))
 
     def pool(self) -> np.ndarray:
         return self.text.words[: self.between(*self.stage.pool)]
@@ -132,11 +135,9 @@ def phrases(make: Maker) -> np.ndarray:
 def repeats(make: Maker) -> np.ndarray:
     words = make.pool()
     distance = make.between(4, make.room * 2 // 3)
-    segment = (
-        distance
-        if make.random.random() < 0.5
-        else int(make.random.integers(2, distance + 1))
-    )
+    segment = distance
+    if make.random.random() >= 0.5:
+        segment = int(make.random.integers(2, distance + 1))
     rounds = make.room // distance + 1
     drawn = make.random.choice(words, (rounds, distance))
     drawn[:, :segment] = drawn[0, :segment]
@@ -149,10 +150,13 @@ def needles(make: Maker) -> np.ndarray:
     start = 0
     for _ in range(make.between(1, make.room // HIDDEN)):
         length = int(make.random.integers(3, 6))
-        hidden += [words[start : start + length]] * int(make.random.integers(2, 4))
+        times = int(make.random.integers(2, 4))
+        hidden += [words[start : start + length]] * times
         start += length
-    around = make.prose(make.room - sum(map(len, hidden)))
-    places = np.sort(make.random.integers(len(around) + 1, size=len(hidden)))
+    tokens = sum(len(needle) for needle in hidden)
+    around = make.prose(make.room - tokens)
+    places = make.random.integers(len(around) + 1, size=len(hidden))
+    places.sort()
     first, *others = np.split(around, places)
     parts = [first]
     for needle, stretch in zip(

@@ -74,7 +74,8 @@ def name_of(function: Callable[..., object]) -> str:
 def main() -> None:
     text = PAGE.read_text()
     between = re.compile(f"(?<={BEGIN}\n).*?(?=\n{END})", re.DOTALL)
-    PAGE.write_text(between.sub(lambda _: reference(), text))
+    written = between.sub(lambda _: reference(), text)
+    PAGE.write_text(written)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,9 @@ PICTURE = ("tour-0", "tour-1", "tour-4", "tour-5")  # cells: the map, and the cl
 def run(folder: Path) -> nbformat.NotebookNode:
     """Run the notebook in `folder`. Its kernel listens on files instead of network ports."""
     notebook = nbformat.read(DOCS / "tour.ipynb", as_version=4)
-    sockets = {"transport": "ipc", "ip": str(folder / "kernel")}
-    manager = AsyncKernelManager(kernel_name="python3", **sockets)
+    manager = AsyncKernelManager(
+        kernel_name="python3", transport="ipc", ip=str(folder / "kernel")
+    )
     client = NotebookClient(notebook, km=manager, timeout=600, coalesce_streams=True)
     client.execute(cwd=str(folder))
     notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"]}
@@ -44,18 +45,16 @@ def picture(page: str) -> bytes:
     from PIL import Image
 
     with sync_playwright() as driver:
-        chromium = {
-            "executable_path": shutil.which("chromium"),
-            "args": ["--no-sandbox"],
-        }
-        view = driver.chromium.launch(**chromium).new_page(
-            viewport={"width": 1000, "height": 9}
+        browser = driver.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
+        view = browser.new_page(viewport={"width": 1000, "height": 9})
         view.set_content(page)
-        drawn = Image.open(io.BytesIO(view.screenshot(full_page=True)))
-    drawn.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(
-        small := io.BytesIO(), "png", optimize=True
-    )
+        screenshot = view.screenshot(full_page=True)
+        drawn = Image.open(io.BytesIO(screenshot))
+    colours = drawn.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE)
+    small = io.BytesIO()
+    colours.save(small, "png", optimize=True)
     return small.getvalue()
 
 
@@ -64,7 +63,8 @@ def main() -> None:
         notebook = run(Path(folder))
     nbformat.write(notebook, DOCS / "tour.ipynb")
     notebook.cells = [cell for cell in notebook.cells if cell.id in PICTURE]
-    (DOCS / "tour.png").write_bytes(picture(html(notebook)))
+    page = html(notebook)
+    (DOCS / "tour.png").write_bytes(picture(page))
 
 
 if __name__ == "__main__":
