@@ -212,7 +212,7 @@ def rank_correlation(
         return math.nan
     if kendall:
         return float(scipy.stats.kendalltau(x, y).statistic)
-    ranks = scipy.stats.rankdata([x, y], axis=-1)  # in one call, which takes half as long
+    ranks = scipy.stats.rankdata([x, y], axis=-1)  # one call takes half as long
     return float(np.corrcoef(ranks)[0, 1])
 
 
