@@ -75,45 +75,15 @@ class Change:
 
 
 def answer(analysis: rl.Analysis) -> Answer:
-    plain = losses(analysis)
-    rows: list[Row] = []
-    short: list[str] = []
-    findings: list[str] = []
-    for label, by in KINDS.items():
-        chosen = most(analysis.heads, FRACTIONS[label])
-        if chosen.empty:
-            reason = "every head is diffuse, or the only head of its layer"
-            findings.append(f"No head that chooses by {by} is silenced: {reason}.")
-            continue
-        count = f"{len(chosen)} heads" if len(chosen) > 1 else "one head"
-        comparison = against_random(
-            analysis,
-            chosen,
-            plain,
-            what=f"{count}, most by {by}",
-            random=f"random ({by})",
-            label=label,
-        )
-        rows += comparison.rows
-        costs = COSTS[comparison.beyond[0].verdict]
-        short.append(f"silencing the {count} that choose most by {by} {costs}")
-        findings.append(
-            f"That silencing the {count} that choose most by {by} costs more than silencing "
-            f"random other heads of the same layers (draws: {comparison.draws}): "
-            f"{comparison.verdicts()}."
-        )
-        if label == "positional":
-            of_planes = stopped_planes(analysis, chosen, plain)
-            rows += of_planes.rows
-            findings += of_planes.findings
-    if short:
-        compared = (
-            f"Compared with random heads of their layers, {', and '.join(short)}."
-        )
-        findings.insert(0, compared)
-    previous = without_previous(analysis)
-    findings[1:1] = previous.findings
     question = "Do labels describe the use of heads?"
+    plain = losses(analysis)
+    kinds = [silenced_kind(analysis, label, plain) for label in KINDS]
+    previous = without_previous(analysis)
+    findings = [*in_short(kinds), *previous.findings]
+    rows: list[Row] = []
+    for part in kinds:
+        rows += part.rows
+        findings += part.findings
     if not rows:
         return Answer(question, findings, {})
     table = pd.DataFrame(rows)
@@ -134,10 +104,50 @@ def answer(analysis: rl.Analysis) -> Answer:
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of the table and findings of a part of the answer."""
+    """Rows of the table, findings, and the findings in short, of a part of the answer."""
 
     rows: list[Row]
     findings: list[str]
+    short: str = ""
+
+
+def silenced_kind(analysis: rl.Analysis, label: str, plain: xr.Dataset) -> Part:
+    """Cost of the heads that choose most by position or content, next to random heads."""
+    by = KINDS[label]
+    chosen = most(analysis.heads, FRACTIONS[label])
+    if chosen.empty:
+        reason = "every head is diffuse, or the only head of its layer"
+        finding = f"No head that chooses by {by} is silenced: {reason}."
+        return Part([], [finding])
+    count = f"{len(chosen)} heads" if len(chosen) > 1 else "one head"
+    comparison = against_random(
+        analysis,
+        chosen,
+        plain,
+        what=f"{count}, most by {by}",
+        random=f"random ({by})",
+        label=label,
+    )
+    costs = COSTS[comparison.beyond[0].verdict]
+    short = f"silencing the {count} that choose most by {by} {costs}"
+    finding = (
+        f"That silencing the {count} that choose most by {by} costs more than silencing "
+        f"random other heads of the same layers (draws: {comparison.draws}): "
+        f"{comparison.verdicts()}."
+    )
+    if label != "positional":
+        return Part(comparison.rows, [finding], short)
+    of_planes = stopped_planes(analysis, chosen, plain)
+    rows = comparison.rows + of_planes.rows
+    return Part(rows, [finding, *of_planes.findings], short)
+
+
+def in_short(parts: list[Part]) -> list[str]:
+    """One sentence about all parts, if they have results."""
+    short = [part.short for part in parts if part.short]
+    if not short:
+        return []
+    return [f"Compared with random heads of their layers, {', and '.join(short)}."]
 
 
 def stopped_planes(

@@ -9,6 +9,7 @@ intervals), so this is a lower bound of the cost of its numbers.
 """
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,52 +19,53 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 def dense_sums(model: LlamaForCausalLM, ids: Tensor) -> list[dict[str, Tensor]]:
     """Means over rows from position 1 on, for every layer; `ids` [1, position]."""
-    recorded: dict[int, dict[str, Tensor]] = {}
+    recorded, attentions, rotation = run(model, ids)
+    layers = []
+    for layer, attention in zip(recorded, attentions, strict=True):
+        query, key = apply_rotary_pos_emb(layer["q"], layer["k"], *rotation)
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        scaled = query / math.sqrt(model.config.head_dim)
+        of_heads = []
+        for q, k, a in zip(scaled[0], key[0], attention[0], strict=True):
+            of_heads.append(head_sums(q, k, a))
+        sums = {}
+        for name in of_heads[0]:
+            sums[name] = torch.stack([of_head[name] for of_head in of_heads])
+        for name, x in layer.items():
+            norm = by_plane(x[0].square()).sqrt()
+            sums[f"{name}_norm"] = norm.mean(1)
+        layers.append(sums)
+    return layers
+
+
+Recorded = dict[str, Tensor]  # queries and keys [sequence, head, position, coordinate]
+
+
+def run(
+    model: LlamaForCausalLM, ids: Tensor
+) -> tuple[list[Recorded], tuple[Tensor, ...], tuple[Tensor, Tensor]]:
+    """Queries and keys without rotation, attention, and the rotation, of all layers."""
+    recorded: list[Recorded] = [{} for _ in model.model.layers]
     hooks = []
-    for number, layer in enumerate(model.model.layers):
+    for vectors, layer in zip(recorded, model.model.layers, strict=True):
         for name in ("q", "k"):
-
-            def record(
-                _: object,
-                __: object,
-                out: Tensor,
-                number: int = number,
-                name: str = name,
-            ) -> None:
-                recorded.setdefault(number, {})[name] = out
-
             projection = getattr(layer.self_attn, f"{name}_proj")
-            hooks.append(projection.register_forward_hook(record))
+            hook = partial(record, vectors, name, model.config.head_dim)
+            hooks.append(projection.register_forward_hook(hook))
     try:
         outputs = model(ids, output_attentions=True, use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()
-    length = ids.shape[1]
-    size = model.config.head_dim
-    positions = torch.arange(length)[None]
-    cos, sin = model.model.rotary_emb(outputs.logits, positions)
-    layers = []
-    for number, attention in enumerate(outputs.attentions):
-        heads = {
-            name: x.view(1, length, -1, size).transpose(1, 2)
-            for name, x in recorded[number].items()
-        }
-        query, key = apply_rotary_pos_emb(heads["q"], heads["k"], cos, sin)
-        key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-        of_heads = [
-            head_sums(q / math.sqrt(size), k, a)
-            for q, k, a in zip(query[0], key[0], attention[0], strict=True)
-        ]
-        stacked = {
-            name: torch.stack([sums[name] for sums in of_heads]) for name in of_heads[0]
-        }
-        norms = {
-            f"{name}_norm": by_plane(x[0].square()).sqrt() for name, x in heads.items()
-        }
-        means = {name: x.mean(1) for name, x in norms.items()}
-        layers.append(stacked | means)
-    return layers
+    positions = torch.arange(ids.shape[1])[None]
+    rotation = model.model.rotary_emb(outputs.logits, positions)
+    return recorded, outputs.attentions, rotation
+
+
+def record(
+    vectors: Recorded, name: str, size: int, _: object, __: object, out: Tensor
+) -> None:
+    vectors[name] = out.unflatten(-1, (-1, size)).transpose(1, 2)
 
 
 def by_plane(x: Tensor) -> Tensor:
@@ -80,9 +82,8 @@ def head_sums(query: Tensor, key: Tensor, attention: Tensor) -> dict[str, Tensor
     on_sink = attention[:, :1]
     others = (mean_key * count - key[:1]) / (count - 1).clamp(min=1)
     no_sink = attended_key - on_sink * key[:1] - (1 - on_sink) * others
-    log_norm = (
-        (query @ key.T).tril_().masked_fill_(hidden(length), -math.inf).logsumexp(-1)
-    )
+    scores = (query @ key.T).tril_().masked_fill_(hidden(length), -math.inf)
+    log_norm = scores.logsumexp(-1)
     entropy = log_norm - (query * attended_key).sum(-1)
     offset = (torch.arange(length)[:, None] - torch.arange(1, length)).clamp_(min=0)
     mass = torch.zeros(length).index_add_(

@@ -10,12 +10,27 @@ from pathlib import Path
 from typing import Any
 
 OPERATORS = {
-    **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult},
-    **{ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult, ast.Pow: ast.Mult},
-    **{ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.And: ast.Or, ast.Or: ast.And},
-    **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt},
-    **{ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is},
-    **{ast.In: ast.NotIn, ast.NotIn: ast.In},
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Mult,
+    ast.Pow: ast.Mult,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
 }
 PAIRS = (
     "min max",
@@ -58,14 +73,11 @@ def places(
     """Each node in `outer`, with the name of its function and the node that contains it."""
     for part, value in ast.iter_fields(outer):
         for node in value if isinstance(value, list) else [value]:
-            if (
-                isinstance(node, ast.AST)
-                and part not in IGNORED
-                and not _is_ignored(node, outer)
-            ):
-                inside = getattr(
-                    node, "name", function
-                )  # functions and classes have a name
+            if not isinstance(node, ast.AST) or part in IGNORED:
+                continue
+            if not _is_ignored(node, outer):
+                # Functions and classes have a name.
+                inside = getattr(node, "name", function)
                 yield inside, node, outer
                 yield from places(node, inside)
 
@@ -83,6 +95,17 @@ def _is_ignored(node: ast.AST, outer: ast.AST) -> bool:
 
 def changes(node: ast.AST) -> Iterator[dict[str, Any]]:
     """Small changes of a node, as new values of its fields."""
+    if isinstance(node, ast.Constant):
+        yield from _changes_of_constant(node)
+    elif isinstance(node, ast.Call):
+        yield from _changes_of_call(node)
+    elif isinstance(node, ast.Slice):
+        yield from _changes_of_slice(node)
+    else:
+        yield from _changes_of_operator(node)
+
+
+def _changes_of_operator(node: ast.AST) -> Iterator[dict[str, Any]]:
     match node:
         case (
             ast.BinOp(left=ast.Constant(value=str())) | ast.BinOp(left=ast.JoinedStr())
@@ -97,12 +120,20 @@ def changes(node: ast.AST) -> Iterator[dict[str, Any]]:
             yield {"op": ast.UAdd()}
         case ast.UnaryOp(op=ast.Not() | ast.Invert()):
             yield {"operand": ast.UnaryOp(node.op, node.operand)}
+
+
+def _changes_of_constant(node: ast.Constant) -> Iterator[dict[str, Any]]:
+    match node:
         case ast.Constant(value=bool(value)):
             yield {"value": not value}
         case ast.Constant(value=int(value)):
             yield {"value": value + 1}
         case ast.Constant(value=float(value)):
             yield {"value": 2 * value or 1.0}
+
+
+def _changes_of_call(node: ast.Call) -> Iterator[dict[str, Any]]:
+    match node:
         case ast.Call(func=ast.Attribute(value=value, attr="abs")):
             yield {"func": SAME_VALUE, "args": [value]}
         case ast.Call(func=ast.Name(id="abs")):
@@ -111,10 +142,12 @@ def changes(node: ast.AST) -> Iterator[dict[str, Any]]:
             yield {"func": ast.Attribute(value, FUNCTIONS[name])}
         case ast.Call(func=ast.Name(id="min" | "max" | "any" | "all" as name)):
             yield {"func": ast.Name(FUNCTIONS[name])}
-        case ast.Slice(lower=lower, upper=upper):
-            for end, value in (("lower", lower), ("upper", upper)):
-                if value is not None and not isinstance(value, ast.Constant):
-                    yield {end: ast.BinOp(value, ast.Add(), ast.Constant(1))}
+
+
+def _changes_of_slice(node: ast.Slice) -> Iterator[dict[str, Any]]:
+    for end, value in (("lower", node.lower), ("upper", node.upper)):
+        if value is not None and not isinstance(value, ast.Constant):
+            yield {end: ast.BinOp(value, ast.Add(), ast.Constant(1))}
 
 
 def mutants_of(file: str, package: Path) -> dict[str, list[Mutant]]:

@@ -105,40 +105,68 @@ def test_terms_add_up_to_the_score_and_lengths_bound_them(planes: Planes, seed: 
     assert (terms.abs() <= bound * (1 + 1e-12)).all(), "Cauchy-Schwarz"
 
 
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A call of attention, and the kinds of sinks [sequence, 1 or head, key]."""
+
+    call: AttentionCall
+    planes: Planes
+    lengths: Tensor
+    sinks: Tensor
+
+
+def any_sinks(
+    draw: st.DrawFn, shape: tuple[int, int, int], generator: torch.Generator
+) -> Tensor:
+    sinks = torch.randint(0, 9, shape, generator=generator)
+    sinks = sinks * (sinks <= 3)
+    sinks[..., 0] = draw(st.integers(0, 1))
+    return sinks
+
+
+def any_visibility(
+    draw: st.DrawFn, batch: int, context: int, generator: torch.Generator
+) -> Visibility:
+    """A window, and on top of it perhaps a mask with holes that shows some keys ahead."""
+    window = draw(st.sampled_from([1, 2, 5, 16, 1000]))
+    visibility = Visibility.causal(range(context), window=window)
+    if not draw(st.booleans()):
+        return visibility
+    mask = torch.rand(batch, context, context, generator=generator) < 0.4
+    shift = draw(st.integers(-1, 1))
+    ahead = draw(st.sampled_from([1, context]))  # keys that a row may see ahead
+    mask |= torch.eye(context).bool().roll(shift, 0)
+    mask &= torch.ones(context, context).tril(ahead).bool()
+    return replace(visibility, mask=mask)
+
+
 @st.composite
-def any_call(draw: st.DrawFn) -> tuple[AttentionCall, Planes, Tensor, Tensor]:
+def any_case(draw: st.DrawFn) -> Case:
     planes = draw(any_planes())
     batch = draw(st.integers(1, 3))
     kv_heads = draw(st.integers(1, 3))
-    group = draw(st.integers(1, 3))
+    heads = kv_heads * draw(st.integers(1, 3))
     context = draw(st.sampled_from([2, 3, 17, 40]))
-    window = draw(st.sampled_from([1, 2, 5, 16, 1000]))
     seed = draw(seeds)
-    sharpness = draw(st.sampled_from([0.1, 1.0, 6.0]))
-    q = normal(batch, kv_heads * group, context, planes.head_dim, seed=seed)
-    k = normal(batch, kv_heads, context, planes.head_dim, seed=seed + 1)
-    other_lengths = draw(st.permutations(range(2, context + 2)))
-    lengths = torch.tensor([context, *other_lengths][:batch])
     generator = torch.Generator().manual_seed(seed)
-    shared = draw(st.sampled_from([1, kv_heads * group]))
-    sinks = torch.randint(0, 9, (batch, shared, context), generator=generator)
-    sinks = sinks * (sinks <= 3)
-    sinks[..., 0] = draw(st.integers(0, 1))
-    visibility = Visibility.causal(range(context), window=window)
-    if draw(st.booleans()):
-        mask = torch.rand(batch, context, context, generator=generator) < 0.4
-        shift = draw(st.integers(-1, 1))
-        ahead = draw(st.sampled_from([1, context]))  # keys that a row may see ahead
-        mask |= torch.eye(context).bool().roll(shift, 0)
-        mask &= torch.ones(context, context).tril(ahead).bool()
-        visibility = replace(visibility, mask=mask)
-    output = q.transpose(1, 2)
-    scale = sharpness / math.sqrt(planes.head_dim)
-    softcap = draw(st.sampled_from([None, 2.0]))
-    logits = normal(kv_heads * group, seed=seed)
-    sink_logits = draw(st.sampled_from([None, logits]))
-    call = AttentionCall(0, q, k, k, output, scale, softcap, sink_logits, visibility)
-    return call, planes, lengths.clamp(max=context), sinks
+    key = normal(batch, kv_heads, context, planes.head_dim, seed=seed + 1)
+    query = normal(batch, heads, context, planes.head_dim, seed=seed)
+    call = AttentionCall(
+        0,
+        query,
+        key,
+        value=key,
+        output=query.transpose(1, 2),
+        scale=draw(st.sampled_from([0.1, 1.0, 6.0])) / math.sqrt(planes.head_dim),
+        softcap=draw(st.sampled_from([None, 2.0])),
+        sink_logits=draw(st.sampled_from([None, normal(heads, seed=seed)])),
+        visibility=any_visibility(draw, batch, context, generator),
+    )
+    other_lengths = draw(st.permutations(range(2, context + 2)))
+    lengths = torch.tensor([context, *other_lengths][:batch]).clamp(max=context)
+    sets_of_sinks = draw(st.sampled_from([1, heads]))
+    sinks = any_sinks(draw, (batch, sets_of_sinks, context), generator)
+    return Case(call, planes, lengths, sinks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,17 +278,18 @@ def blocks_of(elements: int) -> Iterator[None]:
 
 
 @settings(deadline=None, max_examples=80, derandomize=True)
-@given(made=any_call(), count=counts, block=st.sampled_from([1, 2000, 2**19]))
-def test_row_sums_by_brute_force(made: tuple, count: int | None, block: int):
-    call, planes, lengths, sinks = made
+@given(case=any_case(), count=counts, block=st.sampled_from([1, 2000, 2**19]))
+def test_row_sums_by_brute_force(case: Case, count: int | None, block: int):
+    call = case.call
+    sinks = case.sinks
     if count is None:
-        rows = all_rows(lengths)
+        rows = all_rows(case.lengths)
     else:
-        rows = sample_rows(lengths, count=count, seed=3)
+        rows = sample_rows(case.lengths, count=count, seed=3)
     counted = rows.weight > 0
     assert (rows.position[counted] >= 1).all()
-    assert (rows.position < lengths[:, None])[counted].all()
-    sampled = SampledCall(call, rows, planes, sinks=sinks)
+    assert (rows.position < case.lengths[:, None])[counted].all()
+    sampled = SampledCall(call, rows, case.planes, sinks=sinks)
     with blocks_of(block):
         sums = sum_attention(sampled, STATISTICS)
     for sequence, head in itertools.product(*map(range, call.query.shape[:2])):

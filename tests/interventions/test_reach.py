@@ -23,6 +23,8 @@ from ropelens.profiles.measurement import Measurement
 from ropelens.rope.select import PlaneNumbers
 
 COPIED = 6
+NEAR = 7
+FAR = 12
 RISING = torch.arange(40)[None]
 
 
@@ -63,20 +65,17 @@ def scores_of(model, sequence: np.ndarray) -> list[LayerScores]:
 def test_a_turned_key_scores_as_in_a_run_at_that_distance(name: str):
     """In layer 0, the key of a token does not depend on its position."""
     model = tiny(name)
-    distance = 7
-    farther = 12
     live = as_live_model(model)
     rotation = RotationProbe(live)
-    near = two_copies(Measurement.of(model, RISING), distance, COPIED, 0)
-    first_copy = near[:, : COPIED + 1]
-    between = near.new_full((1, farther - distance), 7)
-    far = torch.cat([first_copy, between, near[:, COPIED + 1 :]], 1)
+    near = two_copies(Measurement.of(model, RISING), NEAR, COPIED, 0)
+    between = near.new_full((1, FAR - NEAR), 7)
+    far = torch.cat([near[:, : COPIED + 1], between, near[:, COPIED + 1 :]], 1)
 
     def see(call: AttentionCall) -> torch.Tensor:
         planes = rotation.planes()[call.layer]
-        further = torch.tensor([distance, farther])
+        distances = torch.tensor([NEAR, FAR]).double()
         call = call.of_heads(torch.arange(call.query.shape[1]))
-        return share_found(call, planes, COPIED, distance, further.double())
+        return share_found(call, planes, COPIED, NEAR, distances)
 
     wins = live.record_calls(near, see)[0].numpy()
     in_near = scores_of(model, near[0])[0]
@@ -87,7 +86,7 @@ def test_a_turned_key_scores_as_in_a_run_at_that_distance(name: str):
         key = 2 + number  # the token after the first copy of the row's token
         best = in_near.best(head, row, in_near.others(row, key))
         score = in_near.scores[head, row, key]
-        turned = in_far.scores[head, row + farther - distance, key]
+        turned = in_far.scores[head, row + FAR - NEAR, key]
         expected[head] += np.array([score, score, turned]) > best
     np.testing.assert_allclose(wins, expected / (COPIED - 1), atol=1e-9)
     assert expected.any()

@@ -319,21 +319,30 @@ def test_attention_on_tokens_matches_dense_attention(name: str, name_of_set: str
     measurement = Measurement.of(model, tokens, sinks=[4])
     not_sink = measurement.text.sinks[0, 0] == 0
     assert not not_sink[tokens[0] == 4].any()
-    planes = measurement.rotation.planes(40)
-    of_all_sets = list(statistics.values())
-    sums = collect(measurement, planes, statistics=of_all_sets)
+    means_of_layers = layer_means(measurement, list(statistics.values()))
     on = find_tokens(tokens, SETS[name_of_set])
     log_count = tokens[0].bincount()[tokens].double().log2()
     weights = {"attention": on[0].double(), "control": controls(on, log_count)[0]}
     calls, _ = attention_calls(model, tokens[0])
-    for layer, call in enumerate(calls):
-        means = LayerMeans(sums.layers[layer], sums, planes[layer], of_all_sets)
+    for call, means in zip(calls, means_of_layers, strict=True):
         for measure, weight in weights.items():
             expected = expected_attention_on(
                 call, on=on[0], weight=weight, not_sink=not_sink
             )
             ours = statistics[f"{measure}_on_{name_of_set}"].value(means)
             np.testing.assert_allclose(ours, expected, atol=1e-6)
+
+
+def layer_means(
+    measurement: Measurement, statistics: list[Statistic]
+) -> list[LayerMeans]:
+    planes = measurement.rotation.planes(40)
+    sums = collect(measurement, planes, statistics=statistics)
+    means = []
+    for layer in sorted(sums.layers):
+        of_layer = sums.layers[layer]
+        means.append(LayerMeans(of_layer, sums, planes[layer], statistics))
+    return means
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
