@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 import xarray as xr
 
 import ropelens as rl
@@ -74,51 +75,61 @@ class Change:
         return f"{verdict or self.verdict} ({numbers.replace('-', '−')})"
 
 
-def answer(analysis: rl.Analysis) -> Answer:
-    question = "Do labels describe the use of heads?"
-    plain = losses(analysis)
-    kinds = [silenced_kind(analysis, label, plain) for label in KINDS]
-    previous = without_previous(analysis)
-    findings = [*in_short(kinds), *previous.findings]
-    rows: list[Row] = []
-    for part in kinds:
-        rows += part.rows
-        findings += part.findings
-    if not rows:
-        return Answer(question, findings, {})
-    table = pd.DataFrame(rows)
-    figures = {
-        "Change of loss with its 95% interval. Heads output their mean over the text, or "
-        "their planes stop. Grey: random heads of the same layers.":
-            plot_silenced(table)
-    }  # fmt: skip
-    if previous.rows:
-        repeated = pd.DataFrame(previous.rows)
-        figures[
-            "The same for repeated random tokens, with heads that attend to the previous "
-            "token silenced."
-        ] = plot_silenced(repeated)
-        table = pd.concat([table, repeated])
-    return Answer(question, findings, figures, more={"causal.csv": table})
-
-
 @dataclass(frozen=True)
 class Part:
-    """Rows of the table, findings, and the findings in short, of a part of the answer."""
+    """Rows of the table and findings of a part of the answer, and a summary in a few words."""
 
     rows: list[Row]
     findings: list[str]
-    short: str = ""
+    summary: str = ""
 
 
-def silenced_kind(analysis: rl.Analysis, label: str, plain: xr.Dataset) -> Part:
-    """Cost of the heads that choose most by position or content, next to random heads."""
+def answer(analysis: rl.Analysis) -> Answer:
+    question = "Do labels describe the use of heads?"
+    plain = losses(analysis)
+    rows: list[Row] = []
+    findings: list[str] = []
+    summaries: list[str] = []
+    for label in KINDS:
+        part = heads_of_kind(analysis, label, plain)
+        rows += part.rows
+        findings += part.findings
+        if part.summary:
+            summaries.append(part.summary)
+    if summaries:
+        words = ", and ".join(summaries)
+        findings.insert(0, f"Compared with random heads of their layers, {words}.")
+    previous = without_previous(analysis)
+    findings[1:1] = previous.findings
+    if not rows:
+        return Answer(question, findings, {})
+    table = pd.DataFrame([*rows, *previous.rows])
+    figures = figures_of(rows, previous.rows)
+    return Answer(question, findings, figures, more={"causal.csv": table})
+
+
+def figures_of(rows: list[Row], repeated: list[Row]) -> dict[str, go.Figure]:
+    """Changes of the loss of the text, and of repeated random tokens if there are any."""
+    figures = {
+        "Change of loss with its 95% interval. Heads output their mean over the text, or "
+        "their planes stop. Grey: random heads of the same layers.":
+            plot_silenced(pd.DataFrame(rows))
+    }  # fmt: skip
+    if repeated:
+        figures[
+            "The same for repeated random tokens, with heads that attend to the previous "
+            "token silenced."
+        ] = plot_silenced(pd.DataFrame(repeated))
+    return figures
+
+
+def heads_of_kind(analysis: rl.Analysis, label: str, plain: xr.Dataset) -> Part:
+    """Cost of the heads with the most of a label, and of planes of positional heads."""
     by = KINDS[label]
     chosen = most(analysis.heads, FRACTIONS[label])
     if chosen.empty:
         reason = "every head is diffuse, or the only head of its layer"
-        finding = f"No head that chooses by {by} is silenced: {reason}."
-        return Part([], [finding])
+        return Part([], [f"No head that chooses by {by} is silenced: {reason}."])
     count = f"{len(chosen)} heads" if len(chosen) > 1 else "one head"
     comparison = against_random(
         analysis,
@@ -129,25 +140,17 @@ def silenced_kind(analysis: rl.Analysis, label: str, plain: xr.Dataset) -> Part:
         label=label,
     )
     costs = COSTS[comparison.beyond[0].verdict]
-    short = f"silencing the {count} that choose most by {by} {costs}"
+    summary = f"silencing the {count} that choose most by {by} {costs}"
     finding = (
         f"That silencing the {count} that choose most by {by} costs more than silencing "
         f"random other heads of the same layers (draws: {comparison.draws}): "
         f"{comparison.verdicts()}."
     )
     if label != "positional":
-        return Part(comparison.rows, [finding], short)
+        return Part(comparison.rows, [finding], summary)
     of_planes = stopped_planes(analysis, chosen, plain)
     rows = comparison.rows + of_planes.rows
-    return Part(rows, [finding, *of_planes.findings], short)
-
-
-def in_short(parts: list[Part]) -> list[str]:
-    """One sentence about all parts, if they have results."""
-    short = [part.short for part in parts if part.short]
-    if not short:
-        return []
-    return [f"Compared with random heads of their layers, {', and '.join(short)}."]
+    return Part(rows, [finding, *of_planes.findings], summary)
 
 
 def stopped_planes(
@@ -272,13 +275,11 @@ def against_random(
 def repeats(analysis: rl.Analysis) -> xr.Dataset:
     """Losses of repeated random tokens, as from `losses`, and induction scores of heads."""
     measured = rl.evaluate(analysis.model, analysis.text, measures=["induction"])
-    loss = (
-        measured["repeat_loss"]
-        .isel(edit=0)
-        .rename(trial="sequence")
-        .expand_dims("tokens")
+    by_sequence = measured["repeat_loss"].isel(edit=0).rename(trial="sequence")
+    sequences = np.arange(by_sequence.sizes["sequence"])
+    loss = by_sequence.expand_dims("tokens").assign_coords(
+        group=("sequence", sequences)
     )
-    loss = loss.assign_coords(group=("sequence", np.arange(loss.sizes["sequence"])))
     summed = xr.Dataset({"loss": loss, "count": xr.ones_like(loss)})
     return summed.assign(induction=measured["induction"].isel(edit=0))
 
@@ -293,7 +294,8 @@ def most(heads: pd.DataFrame, fraction: str) -> pd.DataFrame:
 
 def at_most_half(chosen: pd.DataFrame, heads: pd.DataFrame) -> pd.DataFrame:
     """The first of the `chosen` heads, at most half of each layer."""
-    return chosen.groupby("layer").head(len(heads) // heads["layer"].nunique() // 2)
+    heads_of_layer = len(heads) // heads["layer"].nunique()
+    return chosen.groupby("layer").head(heads_of_layer // 2)
 
 
 @dataclass(frozen=True)
@@ -305,7 +307,7 @@ class Draws:
 
 
 def draws(heads: pd.DataFrame, chosen: pd.DataFrame) -> Draws:
-    """Random sets of other heads, as many in each layer as `chosen`."""
+    """Random sets of other heads, with the number of heads that `chosen` has in each layer."""
     free = heads.drop(chosen.index).groupby("layer").groups
     counts = chosen["layer"].value_counts().sort_index()
     possible = 1

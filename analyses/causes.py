@@ -46,9 +46,8 @@ APOSTROPHE = "*'*"
 SETS = 8  # sets of random tokens
 SEARCHED = 16  # sequences, at most
 COPIED = 24  # random tokens that come twice
-CHECKED = (
-    12  # planes of largest attribution that are dropped and patched; also random planes
-)
+# Planes of largest attribution that are dropped and patched; also random planes.
+CHECKED = 12
 
 
 def answer(analysis: rl.Analysis) -> Answer:
@@ -143,10 +142,23 @@ def five_heads(analysis: rl.Analysis, five: pd.DataFrame) -> Silenced:
         measured[f"random heads, draw {number}"] = without(analysis, drawn)
     best = measured["none"]["induction"].argmax(("layer", "head"))
     induction = {name: float(run["induction"][best]) for name, run in measured.items()}
+    return Silenced(
+        table=changes_of_loss(measured, induction),
+        induction=induction,
+        best=(int(best["layer"]), int(best["head"])),
+    )
+
+
+def changes_of_loss(
+    measured: dict[str, xr.Dataset], induction: dict[str, float]
+) -> pd.DataFrame:
+    """Changes of the loss of repeated tokens, compared with the unedited model ("none")."""
+    unedited = measured["none"]["repeat_loss"].values
     rows: list[dict[str, Any]] = []
-    plain = measured.pop("none")["repeat_loss"].values
     for name, run in measured.items():
-        change, low, high = paired_interval(run["repeat_loss"].values - plain)
+        if name == "none":
+            continue
+        change, low, high = paired_interval(run["repeat_loss"].values - unedited)
         rows.append(
             {
                 "what": name,
@@ -158,11 +170,7 @@ def five_heads(analysis: rl.Analysis, five: pd.DataFrame) -> Silenced:
                 "high": high,
             }
         )
-    return Silenced(
-        table=pd.DataFrame(rows),
-        induction=induction,
-        best=(int(best["layer"]), int(best["head"])),
-    )
+    return pd.DataFrame(rows)
 
 
 def without(analysis: rl.Analysis, heads: str) -> xr.Dataset:
@@ -175,7 +183,10 @@ def without(analysis: rl.Analysis, heads: str) -> xr.Dataset:
 
 
 def random_heads(heads: pd.DataFrame, chosen: pd.DataFrame) -> list[str]:
-    """Random other heads, as many in each layer as `chosen`, if the layer has enough heads."""
+    """Random sets of other heads, with the number of heads that `chosen` has in each layer.
+
+    Layers with too few other heads are left out.
+    """
     free = heads.drop(chosen.index)
     random = np.random.default_rng(0)
     draws = []
@@ -240,8 +251,12 @@ def random_sets(text: rl.Text, tokenizer: Any) -> list[list[str]] | None:
     words = np.unique(np.char.strip(names[is_word & is_similar]))
     if not len(words):
         return []
-    random = np.random.default_rng(0)
     size = min(int(have_apostrophe.sum()), len(words))
+    return draw_sets(words, size)
+
+
+def draw_sets(words: np.ndarray, size: int) -> list[list[str]]:
+    random = np.random.default_rng(0)
     sets = []
     for _ in range(SETS):
         drawn = random.choice(words, size, replace=False)

@@ -16,6 +16,8 @@ Writes reports/frequency_norms/<model>/. Takes seconds for the bundled checkpoin
 minutes for a billion parameters on a GPU.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import xarray as xr
 
@@ -51,40 +53,100 @@ def products(profile: xr.Dataset) -> xr.DataArray:
     return profile["q_norm"].mean("head") * profile["k_norm"].mean("kv_head")
 
 
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """Shares of planes in |q||k|, in layers of one kind.
+
+    - by_layer [layer, frequency]: shares of each layer; they sum to one.
+    - wavelength [frequency]: tokens per turn; planes that do not turn have none.
+    """
+
+    by_layer: np.ndarray
+    wavelength: np.ndarray
+
+    @property
+    def mean(self) -> np.ndarray:
+        return self.by_layer.mean(axis=0)
+
+    @property
+    def peak(self) -> int:
+        return int(np.nanargmax(self.mean))
+
+    @property
+    def planes(self) -> int:
+        """Number of planes that turn."""
+        return int(np.isfinite(self.wavelength).sum())
+
+    @property
+    def quarter(self) -> int:
+        return max(self.planes // 4, 1)
+
+
+def shares_of(profile: xr.Dataset) -> Shares:
+    product = products(profile)
+    by_layer = product / product.sum("frequency")
+    return Shares(by_layer.values, wavelength=profile["wavelength"].values[0])
+
+
 def findings(profile: xr.Dataset) -> list[str]:
     """Planes with the largest share of |q||k| in layers of one kind, and the prediction."""
-    product = products(profile)
-    share = (product / product.sum("frequency")).values  # [layer, frequency]
-    mean = share.mean(axis=0)
-    wavelength = profile["wavelength"].values[0]
-    context = profile.attrs["context"]
-    planes = int(np.isfinite(wavelength).sum())
-    peak = int(np.nanargmax(mean))
-    quarter = max(planes // 4, 1)
-    fast_by_layer = share[:, :quarter].sum(axis=1)
-    slow = mean[planes - quarter : planes].sum()
-    by_layer = ", ".join(f"{fast:.0%}" for fast in fast_by_layer)
+    shares = shares_of(profile)
     sentences = [
-        f"The norms peak at plane {peak} of {planes}, wavelength {wavelength[peak]:,.0f} "
-        f"tokens, with {mean[peak]:.0%} of |q||k| (evenly spread: {1 / planes:.0%}).",
-        f"Planes that turn less than once in {context:,} tokens hold "
-        f"{mean[wavelength > context].sum():.0%} of |q||k|; the slowest quarter of all planes "
-        f"holds {slow:.0%}, the fastest {mean[:quarter].sum():.0%}.",
-        f"The fastest quarter's share by layer: {by_layer}.",
-        "The lengths of a head's planes vary (sd over mean, a mean over heads) by "
-        f"{uneven(profile['q_norm']):.0%} in queries and {uneven(profile['k_norm']):.0%} in "
-        f"keys; in values, which do not rotate, by {uneven(profile['v_norm']):.0%}.",
+        about_peak(shares),
+        about_slow_planes(shares, context=profile.attrs["context"]),
+        about_layers(shares),
+        about_lengths(profile),
     ]
     band = predicted_band(profile)
     if band is not None:
-        window = window_of(profile, [0])
-        length = window.name if window else "trained context"
-        sentences.append(
-            f"Oka et al. predict the band at plane {band:.1f}, given a {length} of "
-            f"{profile.attrs['trained_context']:,} tokens; measured over predicted: "
-            f"{peak / band:.2f}."
-        )
+        sentences.append(about_prediction(profile, band, peak=shares.peak))
     return sentences
+
+
+def about_peak(shares: Shares) -> str:
+    peak = shares.peak
+    wavelength = shares.wavelength[peak]
+    return (
+        f"The norms peak at plane {peak} of {shares.planes}, wavelength {wavelength:,.0f} "
+        f"tokens, with {shares.mean[peak]:.0%} of |q||k| "
+        f"(evenly spread: {1 / shares.planes:.0%})."
+    )
+
+
+def about_slow_planes(shares: Shares, *, context: int) -> str:
+    mean = shares.mean
+    turn_less_than_once = mean[shares.wavelength > context].sum()
+    slowest = mean[shares.planes - shares.quarter : shares.planes].sum()
+    fastest = mean[: shares.quarter].sum()
+    return (
+        f"Planes that turn less than once in {context:,} tokens hold "
+        f"{turn_less_than_once:.0%} of |q||k|; the slowest quarter of all planes "
+        f"holds {slowest:.0%}, the fastest {fastest:.0%}."
+    )
+
+
+def about_layers(shares: Shares) -> str:
+    fastest = shares.by_layer[:, : shares.quarter].sum(axis=1)
+    percentages = [f"{share:.0%}" for share in fastest]
+    return f"The fastest quarter's share by layer: {', '.join(percentages)}."
+
+
+def about_lengths(profile: xr.Dataset) -> str:
+    return (
+        "The lengths of a head's planes vary (sd over mean, a mean over heads) by "
+        f"{uneven(profile['q_norm']):.0%} in queries and {uneven(profile['k_norm']):.0%} in "
+        f"keys; in values, which do not rotate, by {uneven(profile['v_norm']):.0%}."
+    )
+
+
+def about_prediction(profile: xr.Dataset, band: float, *, peak: int) -> str:
+    window = window_of(profile, [0])
+    length = window.name if window else "trained context"
+    return (
+        f"Oka et al. predict the band at plane {band:.1f}, given a {length} of "
+        f"{profile.attrs['trained_context']:,} tokens; measured over predicted: "
+        f"{peak / band:.2f}."
+    )
 
 
 def predicted_band(profile: xr.Dataset) -> float | None:

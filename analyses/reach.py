@@ -45,43 +45,70 @@ FARTHEST = 4000  # largest distance of needles, in tokens
 MOST = 24  # heads that are measured: the heads with the highest induction scores
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """The heads that are measured, and a sentence about them."""
+
+    table: pd.DataFrame
+    sentence: str
+
+    @property
+    def names(self) -> str:
+        return ",".join(f"{row.layer}.{row.head}" for row in self.table.itertuples())
+
+
 def answer(analysis: rl.Analysis) -> Answer:
-    chosen = heads_by_content(analysis.heads)
-    names = ",".join(f"{row.layer}.{row.head}" for row in chosen.table.itertuples())
-    context = analysis.profile.attrs["trained_context"]
-    is_long = context > SHORT
-    copies = None
-    if is_long:
-        copies = [apart for apart in APART if apart + 64 < context]
-    reach = rl.reach(
-        analysis.model,
-        analysis.text,
-        heads=names,
-        copies=copies,
-        distances=DISTANCES,
-        variants=VARIANTS[:2] if is_long else VARIANTS,
-    )
-    measured = reach["run_distance"].values.tolist()
-    needles = rl.reach(
-        analysis.model,
-        analysis.text,
-        heads=names,
-        copied=NEEDLE,
-        copies=[distance for distance in measured if distance < FARTHEST],
-        distances=(),
-        draws=8 if is_long else 16,
-    )
-    best = chosen.table.loc[chosen.table["induction"].idxmax()]
-    figures = figures_of(reach, needles, best)
     question = "How far back do heads that choose by content find a key?"
+    chosen = heads_by_content(analysis.heads)
+    reach = copies_of_text(analysis, chosen)
+    needles = hidden_needles(analysis, chosen, reach)
     findings = [
         *describe(reach),
         *compare(reach, needles),
         *describe(needles),
         chosen.sentence,
     ]
-    return Answer(
-        question, findings, figures, more={"reach.nc": reach, "needles.nc": needles}
+    best = chosen.table.loc[chosen.table["induction"].idxmax()]
+    figures = figures_of(reach, needles, best)
+    files = {"reach.nc": reach, "needles.nc": needles}
+    return Answer(question, findings, figures, more=files)
+
+
+def has_long_context(analysis: rl.Analysis) -> bool:
+    return analysis.profile.attrs["trained_context"] > SHORT
+
+
+def copies_of_text(analysis: rl.Analysis, chosen: Chosen) -> xr.Dataset:
+    """Shares of found copies of random tokens, also with stopped planes."""
+    copies = None
+    variants = VARIANTS
+    if has_long_context(analysis):
+        context = analysis.profile.attrs["trained_context"]
+        copies = [apart for apart in APART if apart + 64 < context]
+        variants = VARIANTS[:2]
+    return rl.reach(
+        analysis.model,
+        analysis.text,
+        heads=chosen.names,
+        copies=copies,
+        distances=DISTANCES,
+        variants=variants,
+    )
+
+
+def hidden_needles(
+    analysis: rl.Analysis, chosen: Chosen, reach: xr.Dataset
+) -> xr.Dataset:
+    """Shares of found needles, at the distances of the copies in `reach`."""
+    measured = reach["run_distance"].values.tolist()
+    return rl.reach(
+        analysis.model,
+        analysis.text,
+        heads=chosen.names,
+        copied=NEEDLE,
+        copies=[distance for distance in measured if distance < FARTHEST],
+        distances=(),
+        draws=8 if has_long_context(analysis) else 16,
     )
 
 
@@ -101,14 +128,6 @@ def figures_of(
         "Needles (three random tokens, of which two ask for the third): how often these heads "
         "find the third token, a mean over these heads.": of_needles,
     }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The heads that are measured, and a sentence about them."""
-
-    table: pd.DataFrame
-    sentence: str
 
 
 def heads_by_content(heads: pd.DataFrame) -> Chosen:

@@ -86,38 +86,44 @@ def main() -> None:
     large = arguments.large
     contexts = arguments.contexts or ("1024" if large else "1024,4096")
     model = (random_llama(**LARGE) if large else random_llama()).to(device)
-    table = Table(
-        title=f"median of {RUNS}, {device}, {torch.get_num_threads()} threads"
-    )
-    for heading in (
-        "context",
-        "what",
-        "seconds",
-        "time ratio",
-        "peak MiB",
-        "above plain MiB",
-    ):
-        table.add_column(heading, justify="left" if heading == "what" else "right")
+    table = empty_table(device)
     for context in map(int, contexts.split(",")):
         ids = torch.randint(model.config.vocab_size, (1, context), device=device)
         ways = ways_of(model, ids, rows=(256,) if large else ("all", 512))
         if arguments.others:
             ways |= other_ways(ids)
-        costs = compare(ways, device)
-        plain = costs["plain forward"]
-        for what, cost in costs.items():
-            table.add_row(
-                f"{context:,}",
-                what,
-                f"{cost.seconds:.3f}",
-                f"{cost.seconds / plain.seconds:.2f}",
-                f"{cost.peak / MIB:,.0f}",
-                f"{(cost.peak - plain.peak) / MIB:+,.0f}",
-            )
-        table.add_section()
+        add_costs(table, context, compare(ways, device))
     Console(width=100).print(table)
     if not large:
         Console(width=100).print(parts_of_a_profile(device))
+
+
+def empty_table(device: torch.device) -> Table:
+    """A table of costs, next to the cost of a plain forward pass."""
+    threads = torch.get_num_threads()
+    table = Table(title=f"median of {RUNS}, {device}, {threads} threads")
+    table.add_column("context", justify="right")
+    table.add_column("what", justify="left")
+    table.add_column("seconds", justify="right")
+    table.add_column("time ratio", justify="right")
+    table.add_column("peak MiB", justify="right")
+    table.add_column("above plain MiB", justify="right")
+    return table
+
+
+def add_costs(table: Table, context: int, costs: dict[str, Cost]) -> None:
+    """Add a row for each way to process a sequence of this length."""
+    plain = costs["plain forward"]
+    for way, cost in costs.items():
+        table.add_row(
+            f"{context:,}",
+            way,
+            f"{cost.seconds:.3f}",
+            f"{cost.seconds / plain.seconds:.2f}",
+            f"{cost.peak / MIB:,.0f}",
+            f"{(cost.peak - plain.peak) / MIB:+,.0f}",
+        )
+    table.add_section()
 
 
 def whole_profiles(options: argparse.Namespace) -> Table:
