@@ -3,14 +3,15 @@
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import xarray as xr
+from numpy.testing import assert_allclose, assert_array_equal
 from oracles.handmade import call_of
-from oracles.recording import AttentionCall, LayerRotation, attention_calls
+from oracles.recording import AttentionCall, Floats, LayerRotation, attention_calls
 from oracles.tiny import keep, random_tokens, rotations, tiny
 from small_measurements import assert_alike
 from torch import Tensor
@@ -31,26 +32,36 @@ from ropelens.text.rows import all_rows
 
 NAMES = [*REQUESTED]
 TOKENS = random_tokens(sequences=3, length=40)
-OPTIONS = {"statistics": NAMES, "budget": False}
+BINS = 2 ** np.arange(6)
+"""The first distance of each bin, in tokens."""
+
+
+def cos_and_sin(model: Any, x: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    """The tables [1, position, coordinate] of the model for the positions of `x`."""
+    rotary = model.base_model.rotary_emb
+    positions = torch.arange(x.shape[1])[None]
+    if model.config.model_type.startswith("gemma3"):
+        return rotary(x, positions, model.config.layer_types[layer])
+    return rotary(x, positions)
+
+
+def rotate_anew(model: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`x` [head, position, coordinate], rotated by the function of the model."""
+    module = sys.modules[type(model).__module__]
+    rotary, rest = x[None].tensor_split([cos.shape[-1]], dim=-1)
+    turned, _ = module.apply_rotary_pos_emb(rotary, rotary, cos, sin)
+    return torch.cat([turned, rest], dim=-1)[0]
 
 
 def rotated_scores(model: Any, q: Tensor, k: Tensor, layer: int) -> Tensor:
     """q . k [head, row, key, distance]; functions of the model rotate each key anew."""
-    count = q.shape[1]
-    module = sys.modules[type(model).__module__]
-    kinds = [model.config.layer_types[layer]] if "gemma3" in module.__name__ else []
-    cos, sin = model.base_model.rotary_emb(q, torch.arange(count)[None], *kinds)
-
-    def rotate(x: Tensor, at: int) -> Tensor:
-        turning = x[None, ..., : cos.shape[-1]]
-        waves = (cos[:, at, None], sin[:, at, None])
-        turned, _ = module.apply_rotary_pos_emb(turning, turning, *waves)
-        return torch.cat([turned[0], x[..., cos.shape[-1] :]], dim=-1)
-
-    query = rotate(q, count - 1)
+    cos, sin = cos_and_sin(model, q, layer)
+    last = q.shape[1] - 1
+    query = rotate_anew(model, q, cos[:, [last]], sin[:, [last]])
     scores = []
-    for distance in range(count):
-        key = rotate(k, count - 1 - distance)
+    for distance in range(last + 1):
+        position = [last - distance]
+        key = rotate_anew(model, k, cos[:, position], sin[:, position])
         scores.append(query @ key.mT)
     return torch.stack(scores, dim=-1)
 
@@ -67,111 +78,137 @@ def draw(weight: np.ndarray, numbers: Tensor) -> list[int]:
     return drawn[1:]
 
 
-BINS = 2 ** np.arange(6)  # the first distance of each bin
-NEAR, FAR, START = distances.sampled_distances(len(BINS))
-
-
-@dataclass(frozen=True, eq=False)
-class Row:
-    """Scores [key, distance] of a query, and the two pairs of keys that are compared."""
-
-    score: np.ndarray
-    length: np.ndarray  # [key]: length of the terms of all planes
-    pair: list[int]  # drawn by attention
-    even_pair: list[int]  # drawn with equal chances
-    farthest: int  # distance of the first key that the query sees
-
-    @property
-    def sees(self) -> np.ndarray:
-        return self.farthest >= FAR
-
-    def measures(self) -> dict[str, np.ndarray]:
-        """The values of each measure by sampled distance."""
-        near = NEAR * self.sees
-        far = FAR * self.sees
-        measures = {}
-        if self.pair:
-            key = self.pair[0]
-            score = self.score[key]
-            steps = abs(score[far] - score[far - 1]) / self.length[key]
-            mean_step = np.average(steps, weights=START * self.sees)
-            measures["locality"] = score[near] > score[far]
-            measures["position_sensitivity"] = np.full(len(FAR), mean_step)
-        for name, keys in (
-            ("reversal", self.pair),
-            ("uniform_reversal", self.even_pair),
-        ):
-            if not keys:
-                continue
-            lead = self.score[keys[0]] - self.score[keys[-1]]
-            if abs(lead).max() > 1e-6:  # two keys with different contents
-                measures[name] = lead[far] * lead[0] < 0
-        return measures
-
-    def mean_by_bin(self, values: np.ndarray) -> np.ndarray:
-        """Mean of values by distance in each bin that the query reaches; NaN in the rest."""
-        means = np.full(len(BINS), np.nan)
-        reached = FAR[self.sees].max()
-        for number, begin in enumerate(BINS):
-            if begin <= reached:
-                means[number] = values[self.sees & (begin == START)].mean()
-        return means
-
-
-def lengths_of_terms(q: Tensor, k: Tensor, turning: LayerRotation) -> Tensor:
-    """Length [head, row, key] of the terms of all planes, and of the rest."""
+def lengths_of_terms(q: Tensor, k: Tensor, rotation: LayerRotation) -> Tensor:
+    """Norm over planes of |q_f| |k_f| [head, row, key]. The rest of a head is a plane."""
     terms = []
-    for pair in turning.pairs:
+    for pair in rotation.pairs:
         q_norm = q[..., pair].norm(dim=-1)
         k_norm = k[..., pair].norm(dim=-1)
         terms.append(q_norm[..., None] * k_norm[:, None])
-    terms.append(q[..., turning.rest] @ k[..., turning.rest].mT)
+    terms.append(q[..., rotation.rest] @ k[..., rotation.rest].mT)
     return torch.stack(terms).norm(dim=0)
 
 
-def rows_of_layer(
-    model: Any, call: AttentionCall, turning: LayerRotation, layer: int
-) -> Iterator[tuple[int, int, Row]]:
-    """The head, the position and the case of each row except the first."""
-    q = turning.unrotate(call.query)
-    k = turning.unrotate(call.key)
-    k = k.repeat_interleave(len(q) // len(k), dim=0)
-    scores = call.scale * rotated_scores(model, q, k, layer)
-    lengths = call.scale * lengths_of_terms(q, k, turning)
-    heads, count = scores.shape[:2]
-    order = exchange_order(torch.tensor([count]), width=count, seed=0, numbers=[0])
-    for head in range(heads):
-        for position in range(1, count):
-            seen = call.visible[position].numpy()
-            weight = call.attention[head, position].numpy()
-            numbers = order[0, :, position]
-            row = Row(
-                score=scores[head, position].numpy(),
-                length=lengths[head, position].numpy(),
-                pair=draw(weight * seen, numbers[:2]),
-                even_pair=draw(1.0 * seen, numbers[2:]),
-                farthest=position - seen.argmax(),
-            )
-            yield head, position, row
+@dataclass(frozen=True, eq=False)
+class MovingKeys:
+    """The scores of one row if its keys move away, and the sampled distances that it sees."""
+
+    scores: Floats  # [key, distance]
+    lengths: Floats  # [key]
+    near: np.ndarray
+    far: np.ndarray
+    start: np.ndarray  # first distance of the bin
+
+    def locality(self, key: int) -> np.ndarray:
+        score = self.scores[key]
+        return score[self.near] > score[self.far]
+
+    def position_sensitivity(self, key: int) -> np.ndarray:
+        """The mean step of the score, which is the same for all distances."""
+        score = self.scores[key]
+        steps = abs(score[self.far] - score[self.far - 1]) / self.lengths[key]
+        mean = np.average(steps, weights=self.start)
+        return np.full(len(self.far), mean)
+
+    def reversal(self, keys: list[int]) -> np.ndarray | None:
+        """Whether two keys change their order; None if their contents do not differ."""
+        if not keys:
+            return None
+        lead = self.scores[keys[0]] - self.scores[keys[-1]]
+        if abs(lead).max() <= 1e-6:
+            return None
+        return lead[self.far] * lead[0] < 0
+
+    def measures(self, pair: list[int], even: list[int]) -> dict[str, np.ndarray]:
+        """Numbers of each distance, for keys drawn by attention and for keys drawn evenly."""
+        measures = {}
+        if pair:
+            measures["locality"] = self.locality(pair[0])
+            measures["position_sensitivity"] = self.position_sensitivity(pair[0])
+        reversal = self.reversal(pair)
+        if reversal is not None:
+            measures["reversal"] = reversal
+        uniform_reversal = self.reversal(even)
+        if uniform_reversal is not None:
+            measures["uniform_reversal"] = uniform_reversal
+        return measures
+
+    def by_bin(self, numbers: np.ndarray) -> Floats:
+        """Mean over the distances of each bin; NaN for a bin without distances."""
+        means = np.full(len(BINS), np.nan)
+        for index, start in enumerate(BINS):
+            in_bin = self.start == start
+            if in_bin.any():
+                means[index] = numbers[in_bin].mean()
+        return means
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """The scores of a layer whose keys move away, and the lengths of their terms."""
+
+    call: AttentionCall
+    scores: Floats  # [head, row, key, distance]
+    lengths: Floats  # [head, row, key]
+
+    @classmethod
+    def of(
+        cls, model: Any, layer: int, call: AttentionCall, rotation: LayerRotation
+    ) -> "Layer":
+        q = rotation.unrotate(call.query)
+        by_kv_head = rotation.unrotate(call.key)
+        k = by_kv_head.repeat_interleave(len(q) // len(by_kv_head), dim=0)
+        scores = call.scale * rotated_scores(model, q, k, layer)
+        lengths = call.scale * lengths_of_terms(q, k, rotation)
+        return cls(call, scores.numpy(), lengths.numpy())
+
+    def row(self, head: int, position: int) -> MovingKeys:
+        near, far, start = distances.sampled_distances(len(BINS))
+        first_key = self.call.visible[position].numpy().argmax()
+        sees = far <= position - first_key
+        return MovingKeys(
+            scores=self.scores[head, position],
+            lengths=self.lengths[head, position],
+            near=near[sees],
+            far=far[sees],
+            start=start[sees],
+        )
+
+    def measures(self, numbers: Tensor) -> dict[str, Floats]:
+        """Numbers [head, row, bin]; random `numbers` [4, row] draw the keys of each row."""
+        heads, count = self.call.attention.shape[:2]
+        nothing = np.full((heads, count, len(BINS)), np.nan)
+        measures = {name: nothing.copy() for name in NAMES}
+        for head in range(heads):
+            for position in range(1, count):
+                seen = self.call.visible[position].numpy()
+                attention = self.call.attention[head, position].numpy()
+                pair = draw(attention * seen, numbers[:2, position])
+                even = draw(1.0 * seen, numbers[2:, position])
+                row = self.row(head, position)
+                for name, by_distance in row.measures(pair, even).items():
+                    measures[name][head, position] = row.by_bin(by_distance)
+        return measures
+
+
+def mean_over_rows(x: Floats) -> Floats:
+    """Mean over the axis 1 without NaN; NaN if all numbers are NaN."""
+    with np.errstate(invalid="ignore"):
+        return np.nansum(x, 1) / np.isfinite(x).sum(1)
 
 
 def true_measures(model: Any, tokens: Tensor, name: str) -> dict[str, np.ndarray]:
     """Means over rows [layer, head, bin]; `position_sensitivity` is the same in all bins."""
-    calls, _ = attention_calls(model, tokens)
-    shape = (len(calls), 4, len(tokens), len(BINS))
-    by_row = {measure: np.full(shape, np.nan) for measure in NAMES}
-    turnings = rotations(model, name=name)
-    for layer, (call, turning) in enumerate(zip(calls, turnings, strict=True)):
-        for head, position, row in rows_of_layer(model, call, turning, layer):
-            for measure, values in row.measures().items():
-                means = row.mean_by_bin(values)
-                by_row[measure][layer, head, position] = means
-    true = {}
-    for measure, values in by_row.items():
-        count = np.isfinite(values).sum(2)
-        with np.errstate(invalid="ignore"):
-            true[measure] = np.nansum(values, 2) / count
-    return true
+    calls = attention_calls(model, tokens)[0]
+    count = len(tokens)
+    order = exchange_order(torch.tensor([count]), width=count, seed=0, numbers=[0])
+    true_rotations = rotations(model, name=name)
+    means: dict[str, list[Floats]] = {name: [] for name in NAMES}
+    for number, call in enumerate(calls):
+        layer = Layer.of(model, number, call, true_rotations[number])
+        for measure, by_row in layer.measures(order[0]).items():
+            means[measure].append(mean_over_rows(by_row))
+    return {measure: np.stack(of_layers) for measure, of_layers in means.items()}
 
 
 @pytest.mark.parametrize(
@@ -179,88 +216,94 @@ def true_measures(model: Any, tokens: Tensor, name: str) -> dict[str, np.ndarray
 )
 def test_keys_are_read_as_if_they_were_rotated_anew(name: str):
     model = tiny(name).double()
-    profile = rl.profile(model, TOKENS[:1], **OPTIONS)
+    profile = rl.profile(model, TOKENS[:1], statistics=NAMES, budget=False)
     assert profile["distance_stop"].values.tolist() == [2, 4, 8, 16, 32, 64]
-    true = true_measures(model, TOKENS[0], name)
-    for measure, by_bin in true.items():
-        ours = profile[measure]
-        expected = by_bin if ours.ndim == 3 else by_bin[..., 0]
-        np.testing.assert_allclose(ours, expected, atol=1e-6, err_msg=measure)
+    for measure, by_bin in true_measures(model, TOKENS[0], name).items():
+        has_bins = profile[measure].ndim == 3
+        expected = by_bin if has_bins else by_bin[..., 0]
+        assert_allclose(profile[measure], expected, atol=1e-6, err_msg=measure)
 
 
 def single_plane(wavelength: float) -> Any:
-    factor = wavelength / (2 * np.pi)
-    rope = {"rope_type": "linear", "factor": factor, "rope_theta": 1e4}
+    """A profile of a model whose heads have one plane."""
+    rope = {
+        "rope_type": "linear",
+        "factor": wavelength / (2 * np.pi),
+        "rope_theta": 1e4,
+    }
     model = tiny("llama_gqa", head_dim=2, rope_parameters=rope).double()
-    return rl.profile(model, random_tokens(sequences=4, length=256), **OPTIONS)
+    tokens = random_tokens(sequences=4, length=256)
+    return rl.profile(model, tokens, statistics=NAMES, budget=False)
 
 
 def test_one_plane_of_many_turns_is_chance_and_a_falling_score_is_local(monkeypatch):
-    fast = single_plane(2 * np.pi)
-    for name in NAMES[:3]:
-        chance = fast[name][..., 5:].mean()
-        assert chance == pytest.approx(0.5, abs=0.02), name
-
     drawn_keys = distances.drawn_keys
 
-    def exchanged_keys(*args: Any, **options: Any) -> Iterator:
-        first, second = drawn_keys(*args, **options)
-        yield second
-        yield first
+    def swapped_keys(*arguments: Any, **options: Any) -> Iterator[distances.DrawnKey]:
+        first, second = drawn_keys(*arguments, **options)
+        return iter([second, first])
 
-    monkeypatch.setattr(distances, "drawn_keys", exchanged_keys)
-    exchanged = single_plane(2 * np.pi)
-    assert exchanged["reversal"].equals(fast["reversal"])
+    def equal_keys(*arguments: Any, **options: Any) -> Iterator[distances.DrawnKey]:
+        for key in drawn_keys(*arguments, **options):
+            yield replace(key, terms=0 * key.terms + 1)
 
-    def equal_keys(*args: Any, **options: Any) -> Iterator:
-        for key in drawn_keys(*args, **options):
-            yield replace(key, terms=torch.ones_like(key.terms))
+    fast = single_plane(2 * np.pi)
+    for name in NAMES[:3]:
+        mean = fast[name][..., 5:].mean()
+        assert mean == pytest.approx(0.5, abs=0.02), name
+
+    monkeypatch.setattr(distances, "drawn_keys", swapped_keys)
+    swapped = single_plane(2 * np.pi)
+    assert swapped["reversal"].equals(fast["reversal"])
 
     monkeypatch.setattr(distances, "drawn_keys", equal_keys)
     falling = single_plane(600)
     assert (falling["locality"] == 1).all()
-    no_order = falling["reversal"].isnull()
-    assert no_order.all(), "two keys with the same content have no order"
+    has_no_order = falling["reversal"].isnull()
+    assert has_no_order.all()
+
+
+def normal_reversal(block: Block) -> Tensor:
+    """With mean m and deviation s of D over W distances, Phi(-m / s) of the signs differ."""
+    first, second = distances.drawn_keys(block, evenly=True)
+    difference = first.terms - second.terms
+    waves = distances.waves(block, torch.arange(512)).to(difference)
+    lead = (difference @ waves).real
+    sign = lead[..., 0].sign()
+    share = torch.special.ndtr(-sign * lead.mean(-1) / lead.std(-1))
+    return share.where(second.exists, 0).unflatten(1, block.q.shape[1:3])
 
 
 def test_many_planes_agree_with_the_normal_approximation():
-    """With mean m and deviation s of D over W distances, Phi(-m / s) of the signs differ."""
-
-    def normal(block: Block) -> Tensor:
-        first, second = distances.drawn_keys(block, evenly=True)
-        waves = distances.waves(block, torch.arange(512))
-        lead = ((first.terms - second.terms) @ waves.to(first.terms)).real
-        z = -lead[..., 0].sign() * lead.mean(-1) / lead.std(-1)
-        share = torch.special.ndtr(z)
-        return share.where(second.exists, 0).unflatten(1, block.q.shape[1:3])
-
     approximation = rl.Statistic(
-        "normal", ("layer", "head"), "1", "approximation", values=normal
+        name="normal",
+        dims=("layer", "head"),
+        units="1",
+        long_name="approximation",
+        values=normal_reversal,
     )
-    profile = rl.profile(
-        tiny("llama_gqa", head_dim=128),
-        random_tokens(length=512),
-        statistics=["uniform_reversal", approximation],
-        budget=False,
-    )
+    model = tiny("llama_gqa", head_dim=128)
+    tokens = random_tokens(length=512)
+    statistics = ["uniform_reversal", approximation]
+    profile = rl.profile(model, tokens, statistics=statistics, budget=False)
     by_distance = profile["uniform_reversal"].weighted(profile["distance_start"])
-    ours = by_distance.mean(("distance_bin", "head"))
+    reversal = by_distance.mean("distance_bin")
     expected = profile["normal"].mean("head")
-    np.testing.assert_allclose(ours, expected, atol=0.02)
+    assert_allclose(reversal.mean("head"), expected, atol=0.02)
 
 
 def test_a_head_that_does_not_rotate_keeps_every_order():
     model = tiny("llama_gqa").double()
     others = [0, 2, 3]
-    plain = rl.profile(model, TOKENS, **OPTIONS)
-    stopped = rl.stop(rl.PlaneNumbers(range(8)), heads="0.1")
+    plain = rl.profile(model, TOKENS, statistics=NAMES, budget=False)
+    all_planes = rl.PlaneNumbers(range(8))
+    stopped = rl.stop(all_planes, heads="0.1")
     with rl.edit_rope(model, stopped):
-        edited = rl.profile(model, TOKENS, **OPTIONS)
+        edited = rl.profile(model, TOKENS, statistics=NAMES, budget=False)
     for name in NAMES:
-        of_layer = edited[name][0]
-        np.testing.assert_allclose(of_layer[others], plain[name][0, others])
+        assert_allclose(edited[name][0, others], plain[name][0, others])
         expected = 0.5 if name == "locality" else 0
-        assert (of_layer[1] == expected).all()
+        assert (edited[name][0, 1] == expected).all()
 
 
 @pytest.mark.parametrize("rows", ["all", 9])
@@ -269,12 +312,21 @@ def test_batches_and_chunks_do_not_change_the_numbers(
 ):
     model = tiny("gemma2").double()
     text = rl.Text(TOKENS, lengths=(40, 23, 40))
-    expected = rl.profile(model, text, batch_size=3, rows=rows, **OPTIONS)
-    in_other_batches = rl.profile(model, text, batch_size=1, rows=rows, **OPTIONS)
-    assert_alike(in_other_batches, expected)
+
+    def profile(batch_size: int) -> xr.Dataset:
+        return rl.profile(
+            model,
+            text,
+            batch_size=batch_size,
+            rows=rows,
+            statistics=NAMES,
+            budget=False,
+        )
+
+    expected = profile(batch_size=3)
+    assert_alike(profile(batch_size=1), expected)
     monkeypatch.setattr(live_model, "ONE_PASS", 23)
-    in_chunks = rl.profile(model, text, batch_size=3, rows=rows, **OPTIONS)
-    assert_alike(in_chunks, expected)
+    assert_alike(profile(batch_size=3), expected)
 
 
 def test_names_of_statistics_reach_the_table_of_heads():
@@ -283,10 +335,10 @@ def test_names_of_statistics_reach_the_table_of_heads():
     names = ["max_score", *(f"locality_{2**n}" for n in range(5))]
     assert analysis.heads.columns[-6:].tolist() == names
     locality = analysis.profile["locality"][..., 2].values.ravel()
-    np.testing.assert_array_equal(analysis.heads["locality_4"], locality)
-    words = r"statistic 'max'(?s:.)*reversal, uniform_rev"
+    assert_array_equal(analysis.heads["locality_4"], locality)
+    message = r"statistic 'max'(?s:.)*reversal, uniform_rev"
     for wrong in ("max", ["locality", "max"]):
-        with pytest.raises(BadArgument, match=words):
+        with pytest.raises(BadArgument, match=message):
             rl.profile(analysis.model, TOKENS, statistics=wrong)
 
 
@@ -303,14 +355,14 @@ CONFIGURED = (
     "smollm3",
 )
 LENGTHS = torch.tensor([30, 17, 2])
-tokens = partial(random_tokens, sequences=3)
 
 
 @torch.no_grad()
 def attentions(model: PreTrainedModel) -> list[torch.Tensor]:
     """The attention that the model returns, in float64; a learned sink is the last key."""
-    layers = model(tokens(), use_cache=False, output_attentions=True).attentions
-    weights = [layer.double() for layer in layers]
+    tokens = random_tokens(sequences=3)
+    output = model(tokens, use_cache=False, output_attentions=True)
+    weights = [layer.double() for layer in output.attentions]
     if "sinks" not in str(model.state_dict().keys()):
         return weights
     with_sink = []
@@ -320,24 +372,24 @@ def attentions(model: PreTrainedModel) -> list[torch.Tensor]:
     return with_sink
 
 
-def divergence(before: PreTrainedModel, after: PreTrainedModel) -> np.ndarray:
+def true_change(before: PreTrainedModel, after: PreTrainedModel) -> np.ndarray:
     """Mean divergence in bits [layer, head] over all rows but the first, without padding."""
     counts = torch.arange(30) < LENGTHS[:, None]
     counts[:, 0] = False
     layers = []
     for old, new in zip(attentions(before), attentions(after), strict=True):
-        rows = kl_divergence(Categorical(probs=old), Categorical(probs=new))
-        layers.append(rows.transpose(1, 2)[counts].mean(0) / np.log(2))
+        nats = kl_divergence(Categorical(probs=old), Categorical(probs=new))
+        of_rows = nats.transpose(1, 2)[counts]
+        layers.append(of_rows.mean(0) / np.log(2))
     return torch.stack(layers).numpy()
 
 
 def change_under(model: PreTrainedModel, edit: Edit) -> np.ndarray:
-    """Change of attention [layer, head] under the edit, as `rl.evaluate` measures it."""
-    text = rl.Text(tokens(), lengths=LENGTHS)
-    evaluation = rl.evaluate(model, text, edits={"edited": edit}, measures="change")
-    change = evaluation["attention_change"]
+    text = rl.Text(random_tokens(sequences=3), lengths=LENGTHS)
+    evaluation = rl.evaluate(model, text, edits={"e": edit}, measures="change")
+    change = evaluation.attention_change
     assert not change.sel(edit="none").any()
-    return change.sel(edit="edited").values
+    return change.sel(edit="e").values
 
 
 @pytest.mark.parametrize("name", CONFIGURED)
@@ -346,10 +398,10 @@ def test_against_transformers_p_rope(name: str, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setitem(fast_products.BLOCK_ELEMENTS, "cpu", 1)
     model = tiny(name, rope_parameters=ROPE)
     change = change_under(model, rl.stop_slowest(0.75))
-    other = tiny(name, rope_parameters=P_ROPE)
-    expected = divergence(model, other)
+    with_p_rope = tiny(name, rope_parameters=P_ROPE)
+    expected = true_change(model, with_p_rope)
     assert expected.max() > 0.05
-    np.testing.assert_allclose(change, expected, rtol=1e-3, atol=1e-5)
+    assert_allclose(change, expected, rtol=1e-3, atol=1e-5)
 
 
 def test_a_learned_sink_is_one_key_more():
@@ -357,24 +409,28 @@ def test_a_learned_sink_is_one_key_more():
     # In float64, because the share of the sink is 1 minus the sum over the keys.
     model = tiny("gpt_oss").double()
 
-    def fast(count):
+    def fast(count: int) -> Tensor:
         return torch.arange(count) < count // 4
 
-    other = keep(tiny("gpt_oss"), fast).double()
-    assert attentions(model)[0][..., -1].max() > 0.1
-    expected = divergence(model, other)
-    np.testing.assert_allclose(change, expected, rtol=1e-3, atol=1e-5)
+    only_fast = keep(tiny("gpt_oss"), fast).double()
+    on_learned_sink = attentions(model)[0][..., -1]
+    expected = true_change(model, only_fast)
+    assert on_learned_sink.max() > 0.1
+    assert_allclose(change, expected, rtol=1e-3, atol=1e-5)
 
 
 def test_rows_that_see_other_keys_afterwards_have_no_divergence():
     x = torch.randn(1, 2, 6, 4, generator=torch.manual_seed(0))
     mask = torch.rand(1, 6, 6, generator=torch.manual_seed(1)) < 0.5
-    seen = mask | torch.eye(6).bool()
-    other = mask | torch.ones(6, 6).tril().bool()
-    call = call_of(x, x)
-    before = replace(call, visibility=Visibility.from_mask(seen, range(6)))
-    after = replace(call, visibility=Visibility.from_mask(other, range(6)))
+    own_key = torch.eye(6).bool()
+    all_keys = torch.ones(6, 6).tril().bool()
+    sees_some = Visibility.from_mask(mask | own_key, range(6))
+    sees_all = Visibility.from_mask(mask | all_keys, range(6))
+    before = replace(call_of(x, x), visibility=sees_some)
+    after = replace(call_of(x, x), visibility=sees_all)
     rows = all_rows(torch.tensor([6]))
-    every = torch.ones(1, 1, 6, dtype=torch.bool)
-    assert attention_change(before, after, rows, every).isnan().all()
-    assert not attention_change(before, before, rows, every).any()
+    every_row = torch.ones(1, 1, 6, dtype=torch.bool)
+    change = attention_change(before, after, rows, every_row)
+    no_change = attention_change(before, before, rows, every_row)
+    assert change.isnan().all()
+    assert not no_change.any()

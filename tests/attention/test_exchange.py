@@ -6,11 +6,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 from oracles.recording import MASKS, with_mask
 from oracles.tiny import TEN, keep, not_as_configured, random_tokens, tiny
 from torch import Tensor
@@ -29,7 +30,7 @@ from ropelens.budget.held_out import LayerFit
 from ropelens.budget.labels import follow_numbers
 from ropelens.model import live_model
 from ropelens.profiles.layer_fits import LayerFitter
-from ropelens.profiles.measurement import Measurement
+from ropelens.profiles.measurement import Batch, Measurement
 from ropelens.profiles.passes import collect
 from ropelens.rope.planes import Planes
 
@@ -40,11 +41,10 @@ FAMILIES = (*TEN, "gemma3", "qwen3_moe")
 
 def turned(x: Tensor, positions: Tensor, planes: Planes, sign: int) -> Tensor:
     """`x` [position, coordinate] with its planes turned as complex numbers."""
-    pairs = torch.complex(x[:, planes.first], x[:, planes.second])
     angle = sign * positions[:, None] * planes.inv_freq.double()
     turn = torch.polar(torch.ones_like(angle), angle)
+    pairs = torch.complex(x[:, planes.first], x[:, planes.second]) * turn
     result = x.clone()
-    pairs = pairs * turn
     result[:, planes.first] = pairs.real
     result[:, planes.second] = pairs.imag
     return result
@@ -66,163 +66,201 @@ def overlap(a: Tensor, b: Tensor) -> Tensor:
     return 1 - (a / a.sum() - b / b.sum()).abs().sum() / 2
 
 
-def block_of_exchange(call: AttentionCall, sees: Tensor, hidden: Tensor) -> int:
-    """Tokens that exchange their contents: all, or half a window if the window slides."""
-    rows = sees[~hidden]
-    window = int(rows.sum(1).max())
-    first_keys = {int(row.nonzero()[0]) for row in rows}
-    slides = len(first_keys) > 1
-    if call.visibility.mask is not None:
-        slides = window < len(rows) * 2 / 3
-    return window // 2 if slides else len(sees)
+def follow(
+    before: Tensor, after: Tensor, *, inverse: Tensor, compared: Tensor
+) -> Tensor:
+    """`FOLLOW` of a row with weight 1, from its attention before and after the exchange.
+
+    `inverse` is pi^-1, and `compared` marks the keys that the overlaps compare.
+    """
+    zero = torch.zeros(()).double()
+    one = torch.ones(()).double()
+    if not compared.any():
+        return torch.stack([zero, zero, zero, zero, one])
+    mass = before[compared].sum()
+    position = overlap(before[compared], after[compared])
+    content = overlap(before[compared], after[inverse][compared])
+    chance = overlap(before[compared], before[inverse][compared])
+    return torch.stack([mass * position, mass * content, mass * chance, mass, one])
 
 
 @dataclass(frozen=True, eq=False)
-class OneHead:
-    """The queries and keys [position, coordinate] of a head on one sequence."""
+class DenseSequence:
+    """A sequence of a call, without padding."""
 
     call: AttentionCall
-    head: int
-    query: Tensor
-    key: Tensor
+    batch: Batch
+    sinks: Tensor  # [sequence, head or 1, key]
+    sequence: int
+
+    @property
+    def length(self) -> int:
+        return int(self.batch.text.lengths[self.sequence])
+
+    @property
+    def group(self) -> int:
+        """Number of query heads that read a key."""
+        return self.call.query.shape[1] // self.call.key.shape[1]
+
+    @property
+    def hidden(self) -> Tensor:
+        if self.batch.text.hidden is None:
+            return torch.zeros(self.length, dtype=torch.bool)
+        return self.batch.text.hidden[self.sequence, : self.length]
+
+    @property
+    def sees(self) -> Tensor:
+        """Which keys each row sees [row, key]."""
+        by_sequence = self.call.visibility.sees().expand(len(self.call.query), -1, -1)
+        return by_sequence[self.sequence, : self.length, : self.length]
+
+    @property
+    def block(self) -> int:
+        """Number of tokens that exchange their contents: half of a window that slides."""
+        rows = (~self.hidden).nonzero()[:, 0]
+        seen = [self.sees[row].nonzero()[:, 0] for row in rows]
+        window = max(len(keys) for keys in seen)
+        first_keys = {int(keys[0]) for keys in seen}
+        slides = len(first_keys) > 1
+        if self.call.visibility.mask is not None:
+            slides = window < len(rows) * 2 / 3
+        return window // 2 if slides else self.length
+
+    def movable(self, head: int) -> Tensor:
+        """The tokens that are not hidden, and not a sink of a head of the group."""
+        first = head // self.group * self.group
+        sinks = self.sinks[self.sequence, :, : self.length]
+        of_heads = sinks.expand(self.call.query.shape[1], -1)
+        of_group = of_heads[first : first + self.group]
+        is_sink = (of_group > 0).any(0)
+        return ~is_sink & ~self.hidden
+
+    def rows_of(self, draw: int) -> dict[int, float]:
+        """The weights, by position, of the rows that use the permutation of a draw.
+
+        Rows use the permutations in turn, but each row of a single long sequence uses all
+        permutations.
+        """
+        positions = self.batch.scored.position[self.sequence].tolist()
+        weights = self.batch.scored.weight[self.sequence].tolist()
+        rows = {}
+        for index, position in enumerate(positions):
+            if weights[index] == 0 or position < self.length * EARLY:
+                continue
+            if self.batch.text.single_long_sequence:
+                rows[position] = weights[index] / DRAWS
+            elif index % DRAWS == draw:
+                rows[position] = weights[index]
+        return rows
+
+
+@dataclass(frozen=True, eq=False)
+class DenseHead:
+    """A query head of a sequence, and the planes of its layer."""
+
+    text: DenseSequence
     planes: Planes
-    sees: Tensor  # [row, key]
-    movable: Tensor  # [key]: neither hidden nor a sink of the group of the head
-    block: int
+    head: int
 
-    @classmethod
-    def of(
-        cls,
-        call: AttentionCall,
-        planes: Planes,
-        head: int,
-        sinks: Tensor,
-        text: rl.Text,
-    ) -> list["OneHead"]:
-        """The head on each sequence of the text."""
-        heads = call.query.shape[1]
-        group = heads // call.key.shape[1]
-        key_head = head // group
-        members = slice(key_head * group, (key_head + 1) * group)
-        if planes.inv_freq.ndim > 1:
-            planes = replace(planes, inv_freq=planes.inv_freq[head])
-        visible = call.visibility.sees().expand(len(call.query), -1, -1)
-        of_sequences = []
-        for sequence, length in enumerate(text.lengths.tolist()):
-            hidden = torch.zeros(length, dtype=torch.bool)
-            if text.hidden is not None:
-                hidden = text.hidden[sequence, :length]
-            is_sink = sinks[sequence, :, :length].expand(heads, -1)[members].any(0)
-            sees = visible[sequence, :length, :length]
-            of_sequence = cls(
-                call,
-                head,
-                query=call.query[sequence, head].double(),
-                key=call.key[sequence, key_head, :length].double(),
-                planes=planes,
-                sees=sees,
-                movable=~(is_sink | hidden),
-                block=block_of_exchange(call, sees, hidden),
-            )
-            of_sequences.append(of_sequence)
-        return of_sequences
+    @property
+    def query(self) -> Tensor:
+        return self.text.call.query[self.text.sequence, self.head].double()
 
-    def exchanged_keys(self, contents: Tensor) -> Tensor:
-        """The keys if the token `contents[j]` is at position j."""
-        positions = torch.arange(len(self.key))
-        still = turned(self.key, positions, self.planes, -1)
-        return turned(still[contents], positions, self.planes, 1)
+    @property
+    def key(self) -> Tensor:
+        kv_head = self.head // self.text.group
+        key = self.text.call.key[self.text.sequence, kv_head]
+        return key[: self.text.length].double()
+
+    @property
+    def planes_of_head(self) -> Planes:
+        if self.planes.inv_freq.ndim == 1:
+            return self.planes
+        return replace(self.planes, inv_freq=self.planes.inv_freq[self.head])
 
     def attention(self, row: int, key: Tensor) -> Tensor:
-        score = self.call.squash(self.call.scale * key @ self.query[row])
-        odds = score.masked_fill(~self.sees[row], -math.inf).exp()
-        total = odds.sum()
-        if self.call.sink_logits is not None:
-            total = total + self.call.sink_logits[self.head].double().exp()
-        return odds / total
+        call = self.text.call
+        scores = call.squash(call.scale * key @ self.query[row])
+        weights = scores.masked_fill(~self.text.sees[row], -math.inf).exp()
+        total = weights.sum()
+        if call.sink_logits is not None:
+            total = total + call.sink_logits[self.head].double().exp()
+        return weights / total
 
-    def follow(self, row: int, exchanged: Tensor, inverse: Tensor) -> Tensor:
-        """The values `FOLLOW` of a row."""
-        before = self.attention(row, self.key)
-        after = self.attention(row, exchanged)
-        compared = self.sees[row] & self.sees[row][inverse] & self.movable
-        values = torch.zeros(len(FOLLOW)).double()
-        values[4] = 1
-        if compared.any():
-            mass = before[compared].sum()
-            at_positions = overlap(before[compared], after[compared])
-            with_contents = overlap(before[compared], after[inverse][compared])
-            by_chance = overlap(before[compared], before[inverse][compared])
-            values[0] = mass * at_positions
-            values[1] = mass * with_contents
-            values[2] = mass * by_chance
-            values[3] = mass
-        return values
+    def exchanged_key(self, pi: Tensor) -> Tensor:
+        """The keys of which key j has the content of key pi(j)."""
+        positions = torch.arange(self.text.length)
+        still = turned(self.key, positions, self.planes_of_head, -1)
+        return turned(still[pi], positions, self.planes_of_head, 1)
 
-    def sums(self, batch: Any, sequence: int) -> Tensor:
-        """`FOLLOW`, row by row; rows use the permutations in turn, or all."""
-        length = len(self.key)
-        rows = batch.scored.position[sequence].tolist()
-        weights = batch.scored.weight[sequence].tolist()
+    def sums(self) -> Tensor:
+        """`FOLLOW`, row by row."""
         total = torch.zeros(len(FOLLOW)).double()
-        for draw in range(batch.scored.order.shape[1]):
-            order = batch.scored.order[sequence, draw, :length].tolist()
-            contents = permutation(order, self.movable.tolist(), self.block)
-            inverse = torch.tensor(contents).argsort()
-            exchanged = self.exchanged_keys(torch.tensor(contents))
-            for index, (row, weight) in enumerate(zip(rows, weights, strict=True)):
-                if weight == 0 or row < length * EARLY:
-                    continue
-                if batch.text.single_long_sequence:
-                    weight = weight / DRAWS
-                elif index % DRAWS != draw:
-                    continue
-                total += weight * self.follow(row, exchanged, inverse)
+        movable = self.text.movable(self.head)
+        sees = self.text.sees
+        order = self.text.batch.scored.order[self.text.sequence, :, : self.text.length]
+        for draw, numbers in enumerate(order.tolist()):
+            pi = permutation(numbers, movable.tolist(), self.text.block)
+            inverse = torch.tensor(pi).argsort()
+            exchanged_key = self.exchanged_key(torch.tensor(pi))
+            for row, weight in self.text.rows_of(draw).items():
+                total += weight * follow(
+                    self.attention(row, self.key),
+                    self.attention(row, exchanged_key),
+                    inverse=inverse,
+                    compared=sees[row] & sees[row][inverse] & movable,
+                )
         return total
-
-
-def dense_sums(
-    call: AttentionCall, planes: Planes, sinks: Tensor, batch: Any
-) -> Tensor:
-    """`FOLLOW` [sequence, head, value]."""
-    by_head = []
-    for head in range(call.query.shape[1]):
-        of_sequences = OneHead.of(call, planes, head, sinks, batch.text)
-        sums = [one.sums(batch, sequence) for sequence, one in enumerate(of_sequences)]
-        by_head.append(torch.stack(sums))
-    return torch.stack(by_head, dim=1)
 
 
 PADDED = rl.Text(random_tokens(), lengths=torch.tensor([30, 24]))
 MASK = torch.arange(36) >= torch.tensor([[6], [12]])
 HIDDEN = torch.zeros(2, 30, dtype=torch.bool)
-HIDDEN[0, 5:9] = HIDDEN[1, 1] = True
-POSITIONS = torch.arange(30)
-TEXTS: dict[str, Any] = {
+HIDDEN[0, 5:9] = True
+HIDDEN[1, 1] = True
+BEGINS_HIDDEN = torch.arange(30) < torch.tensor([[9], [8]])
+GAP = torch.arange(30) // 12 == torch.tensor([[1], [9]])
+TEXTS: dict[str, rl.Text | Tensor | dict[str, Tensor]] = {
     "single": random_tokens(sequences=1),
     "hidden": rl.Text(random_tokens(), hidden=HIDDEN),
-    "begins hidden": rl.Text(
-        random_tokens(), hidden=torch.tensor([[9], [8]]) > POSITIONS
-    ),
-    "gap": rl.Text(random_tokens(), hidden=torch.tensor([[1], [9]]) == POSITIONS // 12),
+    "begins hidden": rl.Text(random_tokens(), hidden=BEGINS_HIDDEN),
+    "gap": rl.Text(random_tokens(), hidden=GAP),
     "left": {
         "input_ids": random_tokens(length=36) * MASK,
         "attention_mask": MASK.long(),
     },
     "packed": {
         "input_ids": random_tokens().flatten()[None, :54],
-        "position_ids": POSITIONS.repeat(2)[None, :54],
+        "position_ids": torch.arange(30).repeat(2)[None, :54],
     },
 }
-Case = tuple[str, str]
-CASES: list[Case] = [(family, "right") for family in FAMILIES]
-CASES += [("llama_gqa", name) for name in (*MASKS, *TEXTS, "float32", "edited")]
-CASES += [("llama_gqa", "found sinks"), ("gpt_oss", "found sinks")]
-CASES += [
-    ("mistral_sliding", "packed"),
-    ("mistral_sliding", "begins hidden"),
-    ("mistral_sliding", "gap"),
-]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A family of models, and its text, mask or other situation."""
+
+    family: str
+    situation: str = "right"
+
+    def __str__(self) -> str:
+        return f"{self.family}: {self.situation}"
+
+
+SITUATIONS = {
+    "llama_gqa": [*MASKS, *TEXTS, "float32", "edited", "found sinks"],
+    "gpt_oss": ["found sinks"],
+    "mistral_sliding": ["packed", "begins hidden", "gap"],
+}
+
+
+def all_cases() -> list[Case]:
+    cases = [Case(family) for family in FAMILIES]
+    for family, situations in SITUATIONS.items():
+        for situation in situations:
+            cases.append(Case(family, situation))
+    return cases
+
 
 OPEN = ExitStack()  # edits of measured models
 
@@ -243,70 +281,101 @@ class Exchanged:
     expected: dict[int, Tensor]
 
 
-def model_of(family: str, situation: str) -> PreTrainedModel:
-    model = tiny(family)
-    if situation != "float32":
+def model_of(case: Case) -> PreTrainedModel:
+    model = tiny(case.family)
+    if case.situation != "float32":
         model = model.double()
-    if situation in MASKS:
-        model = with_mask(model, MASKS[situation])
-    if situation in ("begins hidden", "gap"):
+    if case.situation in MASKS:
+        model = with_mask(model, MASKS[case.situation])
+    if case.situation in ("begins hidden", "gap"):
         # eager attention is NaN if a row sees no key
         model.set_attn_implementation("sdpa")
     return model
 
 
-@cache
-def exchanged(case: Case) -> Exchanged:
-    family, situation = case
-    model = model_of(family, situation)
-    if situation == "edited":  # heads of a group rotate in different planes
-        stopped = rl.stop(rl.PlaneNumbers([1]), heads="0.1")
-        OPEN.enter_context(rl.edit_rope(model, stopped))
-    measurement = Measurement.of(model, TEXTS.get(situation, PADDED), seed=3)
+def dense_sums(
+    measurement: Measurement,
+    planes: Sequence[Planes],
+    fits: dict[int, LayerFit],
+    family: str,
+) -> dict[int, Tensor]:
+    """The dense sums [sequence, head, value] of each layer."""
     text = measurement.text
-    planes = measurement.rotation.planes(text.context)
-    fits = LayerFitter(measurement, planes, surrogates=0).fit_layers()
-    if situation == "found sinks":
-        found = torch.zeros(4, 30, dtype=torch.bool)
-        found[1, 4] = found[2, 7] = found[3, [7, 15]] = True
-        fits = {layer: replace(fit, found_sinks=found) for layer, fit in fits.items()}
     (batch,) = measurement.batches()
-    expected: dict[int, Tensor] = {}
+    sums: dict[int, Tensor] = {}
 
     def compute(call: AttentionCall) -> None:
-        assert (call.softcap is not None) == (family == "gemma2")
-        assert (call.sink_logits is not None) == (family == "gpt_oss")
+        assert_has_every_term(call, family)
         sinks = add_found_sinks(text.sinks, fits[call.layer].found_sinks)
-        expected[call.layer] = dense_sums(call, planes[call.layer], sinks, batch)
+        of_sequences = []
+        for number in range(len(text)):
+            sequence = DenseSequence(call, batch, sinks, number)
+            heads = range(call.query.shape[1])
+            of_heads = [
+                DenseHead(sequence, planes[call.layer], h).sums() for h in heads
+            ]
+            of_sequences.append(torch.stack(of_heads))
+        sums[call.layer] = torch.stack(of_sequences)
 
     with measurement.live.observe(compute):
         measurement.live.forward(text.ids, hidden=text.hidden)
+    return sums
+
+
+def with_found_sinks(fits: dict[int, LayerFit]) -> dict[int, LayerFit]:
+    """The fits as if sinks had been found, for 3 of 4 heads and differently within groups."""
+    found = torch.zeros(4, 30, dtype=torch.bool)
+    found[1, 4] = True
+    found[2, 7] = True
+    found[3, [7, 15]] = True
+    return {layer: replace(fit, found_sinks=found) for layer, fit in fits.items()}
+
+
+def assert_has_every_term(call: AttentionCall, family: str) -> None:
+    assert (call.softcap is not None) == (family == "gemma2")
+    assert (call.sink_logits is not None) == (family == "gpt_oss")
+
+
+@cache
+def exchanged(case: Case) -> Exchanged:
+    model = model_of(case)
+    if case.situation == "edited":  # heads of a group rotate in different planes
+        stopped = rl.stop(rl.PlaneNumbers([1]), heads="0.1")
+        OPEN.enter_context(rl.edit_rope(model, stopped))
+    text = TEXTS.get(case.situation, PADDED)
+    measurement = Measurement.of(model, text, seed=3)
+    planes = measurement.rotation.planes(measurement.text.context)
+    fits = LayerFitter(measurement, planes, surrogates=0).fit_layers()
+    if case.situation == "found sinks":
+        fits = with_found_sinks(fits)
+    expected = dense_sums(measurement, planes, fits, case.family)
     return Exchanged(measurement, planes, fits, expected)
 
 
-def follow_of(case: Case, **options: Any) -> dict[int, np.ndarray]:
-    """The sums `FOLLOW` [sequence, head, value] of each layer, measured with these options."""
+def follow_of(case: Case, *, batch_size: int | None = None) -> dict[int, np.ndarray]:
+    """The measured sums `FOLLOW` [sequence, head, value] of each layer."""
     of_case = exchanged(case)
-    measurement = replace(of_case.measurement, **options)
+    measurement = replace(of_case.measurement, batch_size=batch_size)
     sums = collect(measurement, of_case.planes, fits=of_case.fits)
     sequences = range(len(measurement.text))
-    follow = {}
+    of_layers = {}
     for layer, scores in sums.scores.items():
-        follow[layer] = scores[sequences, 0, :, -len(FOLLOW) :].numpy()
-    return follow
+        of_layers[layer] = scores[sequences, 0, :, -len(FOLLOW) :].numpy()
+    return of_layers
 
 
-def check(case: Case, **options: Any) -> None:
-    sums = follow_of(case, **options)
+def check(case: Case, *, batch_size: int | None = None) -> None:
+    """Measured sums are the dense sums."""
+    sums = follow_of(case, batch_size=batch_size)
     expected = exchanged(case).expected
-    atol = 1e-5 if case[1] == "float32" else 1e-6
+    tolerance = 1e-5 if case.situation == "float32" else 1e-6
     assert sums.keys() == expected.keys()
     for layer, ours in sums.items():
-        np.testing.assert_allclose(ours, expected[layer], atol=atol, rtol=atol)
+        assert_allclose(ours, expected[layer], atol=tolerance, rtol=tolerance)
 
 
 @across
-@pytest.mark.parametrize("case", CASES, ids=": ".join)
+@pytest.mark.parametrize("case", all_cases(), ids=str)
 def test_sums_are_those_of_a_dense_computation(case: Case):
     check(case)
 
@@ -316,34 +385,39 @@ def test_sums_are_those_of_a_dense_computation(case: Case):
     ("batch_size", "chunk", "at_once"), [(1, 2**16, 1), (2, 13, 1), (2, 2**16, DRAWS)]
 )
 def test_sums_do_not_depend_on_batches(family, batch_size, chunk, at_once, monkeypatch):
-    live = exchanged((family, "right")).measurement.live
+    case = Case(family)
+    live = exchanged(case).measurement.live
     monkeypatch.setattr(live_model, "ONE_PASS", chunk)
     monkeypatch.setitem(exchange.AT_ONCE, "cpu", at_once)
-    assert live.chunk_length(30) == (13 if chunk == 13 else None)
-    check((family, "right"), batch_size=batch_size)
+    expected_length = 13 if chunk == 13 else None
+    assert live.chunk_length(30) == expected_length
+    check(case, batch_size=batch_size)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_exchange_of_nothing_changes_nothing(
     family: str, monkeypatch: pytest.MonkeyPatch
 ):
-    exchanged((family, "right"))
+    case = Case(family)
+    exchanged(case)
     order = torch.arange(30) / 30
-    in_place = lambda length, **_: order.expand(len(length), DRAWS, -1)  # noqa: E731
+
+    def in_place(length: Tensor, **_: object) -> Tensor:
+        return order.expand(len(length), DRAWS, -1)
+
     monkeypatch.setattr(profiles.measurement, "exchange_order", in_place)
-    for layer, sums in follow_of((family, "right")).items():
+    for layer, sums in follow_of(case).items():
         numbers = follow_numbers(*sums.T).variables()
         for name in ("follows_position", "follows_content", "follows_chance"):
-            np.testing.assert_allclose(
-                numbers[name], 1, atol=1e-9, err_msg=f"{layer} {name}"
-            )
+            message = f"{layer} {name}"
+            assert_allclose(numbers[name], 1, atol=1e-9, err_msg=message)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_without_rotation_attention_moves_with_the_contents(family: str):
     still = keep(tiny(family).double(), torch.zeros)
     profile = rl.profile(still, PADDED, surrogates=0)
-    np.testing.assert_allclose(profile["follows_content"], 1, atol=1e-6)
+    assert_allclose(profile["follows_content"], 1, atol=1e-6)
     assert float(profile["follows_position"].max()) < 0.9
 
 
@@ -352,36 +426,110 @@ CHANCE = "torch.minimum(moved, parts[%s:], out=parts[%s:])"
 SINKS = "by_kv_head(sinks, kv_heads)"
 CALL = "visibility=self.visibility)"
 PADDING = "rows.padding(index)"
-# fmt: off
-WRONG: dict[str, list[tuple[str, str]]] = {
-    "llama_gqa: right: contents are exchanged after the rotation": [
-        ("still = sampled.k_still", "still = sampled.k"),
-        (ROTATE, "keys[1].copy_(contents)")],
-    "llama_gqa: right: sinks are exchanged": [("~is_sink & real[:, None]", "real[:, None]")],
-    "llama_gqa: found sinks: only the first head of a group keeps its sinks": [
-        (f"({SINKS} > 0).any(2)", f"{SINKS}[:, :, 0] > 0")],
-    "llama_gqa: right: padding is exchanged": [("~is_sink & real[:, None]", "~is_sink")],
-    "llama_gqa: hidden: hidden tokens are exchanged": [
-        (PADDING, "(index >= rows.length[:, None])")],
-    "llama_gqa: right: distributions have different keys": [
-        ("mass = torch.sum", "parts[1] = before_and_after[1]; mass = torch.sum")],
-    "llama_gqa: right: contents that the row does not see count": [
-        ("before.sees_each(own)", "(own >= 0)[:, :, :, None]")],
-    "llama_gqa: right: chance is omitted": [(CHANCE % (2, 2), CHANCE % (3, 3))],
-    "llama_gqa: right: pi is its inverse": [
-        ("[permuted.inverse, permuted.contents]", "[permuted.contents, permuted.inverse]")],
-    "llama_gqa: right: contents move by the inverse": [
-        ("contents=permuted.contents.to", "contents=permuted.inverse.to")],
-    "mistral_sliding: right: the permutation ignores the window": [
-        ("torch.where(slides", "torch.where(slides & False")],
-    "llama_gqa: right: heads read another group": [
-        ("keys.flatten(0, 2)", "keys.flip(3).flatten(0, 2)")],
-    "llama_gqa: right: no scale": [(CALL, f"{CALL[:-1]}, scale=1.0)")],
-    "gemma2: right: no soft-cap": [(CALL, f"{CALL[:-1]}, softcap=None)")],
-    "gpt_oss: right: no learned sink": [("1 - learned_sink_mass(block)[: out.shape[1]]", "1")],
-    "llama_gqa: right: early rows count": [("from_share(EARLY)", "from_share(0)")],
-}
-# fmt: on
+LLAMA = Case("llama_gqa")
+
+
+@dataclass(frozen=True)
+class WrongVersion:
+    """Changes of the code, from right to wrong, and a case that must then fail."""
+
+    name: str
+    case: Case
+    changes: dict[str, str]
+
+    def __str__(self) -> str:
+        return f"{self.case}: {self.name}"
+
+
+WRONG = [
+    WrongVersion(
+        "contents are exchanged after the rotation",
+        LLAMA,
+        {
+            "still = sampled.k_still": "still = sampled.k",
+            ROTATE: "keys[1].copy_(contents)",
+        },
+    ),
+    WrongVersion(
+        "sinks are exchanged",
+        LLAMA,
+        {"~is_sink & real[:, None]": "real[:, None]"},
+    ),
+    WrongVersion(
+        "only the first head of a group keeps its sinks",
+        Case("llama_gqa", "found sinks"),
+        {f"({SINKS} > 0).any(2)": f"{SINKS}[:, :, 0] > 0"},
+    ),
+    WrongVersion(
+        "padding is exchanged",
+        LLAMA,
+        {"~is_sink & real[:, None]": "~is_sink"},
+    ),
+    WrongVersion(
+        "hidden tokens are exchanged",
+        Case("llama_gqa", "hidden"),
+        {PADDING: "(index >= rows.length[:, None])"},
+    ),
+    WrongVersion(
+        "distributions have different keys",
+        LLAMA,
+        {"mass = torch.sum": "parts[1] = before_and_after[1]; mass = torch.sum"},
+    ),
+    WrongVersion(
+        "contents that the row does not see count",
+        LLAMA,
+        {"before.sees_each(own)": "(own >= 0)[:, :, :, None]"},
+    ),
+    WrongVersion(
+        "chance is omitted",
+        LLAMA,
+        {CHANCE % (2, 2): CHANCE % (3, 3)},
+    ),
+    WrongVersion(
+        "pi is its inverse",
+        LLAMA,
+        {
+            "[permuted.inverse, permuted.contents]": (
+                "[permuted.contents, permuted.inverse]"
+            )
+        },
+    ),
+    WrongVersion(
+        "contents move by the inverse",
+        LLAMA,
+        {"contents=permuted.contents.to": "contents=permuted.inverse.to"},
+    ),
+    WrongVersion(
+        "the permutation ignores the window",
+        Case("mistral_sliding"),
+        {"torch.where(slides": "torch.where(slides & False"},
+    ),
+    WrongVersion(
+        "heads read another group",
+        LLAMA,
+        {"keys.flatten(0, 2)": "keys.flip(3).flatten(0, 2)"},
+    ),
+    WrongVersion(
+        "no scale",
+        LLAMA,
+        {CALL: f"{CALL[:-1]}, scale=1.0)"},
+    ),
+    WrongVersion(
+        "no soft-cap",
+        Case("gemma2"),
+        {CALL: f"{CALL[:-1]}, softcap=None)"},
+    ),
+    WrongVersion(
+        "no learned sink",
+        Case("gpt_oss"),
+        {"1 - learned_sink_mass(block)[: out.shape[1]]": "1"},
+    ),
+    WrongVersion(
+        "early rows count",
+        LLAMA,
+        {"from_share(EARLY)": "from_share(0)"},
+    ),
+]
 
 
 def test_the_size_of_a_block_does_not_depend_on_dropped_keys():
@@ -394,15 +542,20 @@ def test_the_size_of_a_block_does_not_depend_on_dropped_keys():
     assert exchange.block_size(later, real).tolist() == [[[2]]]
 
 
-@pytest.mark.parametrize("version", WRONG)
-def test_a_wrong_version_fails(version: str, monkeypatch: pytest.MonkeyPatch):
+def changed_exchange(changes: dict[str, str]) -> ModuleType:
+    """The module `exchange` with changes of its code, each in one place."""
     source = Path(str(exchange.__file__)).read_text()
-    for right, wrong in WRONG[version]:
+    for right, wrong in changes.items():
         assert source.count(right) == 1, right
         source = source.replace(right, wrong)
-    module: dict[str, Any] = {"__name__": exchange.__name__}
-    exec(source, module)
-    monkeypatch.setattr(held_out, "follow_sums", module["follow_sums"])
-    family, situation, _ = version.split(": ")
+    module = ModuleType(exchange.__name__)
+    exec(source, vars(module))
+    return module
+
+
+@pytest.mark.parametrize("version", WRONG, ids=str)
+def test_a_wrong_version_fails(version: WrongVersion, monkeypatch: pytest.MonkeyPatch):
+    module = changed_exchange(version.changes)
+    monkeypatch.setattr(held_out, "follow_sums", module.follow_sums)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
-        check((family, situation))
+        check(version.case)

@@ -7,11 +7,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
 
 from ropelens.attention import formulas
 from ropelens.budget.labels import LABELS, assign_shared, follow_numbers, label_heads
 
-RULES = [  # total, sink, position, content -> label
+RULES = [
+    # total, sink, position, content -> label
     ((0.0999, 0.0, 0.0999, 0.0), "diffuse"),
     ((0.09, 0.09, 0.0, 0.0), "diffuse"),
     ((0.1, 0.0, 0.1, 0.0), "positional"),
@@ -23,10 +25,13 @@ RULES = [  # total, sink, position, content -> label
     ((3.0, 0.0, 1.0, 2.0), "semantic"),
     ((3.0, 0.0, 0.0, 3.0), "semantic"),
     ((3.0, 0.0, 1.99, 0.0), "mixed"),
-    ((3.0, 0.0, 0.0, 1.0), "mixed"),  # two thirds interact
-    ((3.0, 2.4, 0.5, 0.1), "positional"),  # a share of the rest, not of the total
+    # two thirds interact
+    ((3.0, 0.0, 0.0, 1.0), "mixed"),
+    # a share of the rest, not of the total
+    ((3.0, 2.4, 0.5, 0.1), "positional"),
     ((3.0, 2.4, 0.1, 0.5), "semantic"),
-    ((math.nan, math.nan, math.nan, math.nan), ""),  # a head that does not exist
+    # a head that does not exist
+    ((math.nan, math.nan, math.nan, math.nan), ""),
 ]
 
 
@@ -42,44 +47,44 @@ def labelled(bits: tuple[float, ...], rows: float = 100.0) -> str:
 def test_the_first_rule_that_fits(bits: tuple[float, ...], label: str):
     assert labelled(bits) == label
     assert label in (*LABELS, "")
-
-
-@pytest.mark.parametrize(("bits", "label"), RULES)
-def test_heads_with_too_few_rows_are_untested(bits: tuple[float, ...], label: str):
-    expected = "untested" if label else ""
-    assert labelled(bits, rows=99.0) == expected
+    label_of_too_few_rows = "untested" if label else ""
+    assert labelled(bits, rows=99.0) == label_of_too_few_rows
 
 
 def test_where_a_kernel_peaks_and_its_middle_half():
     random = np.random.default_rng(0)
     counts = random.integers(0, 5, size=(20, 40))
-    counts[range(20), random.integers(0, 40, 20)] = 9
-    counts[0] = 9 * (np.arange(40) == 39)
-    counts[:, 0] += counts.sum(1) % 2 == 0  # so that no sum is exactly 1/4
+    peaks = random.integers(0, 40, 20)
+    counts[range(20), peaks] = 9
+    counts[0] = 0
+    counts[0, 39] = 9
+    is_even = counts.sum(1) % 2 == 0
+    counts[:, 0] += is_even  # so that no sum is exactly 1/4
     kappa = torch.from_numpy(counts).double().log()
-    kernel = formulas.describe_kernel(kappa, torch.ones(40))
-    shares = counts / counts.sum(1, keepdims=True)
-    np.testing.assert_allclose(kernel["kernel"], shares)
-    np.testing.assert_array_equal(kernel["offset"], shares.argmax(1))
-    np.testing.assert_allclose(kernel["offset_weight"], shares.max(1))
-    for head, of_head in enumerate(counts):
-        offsets = np.repeat(np.arange(40), of_head)
-        low, high = np.quantile(offsets, [0.25, 0.75], method="inverted_cdf")
-        assert kernel["offset_low"][head] == low
-        assert kernel["offset_high"][head] == high
+    described = formulas.describe_kernel(kappa, torch.ones(40))
+    expected_kernel = counts / counts.sum(1, keepdims=True)
+    assert_allclose(described["kernel"], expected_kernel)
+    assert_array_equal(described["offset"], expected_kernel.argmax(1))
+    assert_allclose(described["offset_weight"], expected_kernel.max(1))
+    for head, counts_of_head in enumerate(counts):
+        offsets = np.repeat(np.arange(40), counts_of_head)
+        expected_band = np.quantile(offsets, [0.25, 0.75], method="inverted_cdf")
+        band = [described["offset_low"][head], described["offset_high"][head]]
+        assert band == expected_band.tolist()
 
 
 def test_an_offset_that_few_rows_see_is_not_the_offset_of_a_head():
     kappa = torch.zeros(1, 50)
     kappa[0, 49] = 20.0
     kappa[0, 5] = 10.0
-    seen_by_all = formulas.describe_kernel(kappa, torch.ones(50))
-    assert seen_by_all["offset"][0] == 49
     seen_by = torch.linspace(1, 0, 50)
-    kernel = formulas.describe_kernel(kappa, seen_by)
-    assert kernel["offset"][0] == 5
-    in_kernel = kernel["kernel"][0] > 0
-    assert (in_kernel == (seen_by >= formulas.SEEN_BY)).all()
+    seen_by_all = formulas.describe_kernel(kappa, torch.ones(50))
+    seen_by_fewer = formulas.describe_kernel(kappa, seen_by)
+    assert seen_by_all["offset"][0] == 49
+    assert seen_by_fewer["offset"][0] == 5
+    has_weight = seen_by_fewer["kernel"][0] > 0
+    expected = seen_by >= formulas.SEEN_BY
+    assert (has_weight == expected).all()
 
 
 @pytest.mark.parametrize(
@@ -90,7 +95,8 @@ def test_an_offset_that_few_rows_see_is_not_the_offset_of_a_head():
         ([3.0, 1.0, 3.5], 10**1.5, math.inf, 2),
         ([-7.0, 2.0, 1.0], 1000.0, 1000.0, 1),
         ([-1.0, 0.0, 5.0], math.nan, math.inf, 1),
-        ([math.nan, 2.0, 2.0], 1000.0, 1000.0, 1),  # the layer lacks the first plane
+        # a plane that the layer does not have
+        ([math.nan, 2.0, 2.0], 1000.0, 1000.0, 1),
         ([1.0, 1.0, 1.0], 100.0, 10.0, 2),
         ([-1.0, -1.0, -1.0], math.nan, math.nan, 0),
     ],
@@ -98,13 +104,13 @@ def test_an_offset_that_few_rows_see_is_not_the_offset_of_a_head():
 def test_means_are_geometric_over_planes_that_rotate(push, mean, top, planes):
     wavelength = np.array([[10.0, 1000.0, math.inf]])
     described = formulas.describe_wavelengths(np.array([push]), wavelength)
-    np.testing.assert_allclose(described["mean_wavelength"], [mean])
+    assert_allclose(described["mean_wavelength"], [mean])
     np.testing.assert_equal(described["top_wavelength"], [top])
     assert described["planes_to_half"].tolist() == [planes]
     positive = np.nan_to_num(push).clip(min=0)
     with np.errstate(invalid="ignore"):
         top_share = positive.max() / positive.sum()
-    np.testing.assert_allclose(described["top_share"], [top_share])
+    assert_allclose(described["top_share"], [top_share])
 
 
 NAN = math.nan
@@ -112,27 +118,31 @@ NAN = math.nan
 
 @pytest.mark.parametrize(
     ("sums", "score", "weight"),
-    [  # follows_position, follows_content, follows_chance, mass, rows
+    [
+        # position, content, chance, mass, rows (sums of formulas.FOLLOW)
         ((0.9, 0.1, 0.1, 1.0, 1.0), 0.8 / 0.9, 1.0),
         # shares of the attention on these keys
         ((0.45, 0.05, 0.05, 0.5, 1.0), 0.8 / 0.9, 1.0),
-        ((0.6, 0.3, 0.2, 1.0, 1.0), 0.3 / 0.8, 0.8),  # 0.4 and 0.1 above chance
+        # 0.4 and 0.1 above chance
+        ((0.6, 0.3, 0.2, 1.0, 1.0), 0.3 / 0.8, 0.8),
         ((0.3, 0.6, 0.2, 1.0, 1.0), -0.3 / 0.8, 0.2),
         ((0.1, 0.9, 0.2, 1.0, 1.0), -1.0, 0.0),
         ((0.515, 0.505, 0.5, 1.0, 1.0), 0.02, 0.75),
-        ((0.512, 0.507, 0.5, 1.0, 1.0), NAN, 0.0),  # less than 0.02 above chance
+        # less than 0.02 above chance
+        ((0.512, 0.507, 0.5, 1.0, 1.0), NAN, 0.0),
         ((0.99, 0.98, 0.94, 1.0, 1.0), 0.01 / 0.06, 5 / 9),
-        ((0.99, 0.98, 0.96, 1.0, 1.0), NAN, 0.0),  # even attention
-        ((0.9, 0.1, 0.1, 1.0, 101.0), NAN, 0.0),  # the keys have too little attention
+        # even attention
+        ((0.99, 0.98, 0.96, 1.0, 1.0), NAN, 0.0),
+        # the keys have too little attention
+        ((0.9, 0.1, 0.1, 1.0, 101.0), NAN, 0.0),
         ((0.0, 0.0, 0.0, 0.0, 1.0), NAN, 0.0),
         ((NAN,) * 5, NAN, 0.0),
     ],
 )
 def test_shared_bits_go_to_what_a_head_follows(sums, score: float, weight: float):
-    of_one_head = np.array(sums)[:, None]
-    numbers = follow_numbers(*of_one_head)
-    np.testing.assert_allclose(numbers.score, [score])
-    np.testing.assert_allclose(numbers.position_share, [weight])
+    numbers = follow_numbers(*np.array(sums)[:, None])
+    assert_allclose(numbers.score, [score])
+    assert_allclose(numbers.position_share, [weight])
 
 
 @given(
@@ -143,8 +153,9 @@ def test_shared_bits_move_between_content_and_position(gains, weights):
     arrays = [np.array([gain, gain]) for gain in gains]
     bits = formulas.attention_budget(*arrays)
     moved = assign_shared(bits, np.array(weights))
-    both = bits["position"] + bits["content"]
-    np.testing.assert_allclose(moved["position"] + moved["content"], both, atol=1e-12)
+    total = moved["position"] + moved["content"]
+    expected_total = bits["position"] + bits["content"]
+    assert_allclose(total, expected_total, atol=1e-12)
     assert (moved["content"] >= -1e-12).all()
     assert (np.diff(moved["position"]) >= 0).all()
     assert moved["interaction"] is bits["interaction"]
