@@ -420,8 +420,8 @@ def test_a_learned_sink_is_one_key_more():
 
 
 def test_rows_that_see_other_keys_afterwards_have_no_divergence():
-    x = torch.randn(1, 2, 6, 4, generator=torch.manual_seed(0))
-    mask = torch.rand(1, 6, 6, generator=torch.manual_seed(1)) < 0.5
+    x = torch.randn(1, 2, 6, 4, generator=torch.Generator().manual_seed(0))
+    mask = torch.rand(1, 6, 6, generator=torch.Generator().manual_seed(1)) < 0.5
     own_key = torch.eye(6).bool()
     all_keys = torch.ones(6, 6).tril().bool()
     sees_some = Visibility.from_mask(mask | own_key, range(6))

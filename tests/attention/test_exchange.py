@@ -52,7 +52,7 @@ def turned(x: Tensor, positions: Tensor, planes: Planes, sign: int) -> Tensor:
 
 def permutation(order: list[float], movable: list[bool], block: int) -> list[int]:
     """pi: the movable tokens of each block, in the order of their random numbers."""
-    contents = list(range(len(order)))
+    contents = [*range(len(order))]
     for begin in range(0, len(order), block):
         end = min(begin + block, len(order))
         positions = [j for j in range(begin, end) if movable[j]]
@@ -86,16 +86,16 @@ def follow(
 
 @dataclass(frozen=True, eq=False)
 class DenseSequence:
-    """A sequence of a call, without padding."""
+    """The sequence of a call with this number, without padding."""
 
     call: AttentionCall
     batch: Batch
     sinks: Tensor  # [sequence, head or 1, key]
-    sequence: int
+    number: int
 
     @property
     def length(self) -> int:
-        return int(self.batch.text.lengths[self.sequence])
+        return int(self.batch.text.lengths[self.number])
 
     @property
     def group(self) -> int:
@@ -106,13 +106,18 @@ class DenseSequence:
     def hidden(self) -> Tensor:
         if self.batch.text.hidden is None:
             return torch.zeros(self.length, dtype=torch.bool)
-        return self.batch.text.hidden[self.sequence, : self.length]
+        return self.batch.text.hidden[self.number, : self.length]
 
     @property
     def sees(self) -> Tensor:
         """Which keys each row sees [row, key]."""
         by_sequence = self.call.visibility.sees().expand(len(self.call.query), -1, -1)
-        return by_sequence[self.sequence, : self.length, : self.length]
+        return by_sequence[self.number, : self.length, : self.length]
+
+    @property
+    def order(self) -> Tensor:
+        """Random numbers [draw, token] that permute the tokens."""
+        return self.batch.scored.order[self.number, :, : self.length]
 
     @property
     def block(self) -> int:
@@ -129,7 +134,7 @@ class DenseSequence:
     def movable(self, head: int) -> Tensor:
         """The tokens that are not hidden, and not a sink of a head of the group."""
         first = head // self.group * self.group
-        sinks = self.sinks[self.sequence, :, : self.length]
+        sinks = self.sinks[self.number, :, : self.length]
         of_heads = sinks.expand(self.call.query.shape[1], -1)
         of_group = of_heads[first : first + self.group]
         is_sink = (of_group > 0).any(0)
@@ -141,8 +146,8 @@ class DenseSequence:
         Rows use the permutations in turn, but each row of a single long sequence uses all
         permutations.
         """
-        positions = self.batch.scored.position[self.sequence].tolist()
-        weights = self.batch.scored.weight[self.sequence].tolist()
+        positions = self.batch.scored.position[self.number].tolist()
+        weights = self.batch.scored.weight[self.number].tolist()
         rows = {}
         for index, position in enumerate(positions):
             if weights[index] == 0 or position < self.length * EARLY:
@@ -158,19 +163,19 @@ class DenseSequence:
 class DenseHead:
     """A query head of a sequence, and the planes of its layer."""
 
-    text: DenseSequence
+    sequence: DenseSequence
     planes: Planes
     head: int
 
     @property
     def query(self) -> Tensor:
-        return self.text.call.query[self.text.sequence, self.head].double()
+        return self.sequence.call.query[self.sequence.number, self.head].double()
 
     @property
     def key(self) -> Tensor:
-        kv_head = self.head // self.text.group
-        key = self.text.call.key[self.text.sequence, kv_head]
-        return key[: self.text.length].double()
+        kv_head = self.head // self.sequence.group
+        key = self.sequence.call.key[self.sequence.number, kv_head]
+        return key[: self.sequence.length].double()
 
     @property
     def planes_of_head(self) -> Planes:
@@ -179,9 +184,9 @@ class DenseHead:
         return replace(self.planes, inv_freq=self.planes.inv_freq[self.head])
 
     def attention(self, row: int, key: Tensor) -> Tensor:
-        call = self.text.call
+        call = self.sequence.call
         scores = call.squash(call.scale * key @ self.query[row])
-        weights = scores.masked_fill(~self.text.sees[row], -math.inf).exp()
+        weights = scores.masked_fill(~self.sequence.sees[row], -math.inf).exp()
         total = weights.sum()
         if call.sink_logits is not None:
             total = total + call.sink_logits[self.head].double().exp()
@@ -189,21 +194,21 @@ class DenseHead:
 
     def exchanged_key(self, pi: Tensor) -> Tensor:
         """The keys of which key j has the content of key pi(j)."""
-        positions = torch.arange(self.text.length)
+        positions = torch.arange(self.sequence.length)
         still = turned(self.key, positions, self.planes_of_head, -1)
         return turned(still[pi], positions, self.planes_of_head, 1)
 
     def sums(self) -> Tensor:
         """`FOLLOW`, row by row."""
         total = torch.zeros(len(FOLLOW)).double()
-        movable = self.text.movable(self.head)
-        sees = self.text.sees
-        order = self.text.batch.scored.order[self.text.sequence, :, : self.text.length]
+        movable = self.sequence.movable(self.head)
+        sees = self.sequence.sees
+        order = self.sequence.order
         for draw, numbers in enumerate(order.tolist()):
-            pi = permutation(numbers, movable.tolist(), self.text.block)
+            pi = permutation(numbers, movable.tolist(), self.sequence.block)
             inverse = torch.tensor(pi).argsort()
             exchanged_key = self.exchanged_key(torch.tensor(pi))
-            for row, weight in self.text.rows_of(draw).items():
+            for row, weight in self.sequence.rows_of(draw).items():
                 total += weight * follow(
                     self.attention(row, self.key),
                     self.attention(row, exchanged_key),
@@ -310,10 +315,10 @@ def dense_sums(
         of_sequences = []
         for number in range(len(text)):
             sequence = DenseSequence(call, batch, sinks, number)
-            heads = range(call.query.shape[1])
-            of_heads = [
-                DenseHead(sequence, planes[call.layer], h).sums() for h in heads
-            ]
+            of_heads = []
+            for head in range(call.query.shape[1]):
+                dense = DenseHead(sequence, planes[call.layer], head)
+                of_heads.append(dense.sums())
             of_sequences.append(torch.stack(of_heads))
         sums[call.layer] = torch.stack(of_sequences)
 

@@ -72,7 +72,8 @@ class PositionModel:
     def variables(self, sequence: int, head: int, row: int, key: int) -> list[int]:
         """The weights of a key: kappa of its offset, and sigma and tau if it is a sink."""
         offset = row - key
-        sink = int(self.sinks[sequence, head % self.sinks.shape[1], key])
+        heads = self.sinks.shape[1]
+        sink = int(self.sinks[sequence, head % heads, key])
         variables = [SINK_KINDS + offset]
         if sink:
             context = self.sinks.shape[2]
@@ -287,7 +288,8 @@ def test_models_are_fitted_to_long_sequences(
     assert sampled_lengths <= fitted
     assert text.single_long_sequence == (lengths == [17, 512])
     if not text.single_long_sequence:
-        assert sample.text.fold.tolist() == [0, 1] * (len(sample.text) // 2)
+        pairs = len(sample.text) // 2
+        assert sample.text.fold.tolist() == [0, 1] * pairs
 
 
 def test_a_single_sequence_is_scored_on_rows_of_the_opposite_fold():
@@ -300,14 +302,21 @@ def test_a_single_sequence_is_scored_on_rows_of_the_opposite_fold():
         assert_folds_share_no_row(scored, length=length)
 
 
+def positions_of(rows: Rows) -> set[int]:
+    """The positions of the rows that have a weight."""
+    has_weight = rows.weight > 0
+    return set(rows.position[has_weight].tolist())
+
+
 def assert_folds_share_no_row(scored: Rows, *, length: int) -> None:
     """Rows belong to two folds in turn, of the same size, and keep their weights."""
     even = scored.every(2, 0)
     odd = scored.every(2, 1)
-    even_rows = set(even.position[even.weight > 0].tolist())
-    odd_rows = set(odd.position[odd.weight > 0].tolist())
+    even_rows = positions_of(even)
+    odd_rows = positions_of(odd)
     assert not even_rows & odd_rows
-    assert len(even_rows) + len(odd_rows) == min(length - 1, 2 * FOLD_ROWS)
+    expected_count = min(length - 1, 2 * FOLD_ROWS)
+    assert len(even_rows) + len(odd_rows) == expected_count
     assert abs(len(even_rows) - len(odd_rows)) <= 1
     total = even.weight.sum() + odd.weight.sum()
     assert_close(total, scored.weight.sum())
@@ -362,7 +371,8 @@ def two_loops(
         shares.append(share)
     result /= diagonal
     for step, change, share in zip(steps, changes, reversed(shares), strict=True):
-        result += step * (share - (change @ result) / (step @ change))
+        correction = (change @ result) / (step @ change)
+        result += step * (share - correction)
     return result
 
 
@@ -436,7 +446,8 @@ def assert_scores_of_sets_add_up(
 ) -> None:
     """Even and odd rows together have the `scores` of all rows."""
     rows = all_rows(text.lengths)
-    even = (torch.arange(30) % 2 == 0).expand(4, 30)
+    position = torch.arange(30)
+    even = (position % 2 == 0).expand(4, 30)
     all_positions = torch.ones_like(even)
     sets = torch.stack([all_positions, even, ~even], 1)
     of_all, of_even, of_odd = fit.score(sampled, text, sets).unbind(1)
@@ -448,8 +459,12 @@ def assert_scores_of_sets_add_up(
 
 
 def test_groups_are_documents_or_stretches_of_one_text():
-    assert assign_groups(None, 5).tolist() == [0, 1, 2, 3, 4]
-    assert assign_groups(None, 32).tolist() == [i // 2 for i in range(32)]
+    five = assign_groups(None, 5)
+    assert five.tolist() == [0, 1, 2, 3, 4]
+
+    thirty_two = assign_groups(None, 32)
+    in_pairs = [sequence // 2 for sequence in range(32)]
+    assert thirty_two.tolist() == in_pairs
 
     two_documents = torch.tensor([5, 5, 5, 9])
     group = assign_groups(two_documents, 4)
@@ -499,7 +514,8 @@ def test_offsets_that_few_rows_see_are_left_out_of_kernels(name: str):
 def test_without_rotation_nothing_is_positional():
     model = tiny("llama_gqa")
     model.model.rotary_emb.inv_freq.zero_()
-    profile = rl.profile(model, random_tokens(sequences=16, length=50), surrogates=0)
+    tokens = random_tokens(sequences=16, length=50)
+    profile = rl.profile(model, tokens, surrogates=0)
     rest = profile["total_bits"] - profile["sink_bits"]
     content_share = profile["content_bits"] / rest
     assert float(rest.min()) > 0.1
@@ -532,4 +548,5 @@ def test_eight_documents_are_the_groups():
 def test_sampled_rows_have_no_more_columns_than_the_longest_sequence_has_rows():
     rows = sample_rows(torch.tensor([5, 9]), count=500, seed=0)
     assert rows.position.shape == (2, 8)
-    assert (rows.weight > 0).sum(1).tolist() == [4, 8]
+    rows_of_sequences = (rows.weight > 0).sum(1)
+    assert rows_of_sequences.tolist() == [4, 8]

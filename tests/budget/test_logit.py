@@ -99,7 +99,8 @@ def log_p_of_keys(weights: ModelWeights, sinks: Tensor, is_hidden: Tensor) -> Te
     sigma = by_kind.expand(3, -1, -1).gather(-1, sinks)
     tau = weights.tau[:, offset]
     is_sink = (sinks > 0)[:, :, None]
-    scores = weights.kappa[:, offset] + (sigma[:, :, None] + tau) * is_sink
+    at_sinks = (sigma[:, :, None] + tau) * is_sink
+    scores = weights.kappa[:, offset] + at_sinks
     log_p = scores.masked_fill(is_hidden, -torch.inf).log_softmax(-1)
     return log_p.masked_fill(is_hidden, 0)
 
@@ -108,7 +109,10 @@ def sum_by_offset(mass: Tensor) -> Tensor:
     """Sums [head, offset] of masses [sequence, head, row, key] over all rows but the first."""
     offset = offset_of_keys(30)[1:]
     rows = mass[:, :, 1:]
-    sums = [rows[..., offset == distance].sum((0, 2)) for distance in range(30)]
+    sums = []
+    for distance in range(30):
+        at_distance = rows[..., offset == distance]
+        sums.append(at_distance.sum((0, 2)))
     return torch.stack(sums, dim=-1)
 
 
@@ -135,7 +139,8 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
         differs_by_kind = weights.sigma.diff(dim=-1).abs() > 0.05
         assert differs_by_kind.any(0).all()
         log_p = log_p_of_keys(weights, sampled.sinks, is_hidden=attention == 0)
-        expected = (attention * log_p)[:, :, 1:].sum((2, 3))
+        by_key = attention * log_p
+        expected = by_key[:, :, 1:].sum((2, 3))
         score = scores[..., logit.SCORES.index(name)]
         assert_close(score, expected, rtol=1e-5, atol=1e-4)
     assert_masses_by_offset(sampled, attention)
@@ -166,15 +171,22 @@ def test_a_row_that_sees_no_key_changes_no_model():
     visibility = Visibility.from_mask(mask, range(40))
     call = replace(call_of(q, k), visibility=visibility)
     planes = Planes(10.0 ** -torch.arange(4), 8, "half")
-    hidden = (torch.arange(40) // 10 == 1).expand(2, -1)
-    rows = all_rows(torch.full((2,), 40)).zero_hidden(hidden)
+    hidden = torch.arange(40) // 10 == 1
+    every_row = all_rows(torch.full((2,), 40))
+    rows = every_row.zero_hidden(hidden.expand(2, -1))
     position = rows.weight[0].nonzero().mT + 1
-    only_seen = Rows(position.repeat(2, 1), torch.ones(2, 29), rows.length, dense=False)
+    only_seen = Rows(
+        position=position.repeat(2, 1),
+        weight=torch.ones(2, 29),
+        length=rows.length,
+        dense=False,
+    )
 
     weights = fits.fit_models(SampledCall(call, rows, planes))
 
     expected = fits.fit_models(SampledCall(call, only_seen, planes))
-    assert (weights[1, 0, :, 7:40].abs() > 0.01).any()
+    some_weights_of_position = weights[1, 0, :, 7:40]
+    assert (some_weights_of_position.abs() > 0.01).any()
     assert_close(weights[:2], expected[:2], rtol=1e-3, atol=1e-2)
 
 
@@ -184,22 +196,23 @@ def dense_covariance(block: Block, weights: HeadWeights) -> Tensor:
     Position 0 is the only sink.
     """
     log_p = logit.log_weights(block, weights).clone()
-    products = block.q_still[..., None, :] * block.k_still[:, :, None, None]
-    by_plane = block.planes.sum_coordinates(block.call.scale * products)
+    q = block.q_still[..., None, :]
+    k = block.k_still[:, :, None, None]
+    by_plane = block.planes.sum_coordinates(block.call.scale * (q * k))
     by_kind = torch.zeros(*by_plane.shape[:-1], 3)
     by_kind = by_kind.index_fill_(-2, block.sinks, 1)
     by_kind[..., 1:] = 0
     values = torch.cat([by_plane, by_kind], -1).double()
     share = log_p.double().softmax(-1)[..., None]
     centred = values - (share * values).sum(-2, keepdim=True)
-    weighted = share * block.weight[:, None, None, :, None, None] * centred
-    return (weighted.flatten(3, 4).mT @ centred.flatten(3, 4)).sum(0)
+    row_weight = block.weight[:, None, None, :, None, None]
+    weighted = row_weight * share * centred
+    covariance = weighted.flatten(3, 4).mT @ centred.flatten(3, 4)
+    return covariance.sum(0)
 
 
-def relative_error(estimate: Tensor, expected: Tensor) -> Tensor:
-    """Frobenius norm of the error of each matrix, relative to the expected matrix."""
-    error = (estimate - expected).flatten(2).norm(dim=-1)
-    return error / expected.flatten(2).norm(dim=-1)
+def frobenius_norm(matrices: Tensor) -> Tensor:
+    return matrices.flatten(2).norm(dim=-1)
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "phi"])
@@ -209,15 +222,16 @@ def test_a_few_keys_of_each_row_give_the_covariance(name: str):
     every_row = all_rows(torch.full((2,), 150))
     sampled = logit.normalize_weights(SampledCall(call, every_row, planes))
     variables = planes.terms + 3
-    weights = torch.zeros(1, *sampled.row_q.shape[1:3], variables).double()
+    kv_heads, group = sampled.row_q.shape[1:3]
+    weights = torch.zeros(1, kv_heads, group, variables).double()
     weights[..., : planes.terms] = 0.7
-    heads = slice(0, sampled.k.shape[1])
     estimates = []
     dense = []
-    for block in blocks_of(sampled, heads):
+    for block in blocks_of(sampled, slice(0, kv_heads)):
         of_block = logit.head_weights(weights, block, "content")
         estimate = content_models.covariance(block, of_block)
         estimates.append(estimate.sum(0))
         dense.append(dense_covariance(block, of_block))
-    error = relative_error(sum(estimates), sum(dense))
+    expected = sum(dense)
+    error = frobenius_norm(sum(estimates) - expected) / frobenius_norm(expected)
     assert (error < 0.05).all(), error

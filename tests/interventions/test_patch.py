@@ -381,7 +381,7 @@ def test_the_rank_correlation_is_over_the_planes_with_the_largest_attribution():
 
 def test_a_silenced_head_counts_with_an_induction_of_zero():
     model, _ = rl.load("bundled")
-    text = torch.randint(5, 90, (2, 60), generator=torch.manual_seed(0))
+    text = torch.randint(5, 90, (2, 60), generator=torch.Generator().manual_seed(0))
     before = rl.evaluate(model, text, measures="induction", progress=True)
     scores = before["induction"][0].values
     layer, head = np.unravel_index(scores.argmax(), scores.shape)

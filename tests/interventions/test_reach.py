@@ -132,7 +132,7 @@ def shares_by_loops(model, sequence: np.ndarray, copied: int) -> np.ndarray:
 def test_the_induction_head_finds_copies():
     model, _ = rl.load("bundled")
     text = torch.randint(
-        5, model.config.vocab_size, (4, 100), generator=torch.manual_seed(0)
+        5, model.config.vocab_size, (4, 100), generator=torch.Generator().manual_seed(0)
     )
     reach = rl.reach(model, text, heads="4.4,2.0", variants=("own", "nope"))
     one_head = reach.sel(layer=4, head=4)

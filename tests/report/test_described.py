@@ -191,7 +191,7 @@ def test_planes_are_free_up_to_the_first_step_with_a_cost():
 def test_reach_has_a_sentence_for_each_variant():
     model, _ = rl.load("bundled")
     text = torch.randint(
-        5, model.config.vocab_size, (4, 100), generator=torch.manual_seed(0)
+        5, model.config.vocab_size, (4, 100), generator=torch.Generator().manual_seed(0)
     )
     reach = rl.reach(model, text, heads="4.*", variants=["own", "nope"], draws=2)
     own, nope = describe(reach)

@@ -119,7 +119,7 @@ def test_no_share_is_foretold_beyond_the_window_of_a_layer():
 
 def test_an_induction_head_first_shows_a_key_after_a_copy(browser, bundled, tmp_path):
     model, tokenizer = bundled
-    text = torch.randint(5, 90, (6, 60), generator=torch.manual_seed(0))
+    text = torch.randint(5, 90, (6, 60), generator=torch.Generator().manual_seed(0))
     ids = torch.cat([text[0, :20], text[0, :20]])
     profile = rl.profile(model, text, excerpts=[ids], tokenizer=tokenizer, surrogates=0)
     heads = profile["induction"].values

@@ -52,7 +52,8 @@ SAME = (
     "group_loss",
 )
 SEQUENCES = [
-    torch.randint(3, 96, (n,), generator=torch.manual_seed(n)) for n in LENGTHS
+    torch.randint(3, 96, (n,), generator=torch.Generator().manual_seed(n))
+    for n in LENGTHS
 ]
 Encoding = dict[str, Tensor]
 
@@ -342,7 +343,7 @@ def test_a_text_does_not_change_with_the_arrays_that_it_was_built_from():
         assert torch.equal(getattr(text, name), values)
 
 
-IDS = torch.randint(3, 96, (2, 30))
+IDS = torch.randint(3, 96, (2, 30), generator=torch.Generator().manual_seed(0))
 COUNT = torch.arange(30)
 REFUSED = {  # inputs next to input_ids, and words of the error
     "nothing to see": (
