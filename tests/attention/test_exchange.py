@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from types import ModuleType
 
@@ -93,33 +93,33 @@ class DenseSequence:
     sinks: Tensor  # [sequence, head or 1, key]
     number: int
 
-    @property
+    @cached_property
     def length(self) -> int:
         return int(self.batch.text.lengths[self.number])
 
-    @property
+    @cached_property
     def group(self) -> int:
         """Number of query heads that read a key."""
         return self.call.query.shape[1] // self.call.key.shape[1]
 
-    @property
+    @cached_property
     def hidden(self) -> Tensor:
         if self.batch.text.hidden is None:
             return torch.zeros(self.length, dtype=torch.bool)
         return self.batch.text.hidden[self.number, : self.length]
 
-    @property
+    @cached_property
     def sees(self) -> Tensor:
         """Which keys each row sees [row, key]."""
         by_sequence = self.call.visibility.sees().expand(len(self.call.query), -1, -1)
         return by_sequence[self.number, : self.length, : self.length]
 
-    @property
+    @cached_property
     def order(self) -> Tensor:
         """Random numbers [draw, token] that permute the tokens."""
         return self.batch.scored.order[self.number, :, : self.length]
 
-    @property
+    @cached_property
     def block(self) -> int:
         """Number of tokens that exchange their contents: half of a window that slides."""
         rows = (~self.hidden).nonzero()[:, 0]
@@ -167,17 +167,17 @@ class DenseHead:
     planes: Planes
     head: int
 
-    @property
+    @cached_property
     def query(self) -> Tensor:
         return self.sequence.call.query[self.sequence.number, self.head].double()
 
-    @property
+    @cached_property
     def key(self) -> Tensor:
         kv_head = self.head // self.sequence.group
         key = self.sequence.call.key[self.sequence.number, kv_head]
         return key[: self.sequence.length].double()
 
-    @property
+    @cached_property
     def planes_of_head(self) -> Planes:
         if self.planes.inv_freq.ndim == 1:
             return self.planes

@@ -71,6 +71,7 @@ def edits_of(family: str) -> dict[str, list[Any]]:
     return {"p-rope": ["p-rope:0.5"], "yarn": ["yarn:4"], "scaled": [dropped, halved]}
 
 
+@pytest.mark.thorough
 def test_families_load_without_ropelens(tmp_path: Path):
     root = tmp_path / "checkpoints"
     expected = {}

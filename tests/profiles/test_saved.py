@@ -11,7 +11,7 @@ and `gzip -9 -n`. Do not write it again when the layout changes.
 import gzip
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
 
@@ -35,18 +35,28 @@ NEW = replace(SINK_MASS, name="second_token")
 WARNING = r"profile.nc was saved before ropelens measured second_token: NaN$"
 
 
+def write_saved(folder: Path) -> None:
+    """Write the saved profile and a record to `folder`."""
+    profile = gzip.decompress(SAVED.read_bytes())
+    (folder / "profile.nc").write_bytes(profile)
+    record = json.dumps({"kind": "analysis"})
+    (folder / "run.json").write_text(record)
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the saved profile, in which measures that were added later are NaN."""
-    (tmp_path / "profile.nc").write_bytes(gzip.decompress(SAVED.read_bytes()))
-    (tmp_path / "run.json").write_text(json.dumps({"kind": "analysis"}))
-    with pytest.warns(
-        UserWarning, match="follows_position.*max_score.*count all shared bits"
-    ):
-        known = measures.open_profile(tmp_path / "profile.nc")
-    rl.save(known, tmp_path / "profile.nc")
-    rows = (row for row in measures.MEASURES if row.name in known or not row.saved)
-    monkeypatch.setattr(measures, "MEASURES", (*rows,))
+    write_saved(tmp_path)
+    path = tmp_path / "profile.nc"
+    words = "follows_position.*max_score.*count all shared bits"
+    with pytest.warns(UserWarning, match=words):
+        completed = measures.open_profile(path)
+    rl.save(completed, path)
+    measures_of_profile = []
+    for measure in measures.MEASURES:
+        if measure.name in completed or not measure.saved:
+            measures_of_profile.append(measure)
+    monkeypatch.setattr(measures, "MEASURES", tuple(measures_of_profile))
     return tmp_path
 
 
@@ -92,17 +102,16 @@ def test_a_measure_that_is_newer_than_the_profile_is_nan(folder, new_measure, pa
 def test_a_profile_opens_without_any_one_measure(folder: Path):
     saved = rl.open(folder / "profile.nc")
     assert isinstance(saved, xr.Dataset)
-    for row in measures.MEASURES:
-        if (
-            row.saved and row.name != "total_bits"
-        ):  # nothing has a label without a budget
-            with pytest.warns(UserWarning, match=f"ropelens measured {row.name}: NaN"):
-                older = measures.complete_profile(
-                    saved.drop_vars(row.name), "profile.nc"
-                )
-            assert older[row.name].isnull().all()
-            rl.plot_head_map(older)
-            rl.plot_claim(older)
+    for measure in measures.MEASURES:
+        name = measure.name
+        if not measure.saved or name == "total_bits":  # no label without a budget
+            continue
+        without = saved.drop_vars(name)
+        with pytest.warns(UserWarning, match=f"ropelens measured {name}: NaN"):
+            older = measures.complete_profile(without, "profile.nc")
+        assert older[name].isnull().all()
+        rl.plot_head_map(older)
+        rl.plot_claim(older)
 
 
 def test_the_page_of_an_older_profile_is_drawn_with_one_warning(folder, new_measure):
@@ -120,13 +129,26 @@ def test_a_profile_without_a_budget_lacks_no_measure(folder: Path):
     assert "total_bits" not in rl.open(folder / "profile.nc")
 
 
+@dataclass(frozen=True, eq=False)
+class Old:
+    """The saved profile as it was written, and as it is opened in two ways."""
+
+    path: Path
+    profile: xr.Dataset
+    analysis: Analysis
+
+
 @pytest.fixture(scope="module")
-def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the saved profile as it was written."""
+def old(tmp_path_factory: pytest.TempPathFactory) -> Old:
     folder = tmp_path_factory.mktemp("old")
-    (folder / "profile.nc").write_bytes(gzip.decompress(SAVED.read_bytes()))
-    (folder / "run.json").write_text(json.dumps({"kind": "analysis"}))
-    return folder
+    write_saved(folder)
+    path = folder / "profile.nc"
+    words = "was saved before ropelens measured q_mean"
+    with pytest.warns(UserWarning, match=words):
+        profile = rl.open(path)
+    with pytest.warns(UserWarning, match=words):
+        analysis = rl.open(folder)
+    return Old(path, profile, analysis)
 
 
 def read_page(profile: xr.Dataset, path: Path) -> str:
@@ -164,27 +186,28 @@ def test_every_public_function_that_takes_a_profile_is_called_here():
     assert len(takes) == 11
 
 
+def assert_results_equal(result: object, expected: object) -> None:
+    if isinstance(expected, xr.Dataset | xr.DataArray):
+        xr.testing.assert_equal(result, expected)
+    else:
+        assert result == expected
+
+
 @pytest.mark.filterwarnings("always:.* was saved before ropelens measured")
 @pytest.mark.parametrize("name", PUBLIC)
-def test_public_functions_complete_an_old_profile_once(name, old, tmp_path, recwarn):
-    opened = rl.open(old / "profile.nc")
-    analysis = rl.open(old)
-    assert len(recwarn) == 2
-    recwarn.clear()
-    expected = PUBLIC[name](opened, tmp_path)
-    results = [PUBLIC[name](analysis.profile, tmp_path)]
+def test_public_functions_complete_an_old_profile_once(
+    name: str, old: Old, tmp_path: Path, recwarn: pytest.WarningsRecorder
+):
+    expected = PUBLIC[name](old.profile.copy(deep=True), tmp_path)
+    of_analysis = PUBLIC[name](old.analysis.profile.copy(deep=True), tmp_path)
     assert len(recwarn) == 0
-    with xr.open_dataset(old / "profile.nc") as given:
-        results.append(PUBLIC[name](given, tmp_path))
+    assert_results_equal(of_analysis, expected)
+    with xr.open_dataset(old.path) as not_completed:
+        completed_here = PUBLIC[name](not_completed, tmp_path)
     (warning,) = recwarn
-    assert "this profile was saved before ropelens measured q_mean" in str(
-        warning.message
-    )
-    for result in results:
-        if isinstance(expected, xr.Dataset | xr.DataArray):
-            xr.testing.assert_equal(result, expected)
-        else:
-            assert result == expected
+    words = "this profile was saved before ropelens measured q_mean"
+    assert words in str(warning.message)
+    assert_results_equal(completed_here, expected)
 
 
 def test_results_of_another_kind_lack_no_measure():

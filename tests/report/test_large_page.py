@@ -9,6 +9,7 @@ from synthetic_profile import synthetic_profile
 
 from ropelens.report import write_report
 
+pytestmark = pytest.mark.thorough
 LAYERS = 32
 HEADS = 32
 
@@ -50,7 +51,6 @@ def clock(page: playwright.Page) -> Callable[[], float]:
     return spent
 
 
-@pytest.mark.thorough
 def test_a_thousand_heads_are_quick(large):
     """CPU seconds until the page is ready and from a click to the picture, by the yardstick."""
     blank = large.context.new_page()
