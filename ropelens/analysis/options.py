@@ -43,7 +43,10 @@ class Options(Loading):
         parser=names_in,
     )
     context: int | None = setting(
-        None, "N", "Tokens in a sequence. [default: up to 2048, more in a sweep]", min=3
+        None,
+        "N",
+        "Tokens in a sequence. [default: up to 2048, and more for truncate]",
+        min=3,
     )
     sequences: int | None = setting(
         None,
@@ -58,7 +61,7 @@ class Options(Loading):
     )
     rows: int | Literal["all", "auto"] = setting(
         "auto",
-        "N|all",
+        "N|all|auto",
         "Rows of attention to measure in each sequence: all, N random rows, or auto (512 rows "
         "of sequences with more than 2,048 tokens).",
         parser=lambda text: text if text in ("all", "auto") else int(text),

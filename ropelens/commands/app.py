@@ -176,8 +176,8 @@ def compare_command(
     """Compare trained runs, or analyzed models: losses, heads and planes.
 
     Writes index.html (the page), comparison.nc (all numbers, netCDF), comparison.csv (one
-    row per variant) and run.json to DIR, and prints the path of the page, which also shows
-    two chosen heads next to each other. Each checkpoint of a run is measured on the
+    row per variant or model) and run.json to DIR, and prints the path of the page, which also
+    shows two chosen heads next to each other. Each checkpoint of a run is measured on the
     validation text of the run. DIR/measured keeps the measurements, so the same command can
     continue after a stop. Folders that ropelens analyze wrote are not measured again.
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ropelens.analysis.plan import Plan
 
 ROBUST_HELP = (
-    "Test the claims on each --text at each of --contexts, also with another statistic. The "
-    "first text at the longest context is the main setting."
+    "Test the claims on each --text at each of --contexts, and also with the second statistic "
+    "of each claim. The first text at the longest context is the main setting."
 )
 TEXT_COLUMNS = ("over", "other", "floor_day")  # of a ledger; they may be empty
 
@@ -37,7 +37,8 @@ class Testing(Options):
     model: str | None = setting(
         None,
         "MODEL",
-        "Model of an analyzed folder DIR: also test claims that run it again.",
+        "Model of an analyzed folder DIR, with its --text: also test the claims that run it "
+        "again.",
     )
     quick: bool = setting(
         False, None, "Skip the claims that run the model again.", name="--quick"
@@ -46,7 +47,8 @@ class Testing(Options):
     contexts: Any = setting(
         None,
         "N,N,...",
-        "Contexts for --robust. Claims that run the model again use the longest one.",
+        "Contexts for --robust, instead of --context. Claims that run the model again use the "
+        "longest one.",
         parser=lambda text: tuple(map(int, text.split(","))),
     )
 

@@ -94,7 +94,7 @@ def _require_one_kind(folders: list[Path], comparable: list[Path]) -> None:
     others = [folder for folder in folders if folder not in comparable]
     if not others and len(folders) >= 2:
         return
-    fault = "A comparison needs two or more folders."
+    fault = "A comparison needs two or more different folders."
     if others:
         fault = f"{others[0]} cannot be compared with the rest."
     raise BadArgument(

@@ -420,10 +420,12 @@ def test_text_sampled_from_a_model_is_the_first_finding(tmp_path: Path):
     assert first.startswith("The text was sampled from bundled:rope. ")
 
     on_other_text = profile.assign_attrs(
-        model="another", tokens_sha256="0", bytes_per_token=2.0
+        model="another", tokens_sha256="0", bytes_per_token=2.0, text="other.txt"
     )
     rl.save(on_other_text, other / "profile.nc")
     sentences = describe(rl.compare([one, other], cache=tmp_path))
+    sampled = "A text of this comparison was sampled from bundled:rope. "
+    assert sentences[0].startswith(sampled)
     text = " ".join(sentences)
     loss = profile.attrs["loss"]
     bits_per_token = loss / np.log(2)
@@ -474,7 +476,7 @@ def test_folders_that_cannot_be_compared_are_refused(
         find_entries([rope, again])
     with pytest.raises(BadArgument, match="cannot be compared with"):
         find_entries([trained_study, tmp_path])
-    with pytest.raises(BadArgument, match="needs two or more folders"):
+    with pytest.raises(BadArgument, match="needs two or more different folders"):
         find_entries([rope, rope / ".." / rope.name])
 
 

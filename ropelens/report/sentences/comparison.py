@@ -83,8 +83,9 @@ def _sampled_sentence(comparison: xr.Dataset) -> str:
     writers = sorted(models & sampled)
     if len(models) < 2 or not writers:
         return ""
+    text = "The text" if len(set(sources)) == 1 else "A text of this comparison"
     return (
-        f"The text was sampled from {', '.join(writers)}. Every comparison favours a model "
+        f"{text} was sampled from {', '.join(writers)}. Every comparison favours a model "
         "on its own text: compare on text that no compared model wrote."
     )
 
