@@ -91,6 +91,7 @@ def test_the_head_as_planes_stop(opened, sweep):
     assert float(row[3]) == pytest.approx(change[half], abs=5.1e-4)
 
 
+@pytest.mark.thorough
 def test_reach_is_that_of_the_figure(opened, reach):
     page = opened.at("#L0H2&tab=reach")
     expected_lines = plot_reach(reach, layer=0, head=2).data

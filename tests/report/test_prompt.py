@@ -117,6 +117,7 @@ def test_no_share_is_foretold_beyond_the_window_of_a_layer():
     assert f"The best head, {layer}.{head}, finds" in words or "none of" in words
 
 
+@pytest.mark.thorough
 def test_an_induction_head_first_shows_a_key_after_a_copy(browser, bundled, tmp_path):
     model, tokenizer = bundled
     text = torch.randint(5, 90, (6, 60), generator=torch.Generator().manual_seed(0))
