@@ -219,37 +219,50 @@ def test_list_names_the_bundled_checkpoints(ropelens: Command):
         assert f" {float(loss[1]):.3f} " in line
 
 
-def test_a_table_for_layers_that_rotate_alike(ropelens: Command, tmp_path: Path):
-    ended = ropelens(
-        "rope",
-        save_family(
-            tmp_path / "model",
-            "smollm3",
-            num_hidden_layers=6,
-            no_rope_layers=[1, 1, 0, 1, 1, 0],
-        ),
+@pytest.fixture
+def table_of_smollm3(ropelens: Command, tmp_path: Path) -> list[str]:
+    """The lines of `ropelens rope` for 6 layers, of which 2 do not rotate."""
+    model = save_family(
+        tmp_path / "model",
+        "smollm3",
+        num_hidden_layers=6,
+        no_rope_layers=[1, 1, 0, 1, 1, 0],
     )
+    ended = ropelens("rope", model)
     assert ended.code == 0
     assert ended.err == ""
     lines = ended.out.splitlines()
-    assert max(map(len, lines)) <= 80
-    titles = [line for line in lines if line.startswith("layer")]
-    assert lines[:3] == [
+    assert max(len(line) for line in lines) <= 80
+    return lines
+
+
+def test_a_table_begins_with_a_summary(table_of_smollm3: list[str]):
+    assert table_of_smollm3[:3] == [
         "6 layers: 4 full (reach 64 tokens) and 2 none (reach 64 tokens)",
         "full: base 2,000,000, wavelengths 6.28 to 2.05M tokens",
         "dead planes: none",
     ]
-    assert re.match(
-        r"layers 0–1 and 3–4: 8 planes, half pairing \(residual \S+\)$", titles[0]
-    )
-    assert re.match(r"layers 2 and 5: no rotation \(residual 0\.0e\+00\)$", titles[1])
-    assert lines[4].split()[-4:] == ["stated", "configured", "off", "by"]
-    rows = [line.split() for line in lines if re.match(r" +(\d|rest)", line)]
-    assert [row[0] for row in rows] == [*map(str, range(8)), "rest"]
+
+
+def test_layers_that_rotate_alike_share_a_table(table_of_smollm3: list[str]):
+    titles = [line for line in table_of_smollm3 if line.startswith("layer")]
+    rotating = r"layers 0–1 and 3–4: 8 planes, half pairing \(residual \S+\)$"
+    others = r"layers 2 and 5: no rotation \(residual 0\.0e\+00\)$"
+    assert re.match(rotating, titles[0])
+    assert re.match(others, titles[1])
+
+
+def test_a_table_has_a_row_for_each_plane(table_of_smollm3: list[str]):
+    names = table_of_smollm3[4].split()
+    assert names[-4:] == ["stated", "configured", "off", "by"]
+    rows = []
+    for line in table_of_smollm3:
+        if re.match(r" +(\d|rest)", line):
+            rows.append(line.split())
+    assert [row[0] for row in rows] == ["0", "1", "2", "3", "4", "5", "6", "7", "rest"]
     assert rows[0][:4] == ["0", "1", "6.28", "1"]
-    for plane, (_, inv_freq, wavelength, stated, configured, difference) in enumerate(
-        rows[:8]
-    ):
+    for plane, row in enumerate(rows[:8]):
+        _, inv_freq, wavelength, stated, configured, difference = row
         expected = 2_000_000 ** (-plane / 8)
         assert float(inv_freq) == pytest.approx(expected, rel=1e-6)
         assert float(stated) == pytest.approx(expected, rel=1e-6)

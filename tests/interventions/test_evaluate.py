@@ -224,34 +224,52 @@ def silenced() -> tuple[PreTrainedModel, xr.Dataset]:
     )
 
 
+def loss_now(model: PreTrainedModel) -> xr.DataArray:
+    """The loss of each sequence in the blocks that are open."""
+    evaluation = rl.evaluate(model, tokens(), measures="loss", batch_size=2)
+    return evaluation["loss"].sel(edit="none")
+
+
 def test_a_silence_among_edits_equals_its_block(silenced: tuple):
     model, result = silenced
     block = rl.silence_heads(model, "0.1,1.0", to="mean", text=tokens())
-    for _ in range(2):
-        with block:
-            separate = rl.evaluate(model, tokens(), measures="loss", batch_size=2)
-        assert (separate["loss"][0] == result["loss"].sel(edit="silent")).all()
-    zero = rl.silence_heads(model, "1.0")
+    with block:
+        expected = loss_now(model)
+    with block:
+        in_a_second_block = loss_now(model)
+    ours = result["loss"].sel(edit="silent")
+    assert (ours == expected).all()
+    assert (in_a_second_block == expected).all()
+
+
+def test_two_silences_among_edits_equal_nested_blocks(silenced: tuple):
+    model, result = silenced
+    outer = rl.silence_heads(model, "0.1,1.0", to="mean", text=tokens())
+    inner = rl.silence_heads(model, "1.1", to="mean", text=tokens())
+    with outer, inner:
+        expected = loss_now(model)
+    assert (result["loss"].sel(edit="means") == expected).all()
+
+
+def test_a_silence_and_an_edit_equal_their_blocks(silenced: tuple):
+    model, result = silenced
+    silent = rl.silence_heads(model, "1.0")
     stopped = rl.stop_slowest(0.5, heads="1.0,1.3")
-    with block, rl.silence_heads(model, "1.1", to="mean", text=tokens()):
-        nested = rl.evaluate(model, tokens(), measures="loss", batch_size=2)
-    assert (nested["loss"][0] == result["loss"].sel(edit="means")).all()
-    with zero, zero:
-        both = rl.evaluate(
-            model, tokens(), edits={"a": stopped}, measures="loss", batch_size=2
-        )
-    assert (both["loss"][1] == result["loss"].sel(edit="both")).all()
+    with silent, rl.edit_rope(model, stopped):
+        expected = loss_now(model)
+    with silent, silent, rl.edit_rope(model, stopped):
+        silenced_twice = loss_now(model)
+    assert (result["loss"].sel(edit="both") == expected).all()
+    assert (silenced_twice == expected).all()
 
 
 def test_controls_have_as_many_random_other_heads_of_the_same_layers(silenced: tuple):
     model, result = silenced
     names = result["control_of"].values.tolist()
-    assert [names.count(n) for n in ("silent", "stopped", "both", "everywhere")] == [
-        8,
-        3,
-        2,
-        0,
-    ]
+    assert names.count("silent") == 8
+    assert names.count("stopped") == 3
+    assert names.count("both") == 2
+    assert names.count("everywhere") == 0
     silences = {}
     for first, second in itertools.product((0, 2, 3), (1, 2, 3)):
         heads = f"0.{first},1.{second}"

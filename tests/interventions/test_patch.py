@@ -166,16 +166,26 @@ def test_every_sequence_of_a_batch_is_patched(llama, part: Any):
     batch = tokens(sequences=3)
     mask = torch.ones(3, LENGTH, dtype=torch.long)
     mask[1, 12:] = 0
-    where = (mask.cumsum(1) - 1).clamp(min=0)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+
+    def logits_of(sequences: slice) -> torch.Tensor:
+        return logits(
+            llama,
+            batch[sequences],
+            attention_mask=mask[sequences],
+            position_ids=positions[sequences],
+        )
+
     with rl.patch_planes(llama, tokens(1), heads="*.1", of=part):
-        parts = [slice(None), *(slice(n, n + 1) for n in range(3))]
-        together, *separate = [
-            logits(llama, batch[n], attention_mask=mask[n], position_ids=where[n])
-            for n in parts
-        ]
+        together = logits_of(slice(0, 3))
+        separate = [logits_of(slice(n, n + 1)) for n in range(3)]
     torch.testing.assert_close(together, torch.cat(separate), rtol=1e-5, atol=1e-5)
-    with pytest.raises(BadArgument, match="one sequence"):
-        rl.patch_planes(llama, batch, heads="*.1").__enter__()
+
+
+def test_a_source_of_several_sequences_is_refused(llama):
+    patch = rl.patch_planes(llama, tokens(sequences=3), heads="*.1")
+    with pytest.raises(BadArgument, match="one sequence"), patch:
+        pass
 
 
 @pytest.mark.parametrize("part", PARTS)

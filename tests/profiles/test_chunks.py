@@ -117,29 +117,31 @@ def test_only_the_rows_of_an_earlier_chunk_stay_in_memory(
     """Keys share one buffer, because views would keep earlier tensors of a growing cache."""
     monkeypatch.setattr(live_model, "ONE_PASS", CHUNK)
     live = as_live_model(tiny("llama_gqa"))
-    alive = []
-    seen: dict[int, list[StorageWeakRef]] = {}
-    rooms: dict[int, set[tuple[int, int]]] = {}
+    earlier: dict[int, list[StorageWeakRef]] = {}  # rows of earlier chunks, by layer
+    buffers: dict[int, set[tuple[int, int]]] = {}  # addresses of keys and values
+    still_in_memory = []
 
     def see(call: AttentionCall) -> None:
-        earlier = seen.setdefault(call.layer, [])
-        if call.past == 0:
-            earlier.clear()
-            rooms[call.layer] = set()
-        alive.append(sum(not storage.expired() for storage in earlier))
+        if call.past == 0:  # the first chunk of a pass
+            earlier[call.layer] = []
+            buffers[call.layer] = set()
+        for storage in earlier[call.layer]:
+            still_in_memory.append(not storage.expired())
         for rows in (call.query, call.output):
-            earlier.append(StorageWeakRef(rows.untyped_storage()))
-        key_room = call.key.untyped_storage().data_ptr()
-        value_room = call.value.untyped_storage().data_ptr()
-        rooms[call.layer].add((key_room, value_room))
+            earlier[call.layer].append(StorageWeakRef(rows.untyped_storage()))
+        key_buffer = call.key.untyped_storage().data_ptr()
+        value_buffer = call.value.untyped_storage().data_ptr()
+        buffers[call.layer].add((key_buffer, value_buffer))
 
-    measured = Measurement.of(live, TOKENS, rows=16, batch_size=len(TOKENS))
-    planes = measured.rotation.planes(80)
+    measurement = Measurement.of(live, TOKENS, rows=16, batch_size=len(TOKENS))
+    planes = measurement.rotation.planes(80)
     with live.observe(see):
-        collect(measured, planes)
-    assert len(seen[0]) == 4 * 2  # four chunks
-    assert set(alive) == {0}
-    assert [len(of_layer) for of_layer in rooms.values()] == [1] * len(rooms)
+        collect(measurement, planes)
+    chunks = 4
+    assert len(earlier[0]) == 2 * chunks, "queries and outputs"
+    assert not any(still_in_memory)
+    for of_layer in buffers.values():
+        assert len(of_layer) == 1, "all chunks share one buffer"
 
 
 def test_models_without_chunks_run_in_one_pass(monkeypatch: pytest.MonkeyPatch):

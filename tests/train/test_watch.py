@@ -147,18 +147,19 @@ def test_training_is_bit_identical(mode: str, tmp_path: Path, monkeypatch: Any):
 
 
 def test_numbers_of_a_profile():
-    seen = rl.profile(tiny("llama_gqa"), TEXT, budget=True, surrogates=0)
-    numbers = watched_numbers(seen)
-    lengths = seen["q_norm"].values.mean(1) * seen["k_norm"].values.mean(1)
+    profile = rl.profile(tiny("llama_gqa"), TEXT, budget=True, surrogates=0)
+    numbers = watched_numbers(profile)
+    # By layer and plane; the slow planes are the second half.
+    lengths = profile["q_norm"].values.mean(1) * profile["k_norm"].values.mean(1)
     half = lengths.shape[1] // 2
-    assert numbers["slow_share"] == pytest.approx(
-        lengths[:, half:].sum() / lengths.sum()
-    )
+    slow_share = lengths[:, half:].sum() / lengths.sum()
+    assert numbers["slow_share"] == pytest.approx(slow_share)
     assert numbers["band_plane"] == np.median(lengths.argmax(1))
-    counts = rl.classify_heads(seen)["label"].value_counts()
-    assert {k: n for k in counts.index if (n := numbers[f"{k}_heads"])} == dict(counts)
-    assert numbers["previous_token"] == seen["previous_token"].values.max()
-    assert numbers["sink_mass"] == pytest.approx(seen["sink_mass"].values.mean())
+    labels = rl.classify_heads(profile)["label"].tolist()
+    for label in set(labels):
+        assert numbers[f"{label}_heads"] == labels.count(label)
+    assert numbers["previous_token"] == profile["previous_token"].values.max()
+    assert numbers["sink_mass"] == pytest.approx(profile["sink_mass"].values.mean())
 
 
 def test_a_loop_has_a_page(tmp_path: Path, monkeypatch: Any):
