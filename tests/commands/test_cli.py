@@ -299,3 +299,15 @@ def test_verbose_prints_every_layer(ropelens: Command, tmp_path: Path):
     assert ropelens("rope", model, "--device-map", "auto") == ropelens("rope", model)
     ended = ropelens("rope", model, "--verbose")
     assert re.findall(r"^layer (\d):", ended.out, re.MULTILINE) == ["0", "1"]
+
+
+def test_a_prompt_is_explained(ropelens: Command, tmp_path: Path):
+    out = tmp_path / "out"
+    ended = ropelens("prompt", "bundled", "The old man said that", "--out", out)
+    assert ended.code == 0
+    assert ended.out == f"{out / 'index.html'}\n"
+    names = {path.name for path in out.iterdir()}
+    assert names == {"attribution.nc", "index.html", "planes.csv", "run.json"}
+    record = json.loads((out / "run.json").read_text())
+    assert record["kind"] == "prompt"
+    assert ended.err.splitlines()[-1] == record["findings"][-1]

@@ -47,7 +47,6 @@ def analyses(tmp_path_factory: pytest.TempPathFactory, prose: Path) -> list[Path
     return folders
 
 
-@pytest.mark.thorough
 def test_runs_become_four_files(ropelens, runs: list[Path], tmp_path: Path):
     out = tmp_path / "out"
     ended = ropelens("compare", *runs, "--sequences", 4, "--out", out)
