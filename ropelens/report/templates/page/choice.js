@@ -82,7 +82,7 @@ async function drawOrResize(name, { element, layer, head, width }) {
   } else if (Math.abs(element._fullLayout.width - width) > 1) {
     await Plotly.Plots.resize(element);
   }
-  element.dataset.head = `L${layer} H${head}`;
+  element.dataset.head = headName(layer, head);
 }
 
 /** Shows what is next to the figures. */
@@ -128,7 +128,7 @@ function showTabs() {
   const { pin, tab } = state;
   $("head").classList.toggle("pinned", Boolean(pin));
   $("pin").setAttribute("aria-pressed", Boolean(pin));
-  $("pin").textContent = pin ? `Unpin L${pin[0]} H${pin[1]}` : "Pin";
+  $("pin").textContent = pin ? `Unpin ${headName(...pin)}` : "Pin";
   $("live").hidden = WITHOUT_PLANES.includes(tab);
 }
 

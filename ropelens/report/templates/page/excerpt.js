@@ -57,7 +57,7 @@ function pinnedLookWords(query) {
     return [];
   }
   const [layer, head] = state.pin;
-  return [`L${layer} H${head}: `, ...lookWords(query, shownWeights(layer, head)[query])];
+  return [`${headName(layer, head)}: `, ...lookWords(query, shownWeights(layer, head)[query])];
 }
 
 const NAMED_KEYS = 4;

@@ -163,7 +163,7 @@ function addFrameOfPinned(figure) {
 function frameRows(element) {
   const rows = element.data.find(({ type }) => type === "heatmap").y;
   for (const [name, [layer, head]] of framedHeads()) {
-    const index = rows.indexOf(`L${layer} H${head}`);
+    const index = rows.indexOf(headName(layer, head));
     const row = index < 0 ? NOWHERE : index;
     moveFrame(element, name, { y0: row - 0.5, y1: row + 0.5 });
   }

@@ -86,7 +86,7 @@ function scoreWords(query, key, distance, pair) {
   }
   const [layer, head] = state.pin;
   const other = pairOf(query, key, layer, head);
-  return other ? `${words}; L${layer} H${head}: ${nats(scoreAt(other, distance))}` : words;
+  return other ? `${words}; ${headName(layer, head)}: ${nats(scoreAt(other, distance))}` : words;
 }
 
 /** Draws a dial for each plane. */

@@ -56,6 +56,11 @@ function partOfHead(packed, layer, head) {
   return part(packed, { layer, head, kv_head: page.kvHeads[layer][head] });
 }
 
+/** The name of a head, as readers see it. */
+function headName(layer, head) {
+  return `L${layer} H${head}`;
+}
+
 // ---- the address
 
 function writeHead([layer, head]) {
