@@ -6,6 +6,7 @@ import string
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -49,6 +50,12 @@ def save_tiny(folder: Path, **changes: object) -> Path:
     )
     fast.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A valid checkpoint that a test can damage."""
+    return save_tiny(tmp_path / "model")
 
 
 def edit_config(folder: Path, name: str = "config.json", **changes: object) -> None:

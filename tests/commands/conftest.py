@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from cli_runs import pageless, ropelens
-from tiny_checkpoints import save_tiny
+from tiny_checkpoints import folder, save_tiny
 from trained import prose, trained_run, trained_study
 
 __all__ = [
@@ -24,12 +24,6 @@ __all__ = [
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny checkpoint. Do not change it."""
     return save_tiny(tmp_path_factory.mktemp("models") / "tiny llama")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A valid checkpoint that a test can damage."""
-    return save_tiny(tmp_path / "model")
 
 
 @pytest.fixture
