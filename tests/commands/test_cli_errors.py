@@ -302,6 +302,28 @@ sys.exit(str({{"torch", "transformers", "plotly"}} & {{*sys.modules}}))
 """
 
 
+IMPORTED_BY_HELP = """
+import sys
+from contextlib import suppress
+import ropelens
+after_import = {*sys.modules}
+from ropelens.commands.app import main
+sys.argv[1:] = ["--help"]
+with suppress(SystemExit):
+    main()
+slow = {"beartype", "typer"} & after_import
+slow |= {"numpy", "pandas", "plotly", "scipy", "torch", "transformers", "xarray"} & {*sys.modules}
+sys.exit(str(slow))
+"""
+
+
+def test_help_imports_only_the_command_line():
+    """`ropelens --help` takes 0.2 s, and an import of xarray alone takes another 0.2 s."""
+    ended = apart(IMPORTED_BY_HELP)
+    assert ended.out.startswith("Usage: ropelens")
+    assert ended.err == "set()\n"
+
+
 def test_help_and_mistakes_do_not_wait_for_slow_imports(model, text, tmp_path):
     commands = ("", "analyze", "list", "truncate", "compare", "rope", "report", "train")
     helps = [[*command.split(), "--help"] for command in commands]
