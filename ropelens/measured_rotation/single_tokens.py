@@ -15,9 +15,25 @@ from ropelens.model.live_model import LiveModel
 from ropelens.model.model_noise import CHANGED_WEIGHT, changed_embeddings
 from ropelens.noise import allowed_residual
 
-TOKENS = 4  # different tokens
-NOISE_REPEATS = 4  # further runs of each token at the first position, which show noise
-ROUNDED = 4  # further such runs with embeddings that are rounded otherwise
+
+@dataclass(frozen=True)
+class ProbeSize:
+    """Number of different tokens, and of further runs of each token at the first position.
+
+    The further runs show noise. Embeddings of the `rounded` runs are rounded otherwise. If the
+    probe `forgets_length`, RoPE that depends on the length first gets the rotation of a short
+    sequence.
+    """
+
+    tokens: int
+    repeats: int
+    rounded: int
+    forgets_length: bool
+
+
+FULL = ProbeSize(tokens=4, repeats=4, rounded=4, forgets_length=True)
+BRIEF = ProbeSize(tokens=2, repeats=2, rounded=2, forgets_length=False)
+"""At most 60 tokens in one pass, for a model that ran a short sequence last."""
 
 
 @dataclass(frozen=True)
@@ -50,26 +66,27 @@ class SingleTokenProbe:
 
 @torch.no_grad()
 def probe_single_tokens(
-    live: LiveModel, positions: Int[Tensor, "*axis position"]
+    live: LiveModel, positions: Int[Tensor, "*axis position"], size: ProbeSize = FULL
 ) -> dict[int, SingleTokenProbe]:
-    """Run four tokens, each as a sequence of its own at each of `positions`, without edits.
+    """Run a few tokens, each as a sequence of its own at each of `positions`, without edits.
 
     The differences of several runs at the first position are noise. Some of them have rounded
     embeddings, because a few models (gpt-oss in half precision) amplify such rounding.
     """
     runs = TokenRuns(
         class_name=live.class_name,
-        tokens=torch.arange(1, 1 + TOKENS) * live.vocabulary // 6,
+        tokens=torch.arange(1, 1 + size.tokens) * live.vocabulary // 6,
+        size=size,
         given=positions,
         row_scales=_row_scales(live.model, positions),
         eps=live.eps,
     )
     tokens = runs.tokens.repeat_interleave(runs.count)[:, None]
-    position_ids = torch.cat([runs.positions] * TOKENS, dim=-1)[..., None]
+    position_ids = torch.cat([runs.positions] * size.tokens, dim=-1)[..., None]
     is_rounded = torch.arange(runs.count) >= runs.first_rounded
-    change = live.eps / 2 * is_rounded.repeat(TOKENS)
+    change = live.eps / 2 * is_rounded.repeat(size.tokens)
     with live.without_hooks(), _autocast(live.model, live.device.type):
-        if live.depends_on_length:
+        if live.depends_on_length and size.forgets_length:
             live.forward(tokens[:1])  # a short sequence resets dynamic RoPE
         with changed_embeddings(live.model, change):
             return live.record_calls(tokens, runs.read, position_ids)
@@ -96,6 +113,7 @@ class TokenRuns:
 
     class_name: str
     tokens: Int[Tensor, " token"]
+    size: ProbeSize
     given: Int[Tensor, "*axis position"]
     row_scales: dict[int, Float[Tensor, "*axis position"]]  # by layer
     eps: float
@@ -108,17 +126,18 @@ class TokenRuns:
     @property
     def first_rounded(self) -> int:
         """Number of the first run whose embeddings are rounded otherwise."""
-        return self.first_repeat + NOISE_REPEATS
+        return self.first_repeat + self.size.repeats
 
     @property
     def count(self) -> int:
         """Number of runs of each token."""
-        return self.first_rounded + ROUNDED
+        return self.first_rounded + self.size.rounded
 
     @property
     def positions(self) -> Int[Tensor, "*axis run"]:
         first = self.given[..., :1]
-        repeats = first.expand(*first.shape[:-1], NOISE_REPEATS + ROUNDED)
+        count = self.size.repeats + self.size.rounded
+        repeats = first.expand(*first.shape[:-1], count)
         return torch.cat([self.given, repeats], dim=-1)
 
     @property
@@ -153,7 +172,7 @@ class TokenRuns:
     def _by_token(
         self, x: Float[Tensor, "sequence head 1 coordinate"]
     ) -> Float[Tensor, "token run head coordinate"]:
-        return x[:, :, 0].double().cpu().unflatten(0, (TOKENS, -1))
+        return x[:, :, 0].double().cpu().unflatten(0, (self.size.tokens, -1))
 
     def _query_scale(
         self, query: Float[Tensor, "token run head coordinate"]

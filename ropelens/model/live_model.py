@@ -1,7 +1,7 @@
 """A model as ropelens runs it: a public function creates it once and passes it on."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -22,7 +22,7 @@ from ropelens.model.hook_blocks import ChangeOfHooks, Hooks, Observer, hooked, h
 from ropelens.model.intervention import Intervention
 from ropelens.model.model_noise import Noise, measure_noise
 from ropelens.model.observation_check import check_same_logits
-from ropelens.model.output_check import OutputCheck
+from ropelens.model.output_check import NoiseNeeded, OutputCheck
 from ropelens.noise import noise_tokens
 from ropelens.rope.select import HeadMask
 from ropelens.runtime.devices import LOGITS_AT_ONCE, device_of
@@ -111,10 +111,19 @@ class LiveModel:
         *,
         hidden: TokenMask | None = None,
     ) -> dict[int, Recorded]:
-        """Results of `record` for the attention call of each layer, on short sequences."""
+        """Results of `record` for the attention call of each layer, on short sequences.
+
+        The noise of the model is measured only if its output misses recomputed attention.
+        """
+        run = partial(self.forward, tokens, positions, hidden=hidden, last=1)
         recorder = CallRecorder(self.class_name, tokens.shape[1], record)
-        with self.observe(recorder.add):
-            self.forward(tokens, positions, hidden=hidden, last=1)
+        try:
+            with self._observe(recorder.add, noise=None):
+                run()
+        except NoiseNeeded:
+            recorder.results.clear()
+            with self.observe(recorder.add):
+                run()
         results = recorder.results
         self.check_layers(set(results))
         return {layer: results[layer] for layer in sorted(results)}
@@ -225,7 +234,12 @@ class LiveModel:
 
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         """Call `observer` with every attention call while the block runs."""
-        check = OutputCheck(self.class_name, self.noise.call, self._compared)
+        return self._observe(observer, noise=self.noise.call)
+
+    def _observe(
+        self, observer: Observer, *, noise: Mapping[int, float] | None
+    ) -> AbstractContextManager[None]:
+        check = OutputCheck(self.class_name, noise, self._compared)
         return self._hooked(
             lambda hooks: replace(
                 hooks, observers=(*hooks.observers, observer), output_check=check

@@ -15,12 +15,20 @@ from ropelens.noise import allowed_residual
 COMPARED_ROWS = 16  # rows of a call that are compared
 
 
+class NoiseNeeded(Exception):
+    """The noise of the calls decides whether recomputed attention matches the output."""
+
+
 @dataclass(frozen=True)
 class OutputCheck:
-    """Compare every kind of call once for each layer; errors name the model by `class_name`."""
+    """Compare every kind of call once for each layer; errors name the model by `class_name`.
+
+    `noise` is the relative noise of the attention call of each layer. It is None if it is not
+    measured yet; `NoiseNeeded` is raised if the check depends on it.
+    """
 
     class_name: str
-    noise: Mapping[int, float]  # relative noise of the attention call of each layer
+    noise: Mapping[int, float] | None
     compared: set[tuple[object, ...]]  # layer, rows, cache and mask of compared calls
 
     @torch.no_grad()
@@ -40,11 +48,15 @@ class OutputCheck:
             return
         sample = ComparedRows.of(call, real)
         residual = _residual(sample.call)
-        noise = self.noise.get(call.layer, 0.0)
+        noise = 0.0
+        if self.noise is not None:
+            noise = self.noise.get(call.layer, 0.0)
         allowed = allowed_residual(noise, torch.finfo(call.output.dtype).eps)
         if residual <= allowed:
             self.compared.add(compared)
             return
+        if self.noise is None:
+            raise NoiseNeeded
         seen = (
             f"layer {call.layer}: attention from its queries, keys and mask misses the "
             f"model's own output by {residual:.2g} (allowed {allowed:.0e})"

@@ -312,7 +312,9 @@ sys.argv[1:] = ["--help"]
 with suppress(SystemExit):
     main()
 slow = {"beartype", "typer"} & after_import
-slow |= {"numpy", "pandas", "plotly", "scipy", "torch", "transformers", "xarray"} & {*sys.modules}
+for name in ("numpy", "pandas", "plotly", "scipy", "torch", "transformers", "xarray"):
+    if name in sys.modules:
+        slow.add(name)
 sys.exit(str(slow))
 """
 

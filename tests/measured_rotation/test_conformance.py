@@ -20,6 +20,7 @@ import ropelens as rl
 from ropelens.attention.call import AttentionCall
 from ropelens.config_facts import attending_layers
 from ropelens.errors import BadArgument
+from ropelens.measured_rotation.model_layers import measure_layers
 from ropelens.measured_rotation.row_order import order_losses
 from ropelens.model.as_live_model import as_live_model
 
@@ -668,17 +669,18 @@ def losses_of_next_tokens(model: nn.Module, tokens: Tensor) -> Tensor:
 def test_losses_in_another_order_are_losses_of_permuted_weights(name: str):
     live = as_live_model(model_with_projections(name))
     tokens = random_tokens(length=40)[0]
-    in_order, in_pairs, in_halves = order_losses(live, tokens)
+    losses = order_losses(live, tokens, measure_layers(live))
+    in_pairs, in_halves = losses.others
 
     model = model_with_projections(name).requires_grad_(False)
     expected = losses_of_next_tokens(model, tokens)
-    np.testing.assert_allclose(in_order, expected, atol=1e-4)
+    np.testing.assert_allclose(losses.as_is, expected, atol=1e-4)
 
-    for shape, losses in (((-1, 2), in_pairs), ((2, -1), in_halves)):
+    for shape, in_other_order in (((-1, 2), in_pairs), ((2, -1), in_halves)):
         permuted = model_with_projections(name).requires_grad_(False)
         permute_projections(permuted, PROJECTIONS[name], shape)
         expected_losses = losses_of_next_tokens(permuted, tokens)
-        np.testing.assert_allclose(losses, expected_losses, atol=1e-4)
+        np.testing.assert_allclose(in_other_order, expected_losses, atol=1e-4)
 
 
 def test_keys_that_were_permuted_with_the_heads_of_queries():
