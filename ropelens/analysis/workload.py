@@ -21,6 +21,7 @@ from ropelens.text.rows import rows_for
 from ropelens.text.text import Text
 
 STATISTIC_COST = 0.3  # time of an added statistic, in profiles without a budget
+RESULTS_OF_HEAD = 200_000  # bytes of the numbers of a head, which are resampled
 
 
 def head_dim(config: PreTrainedConfig) -> int:
@@ -99,14 +100,22 @@ class Workload:
     @property
     def memory_shortage(self) -> str:
         """The memory that may not suffice, and the remedy; "" if all fits."""
-        if self._largest_pass <= self._free_for_passes:
+        if self.source.loading_bytes > self._free:
+            remedy = f"the weights do not fit; use {self.source.memory_remedy}"
+        elif self._largest_pass > self._free_for_passes:
+            remedy = (
+                "a smaller --context, --batch-size 1 or --dtype bfloat16 reduces it"
+            )
+        else:
             return ""
-        remedy = "a smaller --context, --batch-size 1 or --dtype bfloat16 reduces it"
         return f"memory may not suffice: {self._memory}; {remedy}"
 
     @property
     def _memory(self) -> str:
-        needed = self.source.weight_bytes + self._largest_pass
+        heads = len(config_facts.attending_layers(self.source.config)) * self._heads
+        results = heads * RESULTS_OF_HEAD
+        measuring = self.source.weight_bytes + self._largest_pass + results
+        needed = max(self.source.loading_bytes, measuring)
         if self.source.devices[0].type == "cpu":
             needed += LIBRARIES
         words = f"about {needed / 1e9:.1f} GB"

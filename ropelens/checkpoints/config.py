@@ -29,10 +29,11 @@ ConfigInput = PreTrainedConfig | Mapping[str, Any] | str | Path
 
 @dataclass(frozen=True)
 class ConfiguredModel:
-    """A configuration, and the number of weights of a model with this configuration."""
+    """A configuration, and the numbers of weights of its model and of the largest tensor."""
 
     config: PreTrainedConfig
     parameters: int
+    largest_tensor: int
 
 
 def source_of(path: Path, loading: Loading) -> dict[str, Any]:
@@ -69,7 +70,11 @@ def read_config(path: Path, loading: Loading) -> ConfiguredModel:
         else:
             model = _without_weights(config, loading)
         model.tie_weights()  # else tied embeddings count twice
-    return ConfiguredModel(config, model.num_parameters())
+    return ConfiguredModel(
+        config=config,
+        parameters=model.num_parameters(),
+        largest_tensor=max(weight.numel() for weight in model.parameters()),
+    )
 
 
 def _hint(path: Path) -> str:

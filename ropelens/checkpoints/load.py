@@ -1,6 +1,6 @@
 """Reading of a checkpoint for `load`, with checks that transformers does not make."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,17 @@ from ropelens.checkpoints.weight_checks import (
 from ropelens.errors import BadArgument, explained
 from ropelens.runtime.devices import device_named, free_bytes, room_for_weights
 
+FLOATS_OF_TENSOR = (
+    12  # bytes for each weight of a tensor of a GGUF file while it is read
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A checkpoint whose weights are not read yet. `parameters` is the number of weights."""
+    """A checkpoint whose weights are not read yet.
+
+    `parameters` is the number of weights, and `largest_tensor` of those in one tensor.
+    """
 
     checkpoint: Checkpoint
     loading: Loading
@@ -33,19 +40,51 @@ class Opened:
     config: PreTrainedConfig
     tokenizer: PreTrainedTokenizerBase | None
     parameters: int
+    largest_tensor: int
     file_bytes: int
 
     @property
     def weight_bytes(self) -> int:
-        """Estimated memory for the weights, in bytes."""
+        """Estimated memory for the weights after they are read, in bytes."""
         if self.loading.quantize == "bnb-nf4":
             return self.parameters // 2
         if self.loading.quantize is not None:
             return self.parameters
-        size = self.parameters * self.torch_dtype.itemsize
+        if _is_quantized(self.config):
+            return self.file_bytes
+        return self.parameters * self.torch_dtype.itemsize
+
+    @property
+    def loading_bytes(self) -> int:
+        """Estimated largest memory while the weights are read, in bytes.
+
+        In main memory, it includes the files, which are mapped until all weights are read. Only
+        weights that keep the dtype of their file stay in the mapped file.
+        """
+        if self.devices[0].type != "cpu":
+            return self.weight_bytes
         if self.checkpoint.path.is_file():
-            return 2 * size  # transformers stores GGUF weights twice while reading
-        return self.file_bytes if _is_quantized(self.config) else size
+            largest = FLOATS_OF_TENSOR * self.largest_tensor
+            return self.file_bytes + max(self.weight_bytes, largest)
+        if _is_quantized(self.config) or self._keeps_dtype:
+            return self.weight_bytes
+        return self.file_bytes + self.weight_bytes
+
+    @property
+    def _keeps_dtype(self) -> bool:
+        """Whether the weights have the dtype that the configuration states for the file."""
+        stated = self.config.dtype
+        return self.loading.quantize is None and stated == self.torch_dtype
+
+    @property
+    def memory_remedy(self) -> str:
+        """What to do if the weights do not fit into memory."""
+        others = "another device, or device_map auto"
+        in_bfloat16 = replace(self, loading=replace(self.loading, dtype="bfloat16"))
+        is_smaller = in_bfloat16.loading_bytes < self.loading_bytes
+        if is_smaller and in_bfloat16.loading_bytes <= free_bytes(self.devices[0]):
+            return f'--dtype bfloat16 (in Python dtype="bfloat16"), {others}'
+        return others
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -72,14 +111,16 @@ class Opened:
         return model
 
     def _check_memory(self) -> None:
+        if self.loading.device_map is not None:
+            return
         device = self.devices[0]
-        size = self.weight_bytes
+        needed = self.loading_bytes
         free = free_bytes(device)
-        if self.loading.device_map is None and size > free:
+        if needed > free:
             what = f"{self.checkpoint.name} does not fit into the memory of {device}."
-            seen = f"{size / 1e9:.1f} GB of weights, {free / 1e9:.1f} GB free"
-            hint = "dtype bfloat16, another device, or device_map auto"
-            raise BadArgument(what, seen=seen, hint=hint)
+            seen = f"reading its weights in {self.torch_dtype} takes {needed / 1e9:.1f} GB, "
+            seen += f"and {free / 1e9:.1f} GB are free"
+            raise BadArgument(what, seen=seen, hint=self.memory_remedy)
 
     def _from_pretrained(self) -> PreTrainedModel:
         path = self.checkpoint.path
@@ -136,6 +177,7 @@ def open_checkpoint(name: str | Path, loading: Loading, *, used: bool = True) ->
             devices=[device] if loading.device_map is None else _all_devices(),
             config=configured.config,
             parameters=configured.parameters,
+            largest_tensor=configured.largest_tensor,
             file_bytes=file_bytes,
             tokenizer=tokenizer,
         )

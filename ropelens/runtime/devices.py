@@ -18,7 +18,7 @@ from ropelens.errors import BadArgument, explained, words_of
 FIXED_BYTES = {"cpu": 150_000_000, "cuda": 2_500_000_000}
 # Logits that a model computes at once if it can compute them in parts
 LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
-LIBRARIES = 600_000_000  # bytes of main memory that torch and transformers take
+LIBRARIES = 580_000_000  # bytes of main memory that torch and transformers take
 
 
 def device_named(name: str, *, used: bool = True) -> torch.device:

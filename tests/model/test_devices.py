@@ -1,21 +1,31 @@
 """Offloaded, quantized, compiled, parallel and adapted models give the numbers of the model."""
 
 import logging
+import subprocess
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 import xarray as xr
 from accelerate import cpu_offload, dispatch_model
+from oracles.tiny import random_tokens
 from small_measurements import observed_calls
 from tiny_checkpoints import edit_config, save_tiny, tiny_llama
 from torch import nn
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
 
 import ropelens as rl
+from ropelens.analysis.plan import plan_analysis
 from ropelens.attention.call import AttentionCall
 from ropelens.budget.surrogates import DRAWS
 from ropelens.checkpoints.load import open_checkpoint
@@ -100,7 +110,7 @@ def test_a_device_map_is_chosen_without_a_message(tmp_path, capfd):
 def test_weights_leave_room_for_a_measurement(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("ropelens.runtime.devices.free_bytes", lambda _: 6 * 10**9)
     room = room_for_weights([torch.device("cuda", 1)])
-    assert room == {1: 10**9, "cpu": 5_100_000_000}
+    assert room == {1: 10**9, "cpu": 5_120_000_000}
     monkeypatch.setattr("ropelens.runtime.devices.free_bytes", lambda _: 10**8)
     assert room_for_weights([CPU]) == {"cpu": 0}
 
@@ -108,13 +118,103 @@ def test_weights_leave_room_for_a_measurement(monkeypatch: pytest.MonkeyPatch):
 def test_weights_beyond_the_memory_are_not_read(tmp_path, monkeypatch):
     folder = save_tiny(tmp_path / "model")
     weights = open_checkpoint(folder, Loading()).weight_bytes
-    free_bytes = "ropelens.checkpoints.load.free_bytes"
-    monkeypatch.setattr(free_bytes, lambda _: weights - 1)
-    words = r"(?s)memory of cpu.*0\.0 GB free.*device_map auto"
+    read = mock.Mock(side_effect=LlamaForCausalLM.from_pretrained)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", read)
+    set_free_memory(monkeypatch, weights - 1)
+    words = r"(?s)memory of cpu.*in torch.float32 takes 0\.0 GB, and 0\.0 GB are free"
     with pytest.raises(BadArgument, match=words):
         load(folder, device="cpu")
-    monkeypatch.setattr(free_bytes, lambda _: weights)
+    assert not read.called
+    set_free_memory(monkeypatch, weights)
     load(folder, device="cpu")
+    assert read.called
+
+
+def set_free_memory(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    monkeypatch.setattr("ropelens.checkpoints.load.free_bytes", lambda _: free)
+    monkeypatch.setattr("ropelens.analysis.workload.free_bytes", lambda _: free)
+
+
+@pytest.fixture
+def in_bfloat16(tmp_path: Path) -> Path:
+    """A checkpoint of 0.1 GB in bfloat16."""
+    config = LlamaConfig(
+        vocab_size=2**15,
+        hidden_size=512,
+        intermediate_size=1024,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        max_position_embeddings=64,
+    )
+    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "in_bfloat16")
+    return tmp_path / "in_bfloat16"
+
+
+def test_memory_while_weights_are_read(in_bfloat16: Path):
+    """The mapped file is in memory next to weights of another dtype."""
+    same = open_checkpoint(in_bfloat16, Loading(dtype="bfloat16", device="cpu"))
+    size = (in_bfloat16 / "model.safetensors").stat().st_size
+    assert same.loading_bytes == pytest.approx(size, rel=1e-3)
+    larger = open_checkpoint(in_bfloat16, Loading(device="cpu"))
+    assert larger.loading_bytes == pytest.approx(3 * size, rel=1e-3)
+
+
+PEAK_OF_LOADING = """
+import sys
+from pathlib import Path
+from ropelens.checkpoints.load import open_checkpoint
+from ropelens.checkpoints.load_options import Loading
+
+def largest_memory():
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM"):
+            return 1024 * int(line.split()[1])
+
+opened = open_checkpoint(sys.argv[1], Loading(dtype=sys.argv[2], device="cpu"))
+before = largest_memory()
+opened.read()
+print(largest_memory() - before, opened.loading_bytes)
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_predicted_memory_is_the_measured_memory(in_bfloat16: Path, dtype: str):
+    command = [sys.executable, "-c", PEAK_OF_LOADING, str(in_bfloat16), dtype]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    measured, predicted = map(int, ended.stdout.split())
+    assert measured == pytest.approx(predicted, rel=0.1, abs=40e6)
+
+
+def test_bfloat16_is_a_remedy_only_if_it_fits(in_bfloat16: Path, monkeypatch):
+    size = (in_bfloat16 / "model.safetensors").stat().st_size
+    set_free_memory(monkeypatch, 2 * size)
+    with pytest.raises(BadArgument) as refused:
+        load(in_bfloat16, device="cpu")
+    assert "--dtype bfloat16" in refused.value.parts["try"]
+    load(in_bfloat16, device="cpu", dtype="bfloat16")
+
+    set_free_memory(monkeypatch, size // 2)
+    for dtype in ("float32", "bfloat16"):
+        with pytest.raises(BadArgument) as refused:
+            load(in_bfloat16, device="cpu", dtype=dtype)
+        assert "bfloat16" not in refused.value.parts["try"]
+        assert "device_map" in refused.value.parts["try"]
+
+
+def test_a_plan_warns_of_weights_that_do_not_fit(in_bfloat16: Path, monkeypatch):
+    size = (in_bfloat16 / "model.safetensors").stat().st_size
+    ids = random_tokens(length=24)
+    set_free_memory(monkeypatch, 2 * size)
+    with pytest.warns(
+        UserWarning, match="the weights do not fit; use --dtype bfloat16"
+    ):
+        plan_analysis(in_bfloat16, ids, rl.Options(device="cpu"))
+    set_free_memory(monkeypatch, size // 2)
+    with pytest.warns(UserWarning, match="the weights do not fit; use another device"):
+        plan_analysis(in_bfloat16, ids, rl.Options(device="cpu"))
 
 
 def test_weights_are_counted_in_the_dtype_of_the_file_or_the_option(tmp_path: Path):
