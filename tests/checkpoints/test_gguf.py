@@ -1,6 +1,7 @@
 """Models in GGUF files: the bundled model, and SmolLM2, which `make smollm2` downloads."""
 
 import copy
+import functools
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -179,6 +180,63 @@ def test_a_wrong_order_of_rows_is_reported(tmp_path: Path, permutations: int):
     before = copy.deepcopy(model.state_dict())
     assert check_row_order(as_live_model(model, tokenizer)).wrong
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+def forward_passes(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
+    """A list to which every pass of a Llama appends the shape of its tokens."""
+    shapes: list[torch.Size] = []
+    forward = LlamaForCausalLM.forward
+
+    @functools.wraps(forward)
+    def counted(self, input_ids, *args, **options):
+        shapes.append(input_ids.shape)
+        return forward(self, input_ids, *args, **options)
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", counted)
+    return shapes
+
+
+def save_with_rope(folder: Path, **parameters: object) -> None:
+    """Save the bundled model as a folder, as `snapshot_download` writes it."""
+    model, tokenizer = rl.load("bundled")
+    model.config.rope_parameters |= parameters
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@pytest.mark.parametrize("kind", ["folder", "dynamic RoPE", "GGUF"])
+def test_checks_of_a_sound_model_are_four_passes_of_64_tokens(
+    kind: str, bundled_file: Path, tmp_path: Path, monkeypatch
+):
+    """The checks: causality, the rotation, and the order of the rows of q and k."""
+    source = tmp_path
+    if kind == "GGUF":
+        source = bundled_file
+    elif kind == "dynamic RoPE":
+        save_with_rope(tmp_path, rope_type="dynamic", factor=2.0)
+    else:
+        save_with_rope(tmp_path)
+    shapes = forward_passes(monkeypatch)
+    rl.load(source)
+    assert 0 < len(shapes) <= 4, shapes
+    assert max(shape.numel() for shape in shapes) <= 64, shapes
+
+
+def test_a_model_in_doubt_is_checked_on_the_whole_story(tmp_path: Path, monkeypatch):
+    """Most planes of this model do not rotate: 32 tokens do not show that rows are permuted."""
+    model, tokenizer = rl.load("bundled:p-rope-reversed-0.75")
+    for layer in model.model.layers:
+        for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+            pairs = projection.weight.data.unflatten(0, (-1, 16, 2))
+            projection.weight.data = pairs.transpose(1, 2).reshape(
+                projection.weight.shape
+            )
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    shapes = forward_passes(monkeypatch)
+    with pytest.warns(UserWarning, match="rows of q and k are in the wrong order"):
+        rl.load(tmp_path)
+    assert max(shape[1] for shape in shapes) > 100
 
 
 @pytest.mark.usefixtures("pageless")

@@ -1,5 +1,6 @@
 """Checks accept sound models with the rounding of any machine, and still refuse faults."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -265,6 +266,57 @@ def test_noise_is_that_of_the_products():
     assert 1e-4 < noise.run < 1e-2
     assert all(1e-4 < share < 2e-3 for share in noise.call.values())
     assert as_live_model(model).noise is noise, "a model is measured once"
+
+
+def test_noise_is_measured_only_if_a_check_needs_it(monkeypatch):
+    tokens = random_tokens(length=24)
+    runs: list[int] = []
+    sound = tiny("llama_gqa")
+    sound.register_forward_pre_hook(lambda *_: runs.append(1))
+    calls = as_live_model(sound).record_calls(tokens, lambda call: call.layer)
+    assert calls == {0: 0, 1: 1}
+    assert len(runs) == 1
+
+    noisy = tiny("llama_gqa")
+    runs.clear()
+    noisy.register_forward_pre_hook(lambda *_: runs.append(1))
+    with Noisy(1e-3):
+        calls = as_live_model(noisy).record_calls(tokens, lambda call: call.layer)
+    assert calls == {0: 0, 1: 1}
+    assert len(runs) == 6, (
+        "the pass that was stopped, four that show noise, and another"
+    )
+
+    function, faulty = attend(lambda mask, scaling: (mask, scaling, 1.02))
+    monkeypatch.setattr(modeling_llama, function, faulty)
+    with pytest.raises(UnsupportedModel, match="attends in a way"):
+        as_live_model(tiny("llama_gqa")).record_calls(tokens, lambda call: None)
+
+
+def sees_later_tokens(mask: Tensor, scaling: float) -> tuple[Tensor, float, float]:
+    return torch.zeros_like(mask), scaling, 1.0
+
+
+def sees_a_little_of_later_tokens(
+    mask: Tensor, scaling: float
+) -> tuple[Tensor, float, float]:
+    mask[mask < -1e30] = math.log(1e-3)
+    return mask, scaling, 1.0
+
+
+@both_kinds
+@pytest.mark.parametrize("level", [0, 1e-5, 3e-4])
+@pytest.mark.parametrize("fault", [sees_later_tokens, sees_a_little_of_later_tokens])
+def test_a_model_that_sees_later_tokens_is_refused_under_noise(
+    fault: Callable[..., Any], level: float, repeatable: bool, monkeypatch
+):
+    function, faulty = attend(fault)
+    monkeypatch.setattr(modeling_llama, function, faulty)
+    with (
+        Noisy(level, repeatable=repeatable),
+        pytest.raises(UnsupportedModel, match="is not a causal language model"),
+    ):
+        check_causal(tiny("llama_gqa"))
 
 
 def test_a_profile_states_its_noise_and_warns_if_it_is_large():
