@@ -20,7 +20,7 @@ NOISY = 1e-2
 """Relative noise above which the user is warned."""
 
 NOISE_TOKENS = 64  # length of the sequences on which noise is measured
-FEW_TOKENS = 32  # length of the two sequences that clear most models
+FEW_TOKENS = 32  # length of the two sequences that suffice for most models
 
 
 def allowed_residual(noise: float, eps: float) -> float:

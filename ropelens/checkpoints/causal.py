@@ -20,9 +20,8 @@ Logits = Float[Tensor, "sequence position token"]
 def check_causal(model: PreTrainedModel) -> None:
     """Raise UnsupportedModel if other last tokens change the logits of earlier positions.
 
-    Most models are cleared by one pass over two sequences of 32 tokens: their logits change by
-    less than any noise allows. Four sequences of 64 tokens and the noise of their logits decide
-    on the others.
+    One pass over two sequences of 32 tokens suffices if the change is below the floor, which no
+    check refuses. Otherwise four sequences of 64 tokens and the noise of three passes decide.
     """
     allowed = noise.allowed_residual(0.0, torch.finfo(model.dtype).eps)
     two_sequences = _tokens(model, noise.FEW_TOKENS)[:2]
@@ -56,7 +55,7 @@ def _tokens(model: PreTrainedModel, longest: int) -> Ids:
 
 
 def _checked_logits(model: PreTrainedModel, ids: Ids) -> Logits:
-    """Logits of a model that runs and that computes numbers."""
+    """Finite logits; raises BadCheckpoint if the model does not compute them."""
     what = f"{type(model).__name__} does not run in {model.dtype} on token ids."
     hint = "another dtype (float32 or bfloat16), or another checkpoint"
     with explained(what, hint=hint):

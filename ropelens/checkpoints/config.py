@@ -29,7 +29,7 @@ ConfigInput = PreTrainedConfig | Mapping[str, Any] | str | Path
 
 @dataclass(frozen=True)
 class ConfiguredModel:
-    """A configuration, and the numbers of weights of its model and of the largest tensor."""
+    """A configuration, and the numbers of weights in its model and in the largest tensor."""
 
     config: PreTrainedConfig
     parameters: int

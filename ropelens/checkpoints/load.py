@@ -22,16 +22,16 @@ from ropelens.checkpoints.weight_checks import (
 from ropelens.errors import BadArgument, explained
 from ropelens.runtime.devices import device_named, free_bytes, room_for_weights
 
-FLOATS_OF_TENSOR = (
-    12  # bytes for each weight of a tensor of a GGUF file while it is read
-)
+# Bytes that each weight of a GGUF tensor takes while it is decoded: three copies in float32
+DECODED = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
     """A checkpoint whose weights are not read yet.
 
-    `parameters` is the number of weights, and `largest_tensor` of those in one tensor.
+    `parameters` is the number of all weights, and `largest_tensor` is the number of weights in
+    the largest tensor.
     """
 
     checkpoint: Checkpoint
@@ -64,7 +64,7 @@ class Opened:
         if self.devices[0].type != "cpu":
             return self.weight_bytes
         if self.checkpoint.path.is_file():
-            largest = FLOATS_OF_TENSOR * self.largest_tensor
+            largest = DECODED * self.largest_tensor
             return self.file_bytes + max(self.weight_bytes, largest)
         if _is_quantized(self.config) or self._keeps_dtype:
             return self.weight_bytes
@@ -78,7 +78,7 @@ class Opened:
 
     @property
     def memory_remedy(self) -> str:
-        """What to do if the weights do not fit into memory."""
+        """Remedies if the weights do not fit into memory."""
         others = "another device, or device_map auto"
         in_bfloat16 = replace(self, loading=replace(self.loading, dtype="bfloat16"))
         is_smaller = in_bfloat16.loading_bytes < self.loading_bytes

@@ -19,7 +19,7 @@ from ropelens.measured_rotation.read import (
 )
 from ropelens.measured_rotation.single_tokens import (
     FULL,
-    ProbeSize,
+    ProbeSettings,
     SingleTokenProbe,
     probe_single_tokens,
     relative_change,
@@ -30,32 +30,19 @@ from ropelens.noise import NOISE_FACTOR, allowed_residual
 from ropelens.rope.planes import Planes
 
 
-def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRotation]:
+def measure_layers(
+    live: LiveModel, context: int | None = None, *, settings: ProbeSettings = FULL
+) -> list[LayerRotation]:
     """Rotation of each layer without edits; `measure_rope` explains `context`."""
-    positions = positions_to_probe(live, context)
-    layers = measure_without_axes(live, positions)
-    if any("mrope_section" in vars(module) for module in live.model.modules()):
-        return _with_axes(live, layers, positions)
-    return layers
-
-
-def positions_to_probe(
-    live: LiveModel, context: int | None = None
-) -> Int[Tensor, " position"]:
-    """Positions up to the farthest at which the model can be measured."""
     stated = stated_ropes(live.model, live.layer_types)
     has_buffers = any(rope.inv_freq for rope in stated.values())
     if "rope_parameters" not in live.config.to_dict() or not has_buffers:
-        return probe_positions(live.context - 1)  # positions may index a table
-    return probe_positions(_farthest_position(live.config, context))
-
-
-def measure_without_axes(
-    live: LiveModel, positions: Int[Tensor, " position"], size: ProbeSize = FULL
-) -> list[LayerRotation]:
-    """Rotation of each layer, for tokens that have one position (no M-RoPE)."""
-    probes = probe_single_tokens(live, positions, size)
-    # After the probe, because RoPE that changes with the length changed its buffers.
+        farthest = live.context - 1  # positions may index a table
+    else:
+        farthest = _farthest_position(live.config, context)
+    positions = probe_positions(farthest)
+    probes = probe_single_tokens(live, positions, settings=settings)
+    # Again, because RoPE that changes with the length changed its buffers.
     stated = stated_ropes(live.model, live.layer_types)
     measured = {
         layer: probe.rotation(stated[live.layer_types[layer]].plane_counts)
@@ -81,6 +68,9 @@ def measure_without_axes(
         layers[layer] = match_stated(
             unmatched, rope.inv_freq, class_name=live.class_name, layer=layer
         )
+    has_axes = any("mrope_section" in vars(module) for module in live.model.modules())
+    if has_axes and settings.finds_axes:
+        return _with_axes(live, layers, positions)
     return layers
 
 

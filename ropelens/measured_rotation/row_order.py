@@ -15,10 +15,7 @@ from torch import Tensor
 
 from ropelens.errors import RopelensError
 from ropelens.intervals import Interval, paired_interval
-from ropelens.measured_rotation.model_layers import (
-    measure_without_axes,
-    positions_to_probe,
-)
+from ropelens.measured_rotation.model_layers import measure_layers
 from ropelens.measured_rotation.read import LayerRotation
 from ropelens.measured_rotation.single_tokens import BRIEF
 from ropelens.model.intervention import HeadInputs, Intervention
@@ -68,21 +65,21 @@ class PermutedRows(Intervention):
 
 @dataclass(frozen=True)
 class OrderLosses:
-    """Loss of each token in nats with the rows as they are, and in the two other orders."""
+    """Loss of each token in nats in the present order of rows, and in two other orders."""
 
-    as_is: Float[np.ndarray, " token"]
+    present: Float[np.ndarray, " token"]
     others: Float[np.ndarray, "order token"]
     chance: float  # loss of a model that knows nothing, in nats/token
 
     @property
     def best_other(self) -> Float[np.ndarray, " token"]:
-        """Losses in the other order that predicts better."""
+        """The losses of the better one among the other orders."""
         return min(self.others, key=np.mean)
 
     @property
     def excess(self) -> Interval:
-        """The paired 95 % interval of the loss as it is minus `best_other`, in nats/token."""
-        _, low, high = paired_interval(self.as_is - self.best_other)
+        """The paired 95 % interval of `present` minus `best_other`, in nats/token."""
+        _, low, high = paired_interval(self.present - self.best_other)
         return Interval(low, high)
 
     @property
@@ -101,18 +98,18 @@ def order_losses(
     others = tokens.expand(len(ORDERS), -1)
     lengths = torch.full((len(ORDERS),), len(tokens))
     with live.without_hooks():
-        as_is = live.losses(tokens[None], lengths[:1])
+        present = live.losses(tokens[None], lengths[:1])
         with live.intervene(PermutedRows(layers)):
             permuted = live.losses(others, lengths)
     return OrderLosses(
-        as_is=as_is[0, 1:].numpy(),
+        present=present[0, 1:].numpy(),
         others=permuted[:, 1:].numpy(),
         chance=math.log(live.vocabulary),
     )
 
 
 def story_tokens(live: LiveModel) -> Int[Tensor, " position"]:
-    """Tokens of the story; none if the vocabulary of the model lacks some of them."""
+    """Tokens of the story; no tokens if the vocabulary of the model is too small."""
     tokens = prompt_tokens(STORY, live.tokenizer)[: live.context]
     if len(tokens) < 3 or tokens.max() >= live.vocabulary:
         return tokens[:0]
@@ -138,8 +135,7 @@ def check_row_order(live: LiveModel) -> RowOrder:
         tokens = story_tokens(live)
         if not len(tokens):
             return unknown
-        layers = measure_without_axes(live, positions_to_probe(live))
-        losses = order_losses(live, tokens, layers)
+        losses = order_losses(live, tokens, measure_layers(live))
     except RopelensError:
         return unknown
     excess = losses.excess
@@ -149,10 +145,10 @@ def check_row_order(live: LiveModel) -> RowOrder:
         order = "in the wrong order: they were permuted twice or not at all"
     elif excess.high < 0:
         order = "in the right order"
-    as_is = f"{losses.as_is.mean():.2f} nats/token"
+    present = f"{losses.present.mean():.2f} nats/token"
     other = f"permuted {losses.best_other.mean():.2f}"
     sentence = (
-        f"The rows of q and k are {order}: loss on a short story {as_is}, {other}."
+        f"The rows of q and k are {order}: loss on a short story {present}, {other}."
     )
     return RowOrder(wrong, sentence)
 
@@ -160,16 +156,16 @@ def check_row_order(live: LiveModel) -> RowOrder:
 def needs_row_check(live: LiveModel) -> bool:
     """Whether three passes over at most 64 tokens leave a doubt about the order of the rows.
 
-    There is no doubt if this order predicts the first tokens of the story better than others
-    (the paired 95 % interval is below 0), if the others predict no better than chance, or if no
-    layer rotates. The model must just have been loaded: RoPE that depends on the length then
-    has the rotation of a short sequence.
+    They leave no doubt if the present order predicts the first tokens of the story better than
+    the other orders (the paired 95 % interval is below 0), if the other orders do not predict
+    better than chance, or if no layer rotates. The model must just have been loaded, because
+    RoPE that depends on the length then has the rotation of a short sequence.
     """
     try:
         tokens = story_tokens(live)[:FEW_TOKENS]
         if not len(tokens):
             return False
-        layers = measure_without_axes(live, positions_to_probe(live), BRIEF)
+        layers = measure_layers(live, settings=BRIEF)
         if not any(layer.planes.inv_freq.any() for layer in layers):
             return False
         losses = order_losses(live, tokens, layers)

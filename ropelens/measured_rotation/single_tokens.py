@@ -17,23 +17,29 @@ from ropelens.noise import allowed_residual
 
 
 @dataclass(frozen=True)
-class ProbeSize:
-    """Number of different tokens, and of further runs of each token at the first position.
+class ProbeSettings:
+    """Numbers of runs of a probe, and further work.
 
-    The further runs show noise. Embeddings of the `rounded` runs are rounded otherwise. If the
+    Each of the different `tokens` runs again at the first position, which shows noise: first
+    `repeats` times, then `rounded` times with embeddings that are rounded otherwise. If the
     probe `forgets_length`, RoPE that depends on the length first gets the rotation of a short
-    sequence.
+    sequence. If it `finds_axes`, three more passes find the axis of each plane of M-RoPE.
     """
 
     tokens: int
     repeats: int
     rounded: int
     forgets_length: bool
+    finds_axes: bool
 
 
-FULL = ProbeSize(tokens=4, repeats=4, rounded=4, forgets_length=True)
-BRIEF = ProbeSize(tokens=2, repeats=2, rounded=2, forgets_length=False)
-"""At most 60 tokens in one pass, for a model that ran a short sequence last."""
+FULL = ProbeSettings(
+    tokens=4, repeats=4, rounded=4, forgets_length=True, finds_axes=True
+)
+BRIEF = ProbeSettings(
+    tokens=2, repeats=2, rounded=2, forgets_length=False, finds_axes=False
+)
+"""One pass of at most 60 tokens. The sequence that the model ran before must be short."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,10 @@ class SingleTokenProbe:
 
 @torch.no_grad()
 def probe_single_tokens(
-    live: LiveModel, positions: Int[Tensor, "*axis position"], size: ProbeSize = FULL
+    live: LiveModel,
+    positions: Int[Tensor, "*axis position"],
+    *,
+    settings: ProbeSettings = FULL,
 ) -> dict[int, SingleTokenProbe]:
     """Run a few tokens, each as a sequence of its own at each of `positions`, without edits.
 
@@ -75,18 +84,18 @@ def probe_single_tokens(
     """
     runs = TokenRuns(
         class_name=live.class_name,
-        tokens=torch.arange(1, 1 + size.tokens) * live.vocabulary // 6,
-        size=size,
+        tokens=torch.arange(1, 1 + settings.tokens) * live.vocabulary // 6,
+        settings=settings,
         given=positions,
         row_scales=_row_scales(live.model, positions),
         eps=live.eps,
     )
     tokens = runs.tokens.repeat_interleave(runs.count)[:, None]
-    position_ids = torch.cat([runs.positions] * size.tokens, dim=-1)[..., None]
+    position_ids = torch.cat([runs.positions] * settings.tokens, dim=-1)[..., None]
     is_rounded = torch.arange(runs.count) >= runs.first_rounded
-    change = live.eps / 2 * is_rounded.repeat(size.tokens)
+    change = live.eps / 2 * is_rounded.repeat(settings.tokens)
     with live.without_hooks(), _autocast(live.model, live.device.type):
-        if live.depends_on_length and size.forgets_length:
+        if live.depends_on_length and settings.forgets_length:
             live.forward(tokens[:1])  # a short sequence resets dynamic RoPE
         with changed_embeddings(live.model, change):
             return live.record_calls(tokens, runs.read, position_ids)
@@ -113,7 +122,7 @@ class TokenRuns:
 
     class_name: str
     tokens: Int[Tensor, " token"]
-    size: ProbeSize
+    settings: ProbeSettings
     given: Int[Tensor, "*axis position"]
     row_scales: dict[int, Float[Tensor, "*axis position"]]  # by layer
     eps: float
@@ -126,17 +135,17 @@ class TokenRuns:
     @property
     def first_rounded(self) -> int:
         """Number of the first run whose embeddings are rounded otherwise."""
-        return self.first_repeat + self.size.repeats
+        return self.first_repeat + self.settings.repeats
 
     @property
     def count(self) -> int:
         """Number of runs of each token."""
-        return self.first_rounded + self.size.rounded
+        return self.first_rounded + self.settings.rounded
 
     @property
     def positions(self) -> Int[Tensor, "*axis run"]:
         first = self.given[..., :1]
-        count = self.size.repeats + self.size.rounded
+        count = self.settings.repeats + self.settings.rounded
         repeats = first.expand(*first.shape[:-1], count)
         return torch.cat([self.given, repeats], dim=-1)
 
@@ -172,7 +181,7 @@ class TokenRuns:
     def _by_token(
         self, x: Float[Tensor, "sequence head 1 coordinate"]
     ) -> Float[Tensor, "token run head coordinate"]:
-        return x[:, :, 0].double().cpu().unflatten(0, (self.size.tokens, -1))
+        return x[:, :, 0].double().cpu().unflatten(0, (self.settings.tokens, -1))
 
     def _query_scale(
         self, query: Float[Tensor, "token run head coordinate"]

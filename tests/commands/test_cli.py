@@ -139,7 +139,7 @@ def test_a_plan_describes_the_run_and_measures_nothing(
     facts = dict(line.split(maxsplit=1) for line in ended.out.splitlines())
     assert facts["model"].startswith("tiny llama, 2 layers x 4 heads, 18,080 param")
     assert facts["batch"] == "5 sequences at a time, 10 batches"
-    assert re.fullmatch(r"about 0\.8 GB of [\d.]+ GB free on cpu", facts["memory"])
+    assert re.fullmatch(r"about 0\.7 GB of [\d.]+ GB free on cpu", facts["memory"])
     assert "model   bundled:rope, 6 layers" in ropelens("analyze", "--plan").out
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for command in ("analyze", "truncate"):
