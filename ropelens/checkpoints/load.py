@@ -19,6 +19,7 @@ from ropelens.checkpoints.weight_checks import (
     check_weights,
     require_floats,
 )
+from ropelens.compatibility import load_adapter, without_quantization
 from ropelens.errors import BadArgument, explained
 from ropelens.runtime.devices import device_named, free_bytes, room_for_weights
 
@@ -110,10 +111,10 @@ class Opened:
         if adapter is not None:
             with explained(f"transformers cannot load the adapter in {adapter}."):
                 refuse_pointers([adapter / "adapter_model.safetensors"])  # no pickle
-                added = model.load_adapter(str(adapter), dtype=self.torch_dtype)
+                added = load_adapter(model, str(adapter), dtype=self.torch_dtype)
             check_weights(f"the adapter in {adapter}", added.to_dict())
-        if path.is_file():  # the weights are floats now
-            del model.config.quantization_config, model.hf_quantizer
+        if path.is_file():
+            without_quantization(model)
         return model
 
 

@@ -9,6 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from ropelens.compatibility import rotates_by_axes
 from ropelens.config_facts import depends_on_length, trained_length
 from ropelens.errors import UnsupportedModel
 from ropelens.measured_rotation.conformance import FARTHEST
@@ -64,7 +65,8 @@ def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRot
         layers[layer] = match_stated(
             unmatched, rope.inv_freq, class_name=live.class_name, layer=layer
         )
-    if any("mrope_section" in vars(module) for module in live.model.modules()):
+    parameters = live.config.to_dict().get("rope_parameters") or {}
+    if rotates_by_axes(live.model.modules(), parameters):
         return _with_axes(live, layers, positions)
     return layers
 

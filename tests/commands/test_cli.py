@@ -200,7 +200,8 @@ def test_help_names_every_option(ropelens: Command, command: str, options: str):
     ended = ropelens(*command.split(), "--help")
     assert ended.code == 0
     assert ended.err == ""
-    assert set(options.split()) <= set(ended.out.split())
+    for name in options.split():
+        assert name.strip("[]") in ended.out  # an older typer has no brackets
     assert max(map(len, ended.out.splitlines())) <= 80
     assert not command or f"  ropelens {command} " in ended.out  # an example
 
