@@ -16,6 +16,7 @@ from tiny_checkpoints import identity_of, save_tiny
 
 import ropelens as rl
 from ropelens.checkpoints.bundled import BUNDLED, bundled_path
+from ropelens.runtime.run_record import read_record
 
 FEW = ("--seed", 3, "--surrogates", 2)
 
@@ -161,7 +162,11 @@ def test_transformer_lens_gives_the_same_heads(
     np.testing.assert_allclose(
         bridged["total_bits"], plain["total_bits"], rtol=1e-4, atol=1e-5
     )
-    assert rl.open(other / "profile.nc").attrs["backend"] == "transformer-lens"
+    attrs = rl.open(other / "profile.nc").attrs
+    assert attrs["backend"] == "transformer-lens"
+    assert "transformer-lens" in json.loads(attrs["versions"])
+    assert "transformer-lens" in read_record(other)["versions"]
+    assert "transformer-lens" not in read_record(analyzed)["versions"]
 
 
 def test_without_a_command_the_help_comes_as_an_error(ropelens: Command):
