@@ -34,11 +34,12 @@ from ropelens.model.live_model import LiveModel
 from ropelens.profiles.measurement import Measurement, versions
 from ropelens.profiles.profile import profile as measure
 from ropelens.runtime.devices import explain_full_memory
+from ropelens.runtime.folder import UNFINISHED
 from ropelens.runtime.keys import Key
 from ropelens.runtime.processes import all_agree
 from ropelens.runtime.progress import ProgressOption, ShowProgress, display_of, opening
 from ropelens.runtime.run_record import this_command
-from ropelens.runtime.savepoint import UNFINISHED, savepoint
+from ropelens.runtime.savepoint import savepoint
 
 DEFAULT = Options()
 
