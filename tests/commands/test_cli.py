@@ -12,10 +12,11 @@ import pandas as pd
 import pytest
 import torch
 from cli_runs import COLUMNS, NAMES, PLAN, Command, save_family
+from only_in_repository import repository_path
 from tiny_checkpoints import identity_of, save_tiny
 
 import ropelens as rl
-from ropelens.checkpoints.bundled import BUNDLED, bundled_path
+from ropelens.checkpoints.bundled import BUNDLED
 from ropelens.runtime.run_record import read_record
 
 FEW = ("--seed", 3, "--surrogates", 2)
@@ -218,7 +219,7 @@ def test_list_names_the_bundled_checkpoints(ropelens: Command):
         (line,) = [
             line for line in ended.out.splitlines() if f"bundled:{name} " in line
         ]
-        card = (bundled_path(name) / "README.md").read_text()
+        card = repository_path(f"ropelens/bundled/{name}/README.md").read_text()
         loss = re.search(r"as trained \| ([\d.]+)", card)
         assert loss is not None
         assert f" {float(loss[1]):.3f} " in line
