@@ -16,7 +16,7 @@ def module_of(distribution: str) -> str:
 
 
 class FinderOfOthers:
-    """The finder of installed packages, except the hidden ones."""
+    """The finder of installed packages, which does not find `HIDDEN`."""
 
     @staticmethod
     def find_spec(name: str, *where: Any) -> ModuleSpec | None:

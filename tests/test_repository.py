@@ -55,6 +55,13 @@ def test_constraints_pin_what_the_package_needs():
         assert re.split(r"[<>=\[]", need)[0].lower() in pinned, need
 
 
+def test_the_citation_has_the_version_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {project['version']}\n" in citation
+    assert f"\nlicense: {project['license']}\n" in citation
+
+
 def test_what_is_installed_is_pinned_by_its_hashes():
     """Except torch, whose wheels differ between indexes. No file names an index."""
     pinned = re.findall(r"^\S+==\S+$", (ROOT / "constraints.txt").read_text(), re.M)

@@ -1,4 +1,4 @@
-"""Packages that only some models and options need. This file imports none of them."""
+"""Packages that only some models and options need. This file does not import them."""
 
 import sys
 from dataclasses import dataclass
