@@ -22,13 +22,13 @@ class OptionalPackage:
         raise BadArgument(
             what,
             seen=f"{self.name} is not installed in {sys.prefix}",
-            hint=f'pip install "{self.requirement}"',
+            hint=f"pip install {self.requirement}",
         )
 
 
-GGUF = OptionalPackage("gguf", "gguf", "ropelens[gguf]")
+GGUF = OptionalPackage("gguf", "gguf", '"ropelens[gguf]"')
 TRANSFORMER_LENS = OptionalPackage(
-    "transformer-lens", "transformer_lens", "ropelens[transformer-lens]"
+    "transformer-lens", "transformer_lens", '"ropelens[transformer-lens]"'
 )
 PEFT = OptionalPackage("peft", "peft", "peft")
 TORCHAO = OptionalPackage("torchao", "torchao", "torchao")
