@@ -3,8 +3,6 @@
 Saved results are opened without torch.
 """
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -52,8 +50,8 @@ class Analysis:
     heads: pd.DataFrame
     provenance: dict[str, Any]
     truncation: xr.Dataset | None = None
-    model: nn.Module | None = None
-    text: Text | None = None
+    model: "nn.Module | None" = None
+    text: "Text | None" = None
     reach: xr.Dataset | None = None
     tokenizer: Any = None
     pages: list[Path] = field(default_factory=list)
@@ -151,7 +149,7 @@ class Analysis:
             page=self.page,
         )
 
-    def _joined_with(self, earlier: SavedNumbers) -> Analysis:
+    def _joined_with(self, earlier: SavedNumbers) -> "Analysis":
         """This analysis with the sweep and the reach that it lacks, if they were saved."""
         sweep = earlier.truncation if self.truncation is None else self.truncation
         reach = earlier.reach if self.reach is None else self.reach
