@@ -6,7 +6,8 @@ because commands and pages use it.
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from io import BytesIO
@@ -110,6 +111,27 @@ def without_quantization(model: Any) -> None:
     vars(model).pop("hf_quantizer", None)
 
 
+@contextmanager
+def adapters_ignored() -> Iterator[None]:
+    """Let transformers load only the model of a folder that also has an adapter.
+
+    Since transformers 5.23, it looks for the adapter in the subfolder that it is told.
+    """
+    if not is_older("transformers", "5.23"):
+        yield
+        return
+    with ExitStack() as stack:
+        for module in ("models.auto.auto_factory", "integrations.peft"):
+            name = f"transformers.{module}"
+            replaced = _replaced(name, "find_adapter_config_file", _find_nothing)
+            stack.enter_context(replaced)
+        yield
+
+
+def _find_nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
 def load_adapter(model: Any, folder: str, *, dtype: Any) -> Any:
     """Add an adapter, and return the report about its weights."""
     if not is_older("transformers", "5.7"):
@@ -119,14 +141,22 @@ def load_adapter(model: Any, folder: str, *, dtype: Any) -> Any:
     def keep(*, loading_info: Any, **_: Any) -> None:
         reports.append(loading_info)
 
-    module: Any = sys.modules[type(model).load_adapter.__module__]
-    log = module.log_state_dict_report  # it only writes the report to the log
-    module.log_state_dict_report = keep
-    try:
+    # It only writes the report to the log.
+    with _replaced("transformers.integrations.peft", "log_state_dict_report", keep):
         model.load_adapter(folder, dtype=dtype)
-    finally:
-        module.log_state_dict_report = log
     return reports[0]
+
+
+@contextmanager
+def _replaced(module: str, name: str, function: Any) -> Iterator[None]:
+    """Replace a function of an imported module in the block."""
+    namespace = vars(sys.modules[module])
+    before = namespace[name]
+    namespace[name] = function
+    try:
+        yield
+    finally:
+        namespace[name] = before
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import cpu_offload
+from only_in_repository import repository_path
 from oracles.versions import skip_before
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
@@ -200,7 +201,7 @@ def bundled_tokenizer(name: str = "rope") -> Any:
 
 @pytest.mark.parametrize("name", BUNDLED)
 def test_bundled_is_small_and_described(name: str):
-    folder = bundled_path(name)
+    folder = repository_path(f"ropelens/bundled/{name}/README.md").parent
     assert sum(p.stat().st_size for p in folder.rglob("*")) <= 6_000_000
     card = (folder / "README.md").read_text()
     assert "public-domain" in card
@@ -216,7 +217,7 @@ def test_bundled_is_small_and_described(name: str):
 
 @pytest.mark.parametrize("name", [name for name in BUNDLED if "-step-" not in name])
 def test_bundled_predicts_and_writes(name: str):
-    folder = bundled_path(name)
+    folder = repository_path(f"ropelens/bundled/{name}/README.md").parent
     tokenizer = bundled_tokenizer(name)
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype="float32", local_files_only=True
