@@ -14,6 +14,10 @@ ropelens, the rope types that only ropelens knows are registered.
 import lazy_loader
 import wrapt
 
+from ropelens.compatibility import refuse_old_transformers
+
+refuse_old_transformers()
+
 wrapt.register_post_import_hook(
     "ropelens.rope.rope_types:register", "transformers.modeling_rope_utils"
 )

@@ -69,6 +69,10 @@ def layer_parameters(config: PreTrainedConfig, layer: int) -> dict[str, Any]:
     return parameters
 
 
+def rope_types(config: PreTrainedConfig) -> set[str | None]:
+    return {parameters.get("rope_type") for parameters in rope_parameters(config)}
+
+
 def depends_on_length(config: PreTrainedConfig) -> bool:
     """Whether RoPE changes with the length of a batch."""
     for parameters in rope_parameters(config):
@@ -106,9 +110,10 @@ def count_length_mismatches(
     if not depends_on_length(config):
         return 0
     trained = trained_length(config)
-    rope_types = {parameters.get("rope_type") for parameters in rope_parameters(config)}
     state = (lengths > trained).int()  # longrope changes once, at the trained length
-    if "dynamic" in rope_types:  # changes with every token past the trained length
+    if "dynamic" in rope_types(
+        config
+    ):  # changes with every token past the trained length
         state = lengths.clamp(min=trained)
     return int((state != state.max()).sum())
 

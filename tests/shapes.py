@@ -74,6 +74,9 @@ class Checks:
         names = (function.__globals__, function.__name__, None, stand_in.__closure__)
         copy = functools.wraps(function)(FunctionType(stand_in.__code__, *names))
         copy.__signature__ = signature
+        if not of_result:
+            copy.__annotations__ = dict(function.__annotations__)
+            copy.__annotations__.pop("return", None)  # jaxtyping before 0.3 reads them
         return jaxtyped(copy, typechecker=self.typechecker)
 
     def check(self, key: tuple, args: tuple, kwargs: dict, *results: object) -> None:

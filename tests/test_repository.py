@@ -1,10 +1,11 @@
-"""Rules of the project that a test can check, and the files of a wheel."""
+"""Rules of the project that a test can check, and the files of a wheel and an sdist."""
 
 import ast
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from graphlib import CycleError, TopologicalSorter
@@ -52,6 +53,13 @@ def test_constraints_pin_what_the_package_needs():
     extras = project["optional-dependencies"]
     for need in [*project["dependencies"], *chain.from_iterable(extras.values())]:
         assert re.split(r"[<>=\[]", need)[0].lower() in pinned, need
+
+
+def test_the_citation_has_the_version_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {project['version']}\n" in citation
+    assert f"\nlicense: {project['license']}\n" in citation
 
 
 def test_what_is_installed_is_pinned_by_its_hashes():
@@ -151,50 +159,116 @@ def test_every_kind_of_import_closes_a_cycle(tmp_path: Path, statement: str):
         check_no_cycle(import_graph(package))
 
 
-LARGEST = 25_000_000  # bytes
+LARGEST = 12_000_000  # bytes
+WEIGHTS = "ropelens/bundled/rope/model.safetensors"
+FOLDERS = (
+    "ropelens",
+    "tests",
+    "tools",
+    "benchmarks",
+    "analyses",
+    "docs",
+    "requirements",
+)
+FILES = (
+    "MANIFEST.in",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "Makefile",
+    "llms.txt",
+)
+FILES += ("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "constraints.txt")
+
+
+def run_build(source: Path, kind: str, place: Path) -> Path:
+    """Build a wheel or an sdist of the folder `source`, as `python -m build` does."""
+    code = f"from setuptools.build_meta import build_{kind} as build; "
+    code += f"build({str(place)!r})"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (built,) = place.glob("ropelens-*")
+    return built
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("wheel")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The unpacked source distribution."""
+    place = tmp_path_factory.mktemp("sdist")
     source = place / "source"
     source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in FILES:
         shutil.copy(ROOT / name, source)
-    ignore = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "ropelens", source / "ropelens", ignore=ignore)
-    build = (
-        f"from setuptools.build_meta import build_wheel; build_wheel({str(place)!r})"
-    )
-    command = [sys.executable, "-c", build]
-    done = subprocess.run(command, cwd=source, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return next(place.glob("ropelens-*.whl"))
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, source / name)
+    archive = run_build(source, "sdist", place / "built")
+    assert archive.stat().st_size < LARGEST
+    with tarfile.open(archive) as opened:
+        opened.extractall(place, filter="data")
+    return place / archive.name.removesuffix(".tar.gz")
 
 
-def test_a_wheel_has_all_files_except_the_weights_of_early_models(wheel: Path):
-    contents = set(zipfile.ZipFile(wheel).namelist())
-    paths = [path for path in (ROOT / "ropelens").rglob("*") if path.is_file()]
-    paths = [path for path in paths if "__pycache__" not in path.parts]
-    files = {path.relative_to(ROOT).as_posix() for path in paths}
-    early = {
-        f"ropelens/bundled/rope-step-{n}/model.safetensors" for n in (1000, 3000, 5000)
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_build(sdist, "wheel", tmp_path_factory.mktemp("wheel"))
+
+
+def files_in(folder: Path) -> set[str]:
+    """The files in a folder of the project, except files that Python makes."""
+    paths = {path for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder.parent).as_posix()
+        for path in paths
+        if "__pycache__" not in path.parts
     }
-    assert files - contents == early
-    assert {"ropelens/bundled/rope/model.safetensors", "ropelens/py.typed"} <= contents
 
 
-def test_missing_weights_are_reported(wheel, tmp_path, monkeypatch):
+def test_a_wheel_has_the_package_with_one_checkpoint(wheel: Path):
+    contents = set(zipfile.ZipFile(wheel).namelist())
+    missing = files_in(ROOT / "ropelens") - contents
+    for file in missing:
+        assert file.startswith("ropelens/bundled/")
+        assert not file.startswith("ropelens/bundled/rope/")
+    assert {WEIGHTS, "ropelens/py.typed", "ropelens/__init__.pyi"} <= contents
+    weights = {file for file in contents if file.endswith(".safetensors")}
+    assert weights == {WEIGHTS}
+    assert not any(file.startswith("tests/") for file in contents)
     assert wheel.stat().st_size < LARGEST
+
+
+def test_an_sdist_has_the_files_of_the_build_and_of_the_tests(sdist: Path):
+    for name in FOLDERS[1:]:
+        expected = {
+            file
+            for file in files_in(ROOT / name)
+            if not file.startswith(("tools/study/", "docs/reference/"))
+        }
+        assert files_in(sdist / name) == expected
+    assert {*FILES} <= {path.name for path in sdist.iterdir()}
+    weights = [
+        path.relative_to(sdist).as_posix()
+        for path in (sdist / "ropelens").rglob("*.safetensors")
+    ]
+    assert weights == [WEIGHTS]
+
+
+def test_missing_checkpoints_are_reported(wheel, tmp_path, monkeypatch):
     zipfile.ZipFile(wheel).extractall(tmp_path)
     monkeypatch.setattr(
         "ropelens.checkpoints.bundled.files", lambda _: tmp_path / "ropelens"
     )
     facts = {name: bundled_facts(name)["what"] for name in BUNDLED}
-    left_out = [
-        name for name, what in facts.items() if "(only in the repository)" in what
+    here = [
+        name for name, what in facts.items() if "(only in the repository)" not in what
     ]
-    assert left_out == [f"rope-step-{step}" for step in (1000, 3000, 5000)]
-    with pytest.raises(BadArgument, match="a wheel does not contain the early steps"):
-        bundled_path("rope-step-1000")
-    assert bundled_path("nope") == tmp_path / "ropelens" / "bundled" / "nope"
+    assert here == ["rope"]
+    assert bundled_path("rope") == tmp_path / "ropelens" / "bundled" / "rope"
+    with pytest.raises(BadArgument) as error:
+        bundled_path("nope")
+    lines = str(error.value).splitlines()
+    assert lines == [
+        "The checkpoint bundled:nope is only in the repository of ropelens.",
+        f"  seen:  this installation has no weights in {tmp_path}/ropelens/bundled/nope",
+        "  try:   bundled; or the folder ropelens/bundled/nope of the repository",
+    ]

@@ -79,4 +79,4 @@ def save_over(folder: Path, model: PreTrainedModel) -> None:
 
 
 def identity_of(path: Path, **options: object) -> str:
-    return identity(open_checkpoint(path, Loading(**options)))
+    return identity(open_checkpoint(path, Loading(**options), used=False))

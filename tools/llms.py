@@ -32,6 +32,7 @@ SECTIONS = {
 """Sections that llms.txt has, by page."""
 SHORT: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"\b(?:[a-z_]+\.)+(?=[A-Z])": "",
+    r"'(\w+ \| None)'": r"\1",
     r"Annotated\[Integral, Is\[lambda number: number >= \d\]\]": "int",
     r"Optional\[((?:[^][]|\[[^]]*\])*)\]": r"\1 | None",
     r"(?:str \| Path \| )?Module \| LiveModel \| Traced": "MODEL",

@@ -1,15 +1,17 @@
-"""The result of an analysis: numbers, labels and sentences, which can be saved with a page."""
+"""The result of an analysis: numbers, labels and sentences, which can be saved with a page.
+
+Saved results are opened without torch.
+"""
 
 import shutil
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import xarray as xr
-from torch import nn
 
 from ropelens.analysis import hub
 from ropelens.analysis.saved_numbers import SavedNumbers, check_model, earlier_numbers
@@ -22,10 +24,13 @@ from ropelens.report.page import render_page
 from ropelens.report.sentences.heads import heads_sentences
 from ropelens.report.sentences.profile import attention_sentences, scope_sentence
 from ropelens.report.sentences.truncation import sweep_sentences
-from ropelens.runtime.folder import PAGE, locked, write_whole
+from ropelens.runtime.folder import PAGE, UNFINISHED, locked, write_whole
 from ropelens.runtime.result_folder import ResultFolder, Results, write_page
-from ropelens.runtime.savepoint import UNFINISHED
-from ropelens.text.text import Text
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ropelens.text.text import Text
 
 SWEEP_SENTENCES = 4  # at most, in the findings
 
@@ -45,8 +50,8 @@ class Analysis:
     heads: pd.DataFrame
     provenance: dict[str, Any]
     truncation: xr.Dataset | None = None
-    model: nn.Module | None = None
-    text: Text | None = None
+    model: "nn.Module | None" = None
+    text: "Text | None" = None
     reach: xr.Dataset | None = None
     tokenizer: Any = None
     pages: list[Path] = field(default_factory=list)

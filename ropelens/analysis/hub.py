@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ropelens.compatibility import parse_dataset
 from ropelens.errors import BadArgument, explained
 from ropelens.runtime.folder import RECORD, write_whole
 from ropelens.runtime.run_record import read_record
@@ -60,19 +61,18 @@ def _exists_already(repo: str, fault: str) -> BadArgument:
 def download(address: str) -> Path:
     """Fetch the numbers of hf://datasets/NAME/DATASET[@REVISION]; return their folder."""
     from huggingface_hub import snapshot_download  # slow
-    from huggingface_hub.utils import parse_hf_uri
 
     hint = "hf://datasets/NAME/DATASET, uploaded by Analysis.push_to_hub"
     with explained(f"{address} could not be read.", hint, error=BadArgument):
-        uri = parse_hf_uri(address)
+        dataset = parse_dataset(address)
         fetched = snapshot_download(
-            uri.id,
-            repo_type=uri.type,
-            revision=uri.revision,
+            dataset.id,
+            repo_type="dataset",
+            revision=dataset.revision,
             allow_patterns=list(NUMBERS),
         )
         folder = Path(fetched)
-        if not read_record(folder / uri.path_in_repo):
+        if not read_record(folder / dataset.folder):
             raise ValueError("it has no run.json of ropelens")
     return folder
 

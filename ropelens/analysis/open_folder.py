@@ -17,6 +17,7 @@ from ropelens.runtime.folder import locked
 from ropelens.runtime.netcdf import open_results
 from ropelens.runtime.result_folder import write_page
 from ropelens.runtime.run_record import read_record
+from ropelens.train.watched_numbers import open_steps
 
 
 @public
@@ -70,6 +71,4 @@ def _open_comparison(folder: Path) -> xr.Dataset:
 
 
 def _open_watch(folder: Path) -> xr.Dataset:
-    from ropelens.train.watched_numbers import open_steps  # imports torch
-
     return open_steps(folder)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 
 from ropelens.checkpoints.load_options import Loading, option, setting
+from ropelens.checkpoints.optional_packages import TRANSFORMER_LENS
 
 
 def names_in(text: str) -> tuple[str, ...]:
@@ -80,6 +81,13 @@ class Options(Loading):
     backend: Literal["hf", "transformer-lens"] = setting(
         "hf", None, "The library that runs the model."
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.backend == "transformer-lens":
+            TRANSFORMER_LENS.require(
+                "The backend transformer-lens is an optional package."
+            )
 
 
 def with_options(

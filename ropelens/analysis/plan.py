@@ -83,7 +83,9 @@ class Plan:
                 "model": self.model["fingerprint"],
                 "text": self.text.documents_sha256,
                 "arguments": self.arguments,
-                "versions": versions(),
+                "versions": versions(
+                    bridged=self.options.backend == "transformer-lens"
+                ),
             }
         )
 

@@ -29,16 +29,17 @@ from ropelens.interventions.truncate import truncate
 from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.measured_rotation.row_order import warn_of_row_order
 from ropelens.model.as_live_model import Model, as_live_model
-from ropelens.model.bridge import bridge
+from ropelens.model.bridge import BridgeModel, bridge
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles.measurement import Measurement, versions
 from ropelens.profiles.profile import profile as measure
 from ropelens.runtime.devices import explain_full_memory
+from ropelens.runtime.folder import UNFINISHED
 from ropelens.runtime.keys import Key
 from ropelens.runtime.processes import all_agree
 from ropelens.runtime.progress import ProgressOption, ShowProgress, display_of, opening
 from ropelens.runtime.run_record import this_command
-from ropelens.runtime.savepoint import UNFINISHED, savepoint
+from ropelens.runtime.savepoint import savepoint
 
 DEFAULT = Options()
 
@@ -152,7 +153,7 @@ def _saved_in(folder: Path | None, plan: Plan) -> AbstractContextManager[None]:
         "tokens": plan.text.fingerprint,
         "documents": None if documents is None else documents.tolist(),
         "devices": ", ".join(map(str, plan.source.devices)),
-        "versions": versions(),
+        "versions": versions(bridged=plan.options.backend == "transformer-lens"),
     }
     return savepoint(folder / UNFINISHED, settings)
 
@@ -280,7 +281,7 @@ def _record(
         name: _none_if_unknown(value) for name, value in heads.attrs["claim"].items()
     }
     record["warnings"] = plan.warnings
-    record["versions"] = versions()
+    record["versions"] = versions(bridged=isinstance(live, BridgeModel))
     record["python"] = platform.python_version()
     record["platform"] = platform.platform()
     record["threads"] = torch.get_num_threads()

@@ -1,21 +1,28 @@
-"""Numbers of an analysis in a result folder, and whether they are used, kept or replaced."""
+"""Numbers of an analysis in a result folder, and whether they are used, kept or replaced.
+
+Saved numbers are read without torch.
+"""
+
+from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import xarray as xr
 
-from ropelens.analysis.plan import Plan
 from ropelens.errors import BadArgument
 from ropelens.profiles.measures import open_profile
 from ropelens.runtime.folder import locked
 from ropelens.runtime.keys import Key
 from ropelens.runtime.netcdf import open_results
 from ropelens.runtime.run_record import read_record
+
+if TYPE_CHECKING:
+    from ropelens.analysis.plan import Plan
 
 OF_ANALYSES = ("analysis", "truncation")  # kinds of result folders
 
@@ -30,7 +37,7 @@ class SavedNumbers:
     reach: xr.Dataset | None
 
     @classmethod
-    def read(cls, folder: Path) -> "SavedNumbers":
+    def read(cls, folder: Path) -> SavedNumbers:
         """Read the numbers in `folder`; raises `BadArgument` if they are missing or damaged."""
         truncation = None
         reach = None

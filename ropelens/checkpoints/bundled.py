@@ -1,6 +1,7 @@
 """The checkpoints that come with ropelens, and the text that was sampled from them.
 
-tools/bundle.py writes their folders. This file does not import torch.
+tools/bundle.py writes their folders. A wheel has only the weights of the first one. This file
+does not import torch.
 """
 
 import json
@@ -26,11 +27,17 @@ SAMPLE = "sample.jsonl"
 
 
 def bundled_path(name: str = "rope") -> Path:
-    """The folder of the bundled checkpoint `name`; raises BadArgument if there is none."""
+    """The folder of the bundled checkpoint `name`; raises BadArgument if it is missing."""
+    if name not in BUNDLED:
+        what = f"no checkpoint called {name!r} is bundled."
+        raise BadArgument(what, hint=f"one of: {', '.join(BUNDLED)}")
     folder = _folder(name)
-    if name not in BUNDLED or not (folder / "model.safetensors").exists():
-        hint = f"one of: {', '.join(BUNDLED)}; a wheel does not contain the early steps"
-        raise BadArgument(f"no checkpoint called {name!r} is bundled.", hint=hint)
+    if not _has_weights(folder):
+        raise BadArgument(
+            f"The checkpoint bundled:{name} is only in the repository of ropelens.",
+            seen=f"this installation has no weights in {folder}",
+            hint=f"bundled; or the folder ropelens/bundled/{name} of the repository",
+        )
     return folder
 
 
@@ -38,7 +45,7 @@ def bundled_facts(name: str) -> dict[str, Any]:
     """bundle.json of a checkpoint (tokens, step, validation_loss in nats), and `what` it is."""
     folder = _folder(name)
     what = BUNDLED[name]
-    if not (folder / "model.safetensors").exists():
+    if not _has_weights(folder):
         what += " (only in the repository)"
     facts = json.loads((folder / "bundle.json").read_text("utf-8"))
     return {**facts, "what": what}
@@ -67,6 +74,10 @@ def check_text(model: str, text: Collection[object]) -> None:
     if not text and model.partition(":")[0] != "bundled":
         what = f"{model} needs a text. Only the bundled checkpoints come with text."
         raise BadText(what, hint=hint)
+
+
+def _has_weights(folder: Path) -> bool:
+    return (folder / "model.safetensors").exists()
 
 
 def _folder(name: str) -> Path:

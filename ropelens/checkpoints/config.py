@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from ropelens.checkpoints.files import refuse_mlx, refuse_pointers
 from ropelens.checkpoints.gguf_rope import add_rope, check_rope
 from ropelens.checkpoints.load_options import Loading
 from ropelens.checkpoints.locate import locate
+from ropelens.compatibility import newer_transformers
 from ropelens.errors import explained
 
 ConfigInput = PreTrainedConfig | Mapping[str, Any] | str | Path
@@ -43,9 +45,9 @@ def source_of(path: Path, loading: Loading) -> dict[str, Any]:
         "trust_remote_code": loading.trust_remote_code,
     }
     if path.is_dir():
-        return {"pretrained_model_name_or_path": path, **source}
+        return {"pretrained_model_name_or_path": str(path), **source}
     return {
-        "pretrained_model_name_or_path": path.parent,
+        "pretrained_model_name_or_path": str(path.parent),
         "gguf_file": path.name,
         **source,
     }
@@ -80,12 +82,24 @@ def read_config(path: Path, loading: Loading) -> ConfiguredModel:
 def _hint(path: Path) -> str:
     if path.is_file():
         return "download the file again, or use a newer transformers"
-    if (path / "config.json").is_file():
+    config_file = path / "config.json"
+    if config_file.is_file():
+        newer = newer_transformers(_model_type(config_file))
+        if newer is not None:
+            return newer
         return (
             "a newer transformers; trust_remote_code=True for a model with its own code, "
             "after you have read the code"
         )
     return "a folder with config.json; if it contains several models, pass one of them"
+
+
+def _model_type(config_file: Path) -> object:
+    with suppress(OSError, ValueError):
+        settings = json.loads(config_file.read_text("utf-8"))
+        if isinstance(settings, dict):
+            return settings.get("model_type")
+    return None
 
 
 def _without_weights(config: PreTrainedConfig, loading: Loading) -> PreTrainedModel:
@@ -119,7 +133,11 @@ def read_config_of(source: ConfigInput) -> PreTrainedConfig:
 
 
 def _config_of_dict(settings: Mapping[str, Any]) -> PreTrainedConfig:
-    return CONFIG_MAPPING[settings["model_type"]].from_dict(dict(settings))
+    model_type = settings["model_type"]
+    if model_type not in CONFIG_MAPPING:
+        newer = newer_transformers(model_type) or "a newer transformers may have it"
+        raise ValueError(f"no family of transformers is called {model_type}; {newer}")
+    return CONFIG_MAPPING[model_type].from_dict(dict(settings))
 
 
 def auto_class(config: PreTrainedConfig) -> Any:

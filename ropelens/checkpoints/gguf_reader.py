@@ -1,4 +1,4 @@
-"""A reader of GGUF files that parses long lists of tokens quickly."""
+"""A reader of GGUF files that parses long lists of tokens quickly. It needs gguf."""
 
 import sys
 from collections.abc import Sequence

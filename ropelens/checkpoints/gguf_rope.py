@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 from jaxtyping import Float
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -103,6 +102,8 @@ def _add_scaling(rope: dict[str, Any], stated: GgufRope, *, head_dim: int) -> No
 
 def _rope_entries(path: Path) -> dict[str, Any]:
     """Keys and tensors about RoPE in a GGUF file, by their short names."""
+    import gguf  # an optional package
+
     reader = gguf.GGUFReader(str(path))
     entries: dict[str, Any] = {}
     for key, key_field in reader.fields.items():

@@ -12,12 +12,18 @@ from ropelens.checkpoints.config import auto_class, read_config, source_of
 from ropelens.checkpoints.files import refuse_pointers, weight_files
 from ropelens.checkpoints.load_options import Loading, Quantization
 from ropelens.checkpoints.locate import Checkpoint, locate
-from ropelens.checkpoints.quiet import quiet_transformers
+from ropelens.checkpoints.optional_packages import BITSANDBYTES, PEFT, TORCHAO
+from ropelens.checkpoints.quiet import quick_gguf, quiet_transformers
 from ropelens.checkpoints.tokenizer import read_tokenizer
 from ropelens.checkpoints.weight_checks import (
     check_scales,
     check_weights,
     require_floats,
+)
+from ropelens.compatibility import (
+    adapters_ignored,
+    load_adapter,
+    without_quantization,
 )
 from ropelens.errors import BadArgument, explained
 from ropelens.runtime.devices import device_named, free_bytes, room_for_weights
@@ -100,7 +106,7 @@ class Opened:
         """Read and check the model; raises the errors of `load`."""
         self._check_memory()
         quantized = _is_quantized(self.config)  # reading may change the configuration
-        with quiet_transformers():
+        with quiet_transformers(), quick_gguf(self.checkpoint.path):
             model = self._from_pretrained()
             if quantized and not _is_quantized(model.config):  # some stayed bfloat16
                 for parameter in model.parameters():
@@ -128,7 +134,8 @@ class Opened:
         max_memory = None
         if loading.device_map is not None:
             max_memory = room_for_weights(self.devices)
-        with explained(f"transformers cannot load the model in {path}."):
+        what = f"transformers cannot load the model in {path}."
+        with explained(what), adapters_ignored():
             if path.is_dir() and not _is_quantized(self.config):
                 require_floats(weight_files(path))
             model, report = auto_class(self.config).from_pretrained(
@@ -151,10 +158,10 @@ class Opened:
         if adapter is not None:
             with explained(f"transformers cannot load the adapter in {adapter}."):
                 refuse_pointers([adapter / "adapter_model.safetensors"])  # no pickle
-                added = model.load_adapter(str(adapter), dtype=self.torch_dtype)
+                added = load_adapter(model, str(adapter), dtype=self.torch_dtype)
             check_weights(f"the adapter in {adapter}", added.to_dict())
-        if path.is_file():  # the weights are floats now
-            del model.config.quantization_config, model.hf_quantizer
+        if path.is_file():
+            without_quantization(model)
         return model
 
 
@@ -163,7 +170,10 @@ def open_checkpoint(name: str | Path, loading: Loading, *, used: bool = True) ->
     device = device_named(loading.device, used=used)
     with quiet_transformers():
         checkpoint = locate(str(name), loading)
-        path = checkpoint.path
+    if used:
+        _require_packages(checkpoint, loading)
+    path = checkpoint.path
+    with quiet_transformers(), quick_gguf(path):
         configured = read_config(path, loading)
         file_bytes = sum(file.stat().st_size for file in weight_files(path))
         tokenizer = None
@@ -181,6 +191,19 @@ def open_checkpoint(name: str | Path, loading: Loading, *, used: bool = True) ->
             file_bytes=file_bytes,
             tokenizer=tokenizer,
         )
+
+
+def _require_packages(checkpoint: Checkpoint, loading: Loading) -> None:
+    """Raise BadArgument if a package is missing that reads the weights or the adapter."""
+    if checkpoint.adapter is not None:
+        PEFT.require(
+            f"{checkpoint.adapter} has an adapter, which the package peft reads."
+        )
+    quantize = loading.quantize
+    if quantize == "int8":
+        TORCHAO.require(f"quantize {quantize} needs the package torchao.")
+    elif quantize is not None:
+        BITSANDBYTES.require(f"quantize {quantize} needs the package bitsandbytes.")
 
 
 def _all_devices() -> list[torch.device]:

@@ -10,6 +10,7 @@ from huggingface_hub import snapshot_download
 from ropelens.checkpoints.bundled import bundled_path
 from ropelens.checkpoints.files import INDEX, SINGLE, refuse_pointers
 from ropelens.checkpoints.load_options import Loading
+from ropelens.checkpoints.optional_packages import GGUF
 from ropelens.errors import BadArgument, explained
 
 FETCHED = [
@@ -70,6 +71,8 @@ def _find(name: str, loading: Loading, role: str = "") -> Checkpoint:
             path = gguf_files[0]
     elif not (path.suffix == ".gguf" and path.is_file()):
         return _fetch(name, loading.revision, role)
+    if path.is_file():
+        GGUF.require(f"{path.name} is a GGUF file, which the package gguf reads.")
     if loading.revision is not None:
         what = f"{name} has no revision {loading.revision}, because it is a local checkpoint."
         raise BadArgument(what, hint="no revision, or the id of a model on the Hub")

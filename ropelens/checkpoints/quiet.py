@@ -5,14 +5,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import gguf
 from transformers import modeling_gguf_pytorch_utils as gguf_weights
 from transformers.utils import logging as transformers_logging
-
-from ropelens.checkpoints.gguf_reader import FastReader, parse_value
 
 
 @contextmanager
@@ -27,6 +25,20 @@ def quiet_transformers(*, bars: bool = True) -> Iterator[None]:
             transformers_logging.disable_progress_bar()
         # This bar obeys disable_progress_bar.
         _replace(stack, gguf_weights, "tqdm", transformers_logging.tqdm)
+        yield
+
+
+@contextmanager
+def quick_gguf(path: Path) -> Iterator[None]:
+    """Let transformers read `path` with quick functions if it is a GGUF file."""
+    if path.is_dir():  # gguf may be missing
+        yield
+        return
+    import gguf
+
+    from ropelens.checkpoints.gguf_reader import FastReader, parse_value
+
+    with ExitStack() as stack:
         _replace(stack, gguf_weights, "_gguf_parse_value", parse_value)
         # transformers reads the file several times, and maps names once for each module.
         _replace(stack, gguf, "GGUFReader", cache(FastReader))

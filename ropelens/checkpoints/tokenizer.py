@@ -17,7 +17,7 @@ def read_tokenizer(path: Path, loading: Loading) -> PreTrainedTokenizerBase | No
     if path.is_dir() and not files:
         return None  # AutoTokenizer would create an empty tokenizer of the family
     what = f"The tokenizer in {path} cannot be read."
-    with explained(what, "download its files again"):
+    with explained(what, _hint(path)):
         try:
             tokenizer = AutoTokenizer.from_pretrained(**source_of(path, loading))
             encode("a", tokenizer)
@@ -25,3 +25,10 @@ def read_tokenizer(path: Path, loading: Loading) -> PreTrainedTokenizerBase | No
             refuse_pointers(files)
             raise
     return tokenizer
+
+
+def _hint(path: Path) -> str:
+    hint = "download its files again"
+    if path.is_file() or (path / "tokenizer.json").is_file():
+        return hint
+    return f"pip install sentencepiece protobuf tiktoken (without tokenizer.json); or {hint}"

@@ -177,8 +177,7 @@ def ledger_of_settings(
     from ropelens.claims.ledger import compare_settings
     from ropelens.profiles.measures import open_profile
     from ropelens.report.run_facts import short_facts
-    from ropelens.runtime.folder import PAGE
-    from ropelens.runtime.savepoint import UNFINISHED
+    from ropelens.runtime.folder import PAGE, UNFINISHED
 
     scratch = out / UNFINISHED / name
     tables = []

@@ -149,9 +149,9 @@ def _write(out: Path, places: dict[str, str], ledgers: list[Ledger]) -> None:
     from ropelens.profiles.measurement import versions
     from ropelens.report.claims_page import render_claims
     from ropelens.report.sentences.claims import claims_sentences
+    from ropelens.runtime.folder import UNFINISHED
     from ropelens.runtime.result_folder import ResultFolder
     from ropelens.runtime.run_record import this_command
-    from ropelens.runtime.savepoint import UNFINISHED
 
     table = pd.concat([ledger.table for ledger in ledgers])
     models = {}

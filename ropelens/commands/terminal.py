@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from ropelens.analysis.options import ModelArgument, Options, TextOption, with_options
+from ropelens.compatibility import wrong_usage
 from ropelens.errors import RopelensError
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ def run_app(app: typer.Typer, *, name: str = "ropelens") -> None:
 
 def _explain(error: BaseException, name: str) -> int:
     """Print the error in one line and return the exit status; raise a bug."""
-    if isinstance(error, typer.TyperException):  # wrong usage
+    if isinstance(error, wrong_usage()):
         message = error.format_message().replace("Value error, ", "")  # from typer
         context = getattr(error, "ctx", None)  # set if the command is known
         command = context.command_path if context else name

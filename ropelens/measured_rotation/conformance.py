@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from ropelens.compatibility import options_of_formula
 from ropelens.measured_rotation.read import LayerRotation
 from ropelens.measured_rotation.stated import unused_keys
 from ropelens.rope.planes import PAIRINGS, Frequencies, Pairing, Planes
@@ -141,8 +142,9 @@ def _configured(
     formula = ROPE_INIT_FUNCTIONS.get(parameters.get("rope_type", "default"))
     with suppress(AttributeError, KeyError, TypeError, ValueError):  # unknown keys
         if formula is not None:
+            options = options_of_formula(parameters, settings)
             inv_freq, factor = formula(
-                config, "cpu", seq_len=length, layer_type=layer_type
+                config, "cpu", seq_len=length, layer_type=layer_type, **options
             )
             return ConfiguredRope(inv_freq.double(), float(factor))
         shape = stated_shape(config, parameters)

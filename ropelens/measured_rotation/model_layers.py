@@ -9,6 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from ropelens.compatibility import rotates_by_axes
 from ropelens.config_facts import depends_on_length, trained_length
 from ropelens.errors import UnsupportedModel
 from ropelens.measured_rotation.conformance import FARTHEST
@@ -68,7 +69,8 @@ def measure_layers(
         layers[layer] = match_stated(
             unmatched, rope.inv_freq, class_name=live.class_name, layer=layer
         )
-    has_axes = any("mrope_section" in vars(module) for module in live.model.modules())
+    parameters = live.config.to_dict().get("rope_parameters") or {}
+    has_axes = rotates_by_axes(live.model.modules(), parameters)
     if has_axes and settings.finds_axes:
         return _with_axes(live, layers, positions)
     return layers

@@ -160,10 +160,10 @@ def _written_settings(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def _unused_bases(settings: dict[str, Any], config: PreTrainedConfig) -> Iterator[str]:
-    bases = {parameters.get("rope_theta") for parameters in rope_parameters(config)}
+    bases = [parameters.get("rope_theta") for parameters in rope_parameters(config)]
     for name in ("rope_theta", "rotary_emb_base"):
         base = settings.get(name)
-        if base is not None and base not in bases:
+        if isinstance(base, float | int) and base not in bases:
             yield f"{name} {base:g}, unlike the base in rope_parameters"
 
 

@@ -6,6 +6,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ropelens.arguments import IN_WORDS
+from ropelens.compatibility import keeps_longest_rotation
+from ropelens.config_facts import rope_types
 from ropelens.errors import UnsupportedModel, explained
 from ropelens.model.bridge import BridgeModel
 from ropelens.model.live_model import LiveModel
@@ -45,16 +47,25 @@ def as_live_model(model: Model, tokenizer: Any = None) -> LiveModel:
     for device in devices_of(model):
         if device.type not in ("cpu", "cuda"):  # it has no float64, or no weights
             _refuse(model, f"on {device}, where ropelens does not run")
+    if keeps_longest_rotation() and "dynamic" in rope_types(model.config):
+        _refuse(
+            model,
+            "a model with RoPE of type dynamic, which this transformers cannot undo "
+            "after a long text",
+            hint="transformers 5.15 or newer",
+        )
     unequal = f"Layers of {class_name} have different numbers of heads."
     # An error of transformers (Dots 3).
     with explained(unequal, error=UnsupportedModel):
         return LiveModel(model, tokenizer)
 
 
-def _refuse(model: nn.Module, fault: str) -> NoReturn:
-    hint = (
-        "a decoder-only model from ropelens.load or AutoModelForCausalLM, or a bridge"
-    )
+ANY_MODEL = (
+    "a decoder-only model from ropelens.load or AutoModelForCausalLM, or a bridge"
+)
+
+
+def _refuse(model: nn.Module, fault: str, *, hint: str = ANY_MODEL) -> NoReturn:
     raise UnsupportedModel(f"{type(model).__name__} is {fault}.", hint=hint)
 
 

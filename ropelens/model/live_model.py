@@ -15,6 +15,7 @@ from transformers import Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from ropelens import config_facts
 from ropelens.attention.call import AttentionCall
+from ropelens.compatibility import cache_argument, newer_transformers
 from ropelens.errors import UnsupportedModel
 from ropelens.model import forward_patches
 from ropelens.model.attention_hooks import attention_modules, wrapped_attention
@@ -68,8 +69,7 @@ class LiveModel:
         self.depends_on_length = config_facts.depends_on_length(self.config)  # RoPE
         self._modules: list[Any] = attention_modules(model)
         parameters = inspect.signature(model.forward).parameters
-        # transformers 5.24 renamed the argument, and warns of the old name.
-        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
+        self._cache_name = cache_argument(parameters)
         has_head = model.base_model is not model
         self._takes_logits_to_keep = has_head and "logits_to_keep" in parameters
         self._compared: set[tuple[object, ...]] = set()
@@ -325,12 +325,14 @@ class LiveModel:
                 hint=hint,
             )
         if missing:
+            newer = newer_transformers(self.config.model_type)
+            other = f"{hint}; a num_hidden_layers that counts the layers of the model"
             raise UnsupportedModel(
                 f"{self.class_name} hides its attention.",
                 seen=f"{count - len(missing)} of {count} layers showed their queries and "
                 f"keys; the first that did not is layer {missing[0]}",
                 means="they do not call an attention function that transformers registers",
-                hint=f"{hint}; a num_hidden_layers that counts the layers of the model",
+                hint=newer or other,
             )
 
 

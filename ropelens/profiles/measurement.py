@@ -23,6 +23,7 @@ from ropelens.errors import BadArgument
 from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.measured_rotation.read import LayerRotation
 from ropelens.model.as_live_model import Model, as_live_model
+from ropelens.model.bridge import BridgeModel
 from ropelens.model.live_model import LiveModel
 from ropelens.model.model_noise import Noise
 from ropelens.noise import NOISY
@@ -149,6 +150,7 @@ class Measurement:
                 stacklevel=3,
             )
         documents = 0 if text.documents is None else len(text.documents.unique())
+        bridged = isinstance(live, BridgeModel)
         attributes = {
             "model": short_name(str(config.name_or_path)) or live.class_name,
             "revision": str(config.to_dict().get("_commit_hash") or ""),
@@ -162,7 +164,7 @@ class Measurement:
             "documents": documents,
             "tokens": int(text.real.sum()),
             "tokens_sha256": text.fingerprint,
-            "versions": json.dumps(versions()),
+            "versions": json.dumps(versions(bridged=bridged)),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         if self.across:
@@ -205,9 +207,14 @@ def one_sequence(
 
 
 @cache
-def versions() -> dict[str, str]:
-    """Versions of ropelens and the libraries on which the numbers depend."""
-    names = ("ropelens", "torch", "transformers", "transformer-lens", "numpy", "xarray")
+def versions(*, bridged: bool = False) -> dict[str, str]:
+    """Versions of ropelens and the libraries on which the numbers depend.
+
+    Only a model that is `bridged` depends on TransformerLens, which may be missing.
+    """
+    names = ["ropelens", "torch", "transformers", "numpy", "xarray"]
+    if bridged:
+        names.append("transformer-lens")
     return {name: version(name) for name in names}
 
 

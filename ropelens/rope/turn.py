@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ropelens.errors import UnsupportedModel
 from ropelens.rope.planes import Planes
 
 HeadVectors = Float[Tensor, "batch head position coordinate"]
@@ -73,4 +74,9 @@ def positions_by_plane(
     """The positions by which each plane rotates; one for all planes without axes (M-RoPE)."""
     if positions.ndim == 2:
         return positions[..., None]
+    if planes.axis is None:
+        raise UnsupportedModel(
+            "The tokens have positions on several axes, but the model has no M-RoPE.",
+            hint="position_ids of two dimensions",
+        )
     return positions[..., planes.axis]

@@ -14,6 +14,7 @@ from ropelens.errors import BadArgument, explained
 
 RECORD = "run.json"  # marks a complete set: it is removed first and written last
 PAGE = "index.html"
+UNFINISHED = ".unfinished"  # the folder of saved progress, in a folder of results
 
 
 @contextmanager

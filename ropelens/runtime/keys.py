@@ -31,7 +31,8 @@ class Key:
     """The `values` that determine the numbers of saved work, and the format of its files.
 
     Saved work fits a key if it was recorded with the same format and with each of the values.
-    It may have been recorded with more values.
+    It may have been recorded with more values, and with `versions` of more packages: the key
+    names the packages on which the numbers depend.
     """
 
     values: Mapping[str, Any]
@@ -53,6 +54,11 @@ class Key:
         """List the values of the key that differ in a `saved` key; "" if the work fits."""
         before = {"format": FIRST_FORMAT, **saved}
         after = self.recorded
+        packages = after.get("versions")
+        recorded = before.get("versions")
+        if packages is not None and isinstance(recorded, dict):
+            used = {name: recorded[name] for name in recorded if name in packages}
+            before["versions"] = used
         return differences(before, after, after, between=", now ")
 
     def fits(self, saved: Mapping[str, Any]) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 
 from ropelens.arguments import public
+from ropelens.compatibility import netcdf_bytes
 from ropelens.errors import BadArgument, explained
 from ropelens.runtime.folder import write_whole
 from ropelens.runtime.keys import Key
@@ -40,8 +41,7 @@ def save(results: xr.Dataset, path: str | Path) -> Path:
         if variable.dtype.kind == "f" and variable.ndim >= 2:
             encoding[name] = COMPRESSION
     # Convert in memory, because HDF5 crashes the process if the disk is full.
-    content = written.to_netcdf(engine="h5netcdf", encoding=encoding)
-    return write_whole(path, bytes(content))
+    return write_whole(path, netcdf_bytes(written, encoding))
 
 
 def _with_printable_texts(results: xr.Dataset) -> xr.Dataset:

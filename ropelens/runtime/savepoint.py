@@ -24,7 +24,6 @@ from ropelens.runtime.processes import all_agree, process_count, process_index
 
 FORMAT = 2  # progress in another format is discarded
 SECONDS = 60.0  # between two saves
-UNFINISHED = ".unfinished"  # the folder of saved progress, in a folder of results
 DAMAGED = "it is damaged"
 ANOTHER_VERSION = "it is from another version of ropelens"
 

@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from oracles.versions import skip_before
 from tiny_checkpoints import identity_of
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.integrations import ggml
@@ -106,6 +107,7 @@ def test_a_file_is_the_model_it_was_made_of(bundled_file, tmp_path, capfd):
     text = "Call me Ishmael. The old man lived by the sea."
     tokens = tokenizer(text, return_tensors="pt").input_ids
     torch.testing.assert_close(model(tokens).logits, original(tokens).logits)
+    skip_before("transformers", "5.6", "cannot read the tokenizer of a file again")
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     again, same = rl.load(tmp_path)
@@ -361,4 +363,7 @@ def test_the_configuration_has_the_rotation_of_the_file(tmp_path: Path, family: 
     context = pytest.raises(BadCheckpoint, match=str(expected))
     with context if isinstance(expected, str) else nullcontext():
         config = read_config(tmp_path / "model.gguf", Loading()).config
-        assert config.rope_parameters == expected
+        rope = config.rope_parameters
+        if "full_attention" in rope:  # an older transformers states another base beside
+            rope = {kind: rope[kind] for kind in expected}
+        assert rope == expected

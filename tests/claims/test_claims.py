@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
+from only_in_repository import repository_path
 from planted import MODELS, Letters, row_of
 from small_measurements import old_rule, token_progress
 from synthetic_profile import synthetic_profile
@@ -25,7 +26,6 @@ from ropelens.claims.run_arrays import SETS
 from ropelens.claims.verdict import VERDICTS, judge
 
 REPOSITORY = Path(__file__).parents[2]
-REPORTS = REPOSITORY / "reports/positional_heads"
 LAYERS = 12
 HEADS = 4
 PLANES = 16
@@ -419,7 +419,7 @@ def test_the_ledger_has_a_row_per_claim_and_is_the_same_for_a_seed(profile: xr.D
 
 @pytest.mark.parametrize("model", ["stories260k", "bundled-rope"])
 def test_ledger_and_heads_give_the_same_verdict_on_a_saved_profile(model: str):
-    saved = rl.open(REPORTS / model / "profile.nc")
+    saved = rl.open(repository_path(f"reports/positional_heads/{model}/profile.nc"))
     ledger = rl.test_claims(saved, draws=50).set_index("claim")
     of_ledger = ledger.loc["positional_fast"]
     of_heads = rl.classify_heads(saved, resamples=0).attrs["claim"]

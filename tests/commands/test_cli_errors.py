@@ -64,9 +64,9 @@ def test_results_of_another_model_are_refused_before_loading(
         (["analyze", "--rows", "few"], "'--rows': invalid literal for int()"),
         (
             ["analyze", "--seed", str(2**70)],
-            "'--seed': Input should be less than or equal to",
+            "Invalid value for '--seed': ",
         ),
-        (["analyze", "--nonsense"], "No such option: --nonsense"),
+        (["analyze", "--nonsense"], "--nonsense"),
         (["analyze", "--out", ""], "'--out': it is empty"),
         (["truncate", "--keep", "half"], "could not convert string to float: 'half'"),
         (["train", "--out", "run"], "one of --text, --tokens and --study is needed"),
@@ -338,7 +338,7 @@ def test_help_and_mistakes_do_not_wait_for_slow_imports(model, text, tmp_path):
             "--context",
             "x",
             *to,
-        ): "'--context': Input should be a valid integer",
+        ): "Invalid value for '--context': ",
         ("analyze", model, "--text", tmp_path / "none", *to): "none does not exist",
         ("analyze", model, *to): "needs a text",
         (

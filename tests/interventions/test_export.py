@@ -11,6 +11,7 @@ import torch
 import xarray as xr
 from checkpoints.test_gguf import write_bundled
 from oracles.tiny import logits, random_tokens, tiny
+from oracles.versions import skip_before
 from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -210,6 +211,7 @@ def test_the_command_reads_gguf(tmp_path: Path):
         expected = logits(model)
     exported = AutoModelForCausalLM.from_pretrained(out, attn_implementation="eager")
     torch.testing.assert_close(logits(exported), expected, rtol=0, atol=1e-4)
+    skip_before("transformers", "5.6", "cannot read the tokenizer of a file again")
     _, tokenizer_of_export = rl.load(out)
     ids = tokenizer("One.", add_special_tokens=False).input_ids
     assert tokenizer_of_export("One.").input_ids == ids

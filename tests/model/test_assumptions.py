@@ -13,6 +13,7 @@ import families
 import pytest
 import torch
 from oracles.tiny import random_tokens, tiny
+from oracles.versions import tiny_class
 from small_measurements import differs_when_observed
 from torch import Tensor, nn
 from transformers import (
@@ -167,7 +168,7 @@ class Broken:
 BROKEN = {
     "is not a model": Broken(lambda: tiny("llama_gqa").model),
     "different numbers of heads": Broken(
-        lambda: families.tiny("Dots3NoteForCausalLM"),
+        lambda: tiny_class("Dots3NoteForCausalLM"),
         seen="AmbiguousGlobalPerLayerAttributeError",
     ),
     "is on meta": Broken(on_meta),
@@ -207,7 +208,7 @@ BROKEN = {
         seen="layer 0: the lengths of its planes change with position (residual ",
     ),
     "rotates its values": Broken(
-        lambda: families.tiny("DeepseekV4ForCausalLM"),
+        lambda: tiny_class("DeepseekV4ForCausalLM"),
         seen="layer 0: the values of a token change with its position",
     ),
     "not rotate as it states": Broken(

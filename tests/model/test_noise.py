@@ -39,8 +39,17 @@ PRODUCTS = {
     aten.bmm.default,
     aten.baddbmm.default,
     aten._scaled_dot_product_flash_attention_for_cpu.default,
-    aten._grouped_mm.default,
 }
+if hasattr(aten, "_grouped_mm"):  # since torch 2.8
+    PRODUCTS.add(aten._grouped_mm.default)
+
+
+def is_angle(operation: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a product makes rotary angles, as transformers did before 5.22.
+
+    It adds no products of numbers, and therefore no noise.
+    """
+    return operation == aten.bmm.default and args[0].shape[2] == 1
 
 
 class Noisy(TorchDispatchMode):
@@ -57,7 +66,7 @@ class Noisy(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None) -> Any:
         result = operation(*args, **(kwargs or {}))
-        if operation in PRODUCTS:
+        if operation in PRODUCTS and not is_angle(operation, args):
             self.add_noise(result[0] if isinstance(result, tuple) else result)
         return result
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 import transformers
 from numpy.typing import NDArray
-from packaging.version import Version
 from torch import Tensor, nn
 
 from .recording import LayerRotation
+from .versions import is_at_least, skip_before, skip_with_older
 
 INITIAL_STD = 0.3
 WINDOW = 12  # tokens that a sliding layer sees, shorter than the tested sequences
@@ -51,6 +51,7 @@ class Family:
       layer (the whole head in `nope_layers`). A plane of `inv_freq` 0 counts as two.
     - head_norms: added to the weights of query and key norms, so that scores spread.
     - supported: whether ropelens must measure it.
+    - since: the first version of transformers with which ropelens can measure it.
     """
 
     architecture: str
@@ -62,6 +63,7 @@ class Family:
     nope_layers: tuple[int, ...] = ()
     head_norms: float = 1.0
     supported: bool = True
+    since: str = "5.5"
 
 
 DROP = object()
@@ -118,10 +120,10 @@ _DEEPSEEK = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
+_SHOWN = is_at_least("transformers", "5.24")
+"""Whether GPT-J and CodeGen use the attention interface of transformers."""
 _NO_KV_HEADS = {"num_key_value_heads": DROP}
 _THREE_OF_FOUR = {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}
-_SHOWN = Version(transformers.__version__) >= Version("5.24")
-"""Whether GPT-J and CodeGen use the attention interface of transformers."""
 
 
 def _family(name: str, *parts: Mapping[str, Any], **facts: Any) -> Family:
@@ -146,7 +148,9 @@ FAMILIES: dict[str, Family] = {
     "llama_gqa": _family("Llama", _HEAD),
     "llama_mqa": _family("Llama", _HEAD, {"num_key_value_heads": 1}),
     "llama_linear": _family("Llama", _HEAD, _scaled("linear", factor=4.0)),
-    "llama_dynamic": _family("Llama", _HEAD, _scaled("dynamic", factor=2.0)),
+    "llama_dynamic": _family(
+        "Llama", _HEAD, _scaled("dynamic", factor=2.0), since="5.15"
+    ),
     "llama_yarn": _family("Llama", _HEAD, _scaled("yarn", **_ORIGINAL)),
     "llama_llama3": _family("Llama", _HEAD, _scaled("llama3", **_LLAMA3)),
     "llama_longrope": _family("Llama", _HEAD, _scaled("longrope", **_LONGROPE)),
@@ -177,6 +181,7 @@ FAMILIES: dict[str, Family] = {
         _by_type("proportional", partial_rotary_factor=0.25, rope_theta=1_000_000.0),
         unrotated=(0, 24),
         head_norms=0.0,  # it divides no score by sqrt(head_dim)
+        since="5.7",
     ),
     # learned sinks take less of a row that has more keys, so that even a repeated token has
     # different hidden states at different positions from layer 1 on
@@ -227,7 +232,7 @@ FAMILIES: dict[str, Family] = {
     ),
     # the first part of each head rotates
     "gpt_neox": _family("GPTNeoX", _partial(0.25), _NO_KV_HEADS, unrotated=12),
-    "nemotron": _family("Nemotron", _HEAD, _partial(0.5), unrotated=8),
+    "nemotron": _family("Nemotron", _HEAD, _partial(0.5), unrotated=8, since="5.15"),
     "persimmon": _family("Persimmon", _partial(0.5), _NO_KV_HEADS, unrotated=8),
     "phi": _family("Phi", _partial(0.5), unrotated=8),
     "stablelm": _family("StableLm", _partial(0.25), unrotated=12),
@@ -250,7 +255,11 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 
-SUPPORTED = tuple(name for name, family in FAMILIES.items() if family.supported)
+SUPPORTED = tuple(
+    name
+    for name, family in FAMILIES.items()
+    if family.supported and is_at_least("transformers", family.since)
+)
 TEN = (
     "llama_gqa",
     "llama_yarn",
@@ -271,6 +280,7 @@ not_as_configured = pytest.mark.filterwarnings("ignore:.*ropelens measures the m
 def tiny(name: str, *, seed: int = 0, **overrides: Any) -> transformers.PreTrainedModel:
     """The family `name` with random float32 weights, in eval mode, with eager attention."""
     family = FAMILIES[name]
+    skip_before("transformers", family.since, f"does not show {name} as newer ones do")
     model_class = getattr(transformers, family.architecture)
     arguments = {**COMMON, **family.config, **overrides}
     arguments = {name: x for name, x in arguments.items() if x is not DROP}
@@ -289,6 +299,8 @@ def of_kind(
     kind: str, *, how: str = "eager", **overrides: Any
 ) -> transformers.PreTrainedModel:
     arguments = {**COMMON, "initializer_range": INITIAL_STD, **overrides}
+    if kind not in transformers.CONFIG_MAPPING:
+        skip_with_older("transformers", f"has no {kind}")
     config = transformers.CONFIG_MAPPING[kind](**arguments)
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 import pytest
 import xarray as xr
 from small_measurements import old_rule
@@ -189,6 +190,8 @@ def test_every_public_function_that_takes_a_profile_is_called_here():
 def assert_results_equal(result: object, expected: object) -> None:
     if isinstance(expected, xr.Dataset | xr.DataArray):
         xr.testing.assert_equal(result, expected)
+    elif isinstance(expected, go.Figure):
+        assert result.to_json() == expected.to_json()
     else:
         assert result == expected
 

@@ -8,6 +8,7 @@ import re
 
 import numpy as np
 import pytest
+from oracles.versions import is_at_least
 from plotly.offline import get_plotlyjs_version
 from synthetic_profile import synthetic_profile
 
@@ -48,7 +49,8 @@ def test_one_file_with_everything_and_nothing_to_load(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["page.html"]
     version = f"plotly.js (cartesian - minified) v{get_plotlyjs_version()}"
     begin = render.asset(render.PLOTLY)[:200]
-    assert version in begin, "Python checks figures of this version"
+    if is_at_least("plotly", "7.1"):
+        assert version in begin, "Python checks figures of this version"
     page = path.read_text(encoding="utf-8")
     assert page.count(render.packed_plotly()) == 1
     page = page.replace(render.packed_plotly(), "")

@@ -20,10 +20,15 @@ from ropelens.analysis.open_folder import rewrite_page
 from ropelens.analysis.saved_numbers import earlier_numbers
 from ropelens.errors import BadArgument, RopelensError
 from ropelens.report import write_index
-from ropelens.runtime.folder import check_writable, locked, output_folder, write_whole
+from ropelens.runtime.folder import (
+    UNFINISHED,
+    check_writable,
+    locked,
+    output_folder,
+    write_whole,
+)
 from ropelens.runtime.netcdf import save
 from ropelens.runtime.result_folder import ResultFolder, check_out
-from ropelens.runtime.savepoint import UNFINISHED
 
 NAMES = ("heads.csv", "index.html", "profile.nc", "run.json")
 

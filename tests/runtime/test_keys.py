@@ -39,6 +39,34 @@ def test_all_values_of_a_key_must_be_equal(key: Key, changes: str):
         key.require(SAVED, what="the run")
 
 
+WITH_EXTRA = {"torch": "2.13.0", "transformer-lens": "4.3.0"}
+WITHOUT_EXTRA = {"torch": "2.13.0"}
+
+
+@pytest.mark.parametrize(
+    ("used", "recorded", "changes"),
+    [
+        (WITHOUT_EXTRA, WITH_EXTRA, ""),
+        (WITHOUT_EXTRA, WITHOUT_EXTRA, ""),
+        (WITH_EXTRA, WITH_EXTRA, ""),
+        (
+            WITH_EXTRA,
+            WITHOUT_EXTRA,
+            f"versions: {WITHOUT_EXTRA}, now {WITH_EXTRA}",
+        ),
+        (
+            {"torch": "2.14.0"},
+            WITH_EXTRA,
+            "versions: {'torch': '2.13.0'}, now {'torch': '2.14.0'}",
+        ),
+        (WITHOUT_EXTRA, None, f"versions: None, now {WITHOUT_EXTRA}"),
+    ],
+)
+def test_only_versions_of_packages_that_take_part_decide(used, recorded, changes):
+    """Earlier results name transformer-lens, although a model of transformers ran."""
+    assert Key({"versions": used}).changes({"versions": recorded}) == changes
+
+
 def test_results_are_read_again_if_their_key_fits(tmp_path):
     key = Key({"weights": "files:0", "seed": 0})
     results = xr.Dataset(

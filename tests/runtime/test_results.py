@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
+from only_in_repository import repository_path
 from synthetic_profile import synthetic_profile
 
 import ropelens as rl
@@ -94,7 +95,7 @@ def test_a_file_of_another_kind_is_refused(profile: xr.Dataset, tmp_path: Path):
 
 
 def test_committed_files_of_earlier_versions_still_open():
-    reports = Path(__file__).parents[2] / "reports"
+    reports = repository_path("reports/variants").parent
     files = [
         *reports.glob("*/bundled-rope/*.nc"),
         reports / "variants/copying/comparison.nc",

@@ -1,0 +1,208 @@
+"""Differences between versions of the libraries that ropelens uses.
+
+Each part states the version that makes it unnecessary. This file imports no slow library,
+because commands and pages use it.
+"""
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from packaging.version import Version
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+OLDEST_TRANSFORMERS = "5.5"
+# What a newer transformers than the oldest one (5.5) brings: language models by model_type
+FAMILIES_SINCE = {
+    "5.6": ("hy_v3", "qianfan_ocr"),
+    "5.7": ("laguna", "minicpmv4_6"),
+    "5.8": ("deepseek_v4", "exaone4_5", "granite4_vision"),
+    "5.9": ("cohere2_moe", "hrm_text", "hyperclovax"),
+    "5.10": ("deepseek_ocr2", "gemma4_unified", "gemma4_unified_text", "mellum"),
+    "5.11": ("deepseek_v32", "diffusion_gemma"),
+    "5.12": ("minimax_m3_vl", "minimax_m3_vl_text"),
+    "5.13": ("hunyuan_vl", "kimi_k25", "mimo_v2_flash", "minicpm3", "zaya"),
+    "5.14": ("inkling_mm_model", "inkling_text"),
+    "5.15": ("axk1", "axk2", "granite_swa", "granitemoe_swa", "muse_glimmer"),
+    "5.16": ("cohere_compass", "cohere_compass_text", "qwen4_exp", "step3p7"),
+    "5.17": ("glm5_next", "hy_v4", "kimi_linear"),
+    "5.18": ("hyperclovax_vision_v2", "minicpmv4_7", "nemotron_h_omni"),
+    "5.20": ("bailing_hybrid", "kolibri1", "molmo2", "muse_spark", "unlimited_ocr"),
+    "5.21": ("beam", "flint", "minicpm_ocr"),
+    "5.22": ("mistral_large4",),
+    "5.23": ("dots3_note", "inkling2", "internlm3", "iquestcoder", "lfm3", "lfm3_vl"),
+    "5.24": ("apertus1p5", "dory", "exaone", "hy_v4_vl", "sarvam_mla", "sarvam_moe"),
+}
+# Language models that did not show their attention to other functions before this version
+SHOWN_SINCE = {
+    "5.7": ("gemma4", "gemma4_text"),
+    "5.15": ("nemotron",),
+    "5.24": ("codegen", "gptj"),
+}
+DATASET = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/?(.*)")
+
+
+def is_older(library: str, than: str) -> bool:
+    """Whether the installed `library` is older than a version."""
+    return Version(version(library)) < Version(than)
+
+
+def refuse_old_transformers() -> None:
+    """Raise ImportError for a transformers whose configurations ropelens cannot read."""
+    if is_older("transformers", OLDEST_TRANSFORMERS):
+        raise ImportError(
+            f"ropelens needs transformers {OLDEST_TRANSFORMERS} or newer, and "
+            f"{version('transformers')} is installed: pip install -U transformers"
+        )
+
+
+def newer_transformers(model_type: object) -> str | None:
+    """The remedy if a newer transformers has this family, or shows its attention."""
+    for families in (FAMILIES_SINCE, SHOWN_SINCE):
+        for first, model_types in families.items():
+            if model_type in model_types and is_older("transformers", first):
+                return f"transformers {first} or newer for {model_type}"
+    return None
+
+
+def keeps_longest_rotation() -> bool:
+    """Whether RoPE of type "dynamic" keeps the frequencies of the longest text that it read.
+
+    Before transformers 5.15, the type did not return to the frequencies of short texts.
+    """
+    return is_older("transformers", "5.15")
+
+
+def rotates_by_axes(modules: Iterable[Any], rope_parameters: Mapping[str, Any]) -> bool:
+    """Whether planes rotate with several positions of a token (M-RoPE)."""
+    if is_older("transformers", "5.16") and "mrope_section" in rope_parameters:
+        return True  # Qwen2-VL read its configuration at each call
+    return any("mrope_section" in vars(module) for module in modules)
+
+
+def options_of_formula(
+    rope_parameters: Mapping[str, Any], settings: Mapping[str, Any]
+) -> dict[str, str]:
+    """Arguments that the formula of a rope_type needs for Gemma 4 before transformers 5.15."""
+    is_proportional = rope_parameters.get("rope_type") == "proportional"
+    if not is_proportional or "global_head_dim" not in settings:
+        return {}
+    if is_older("transformers", "5.15"):
+        return {"head_dim_key": "global_head_dim"}
+    return {}
+
+
+def cache_argument(parameters: Mapping[str, Any]) -> str:
+    """The name of the argument for a key-value cache, `cache` since transformers 5.24."""
+    return "cache" if "cache" in parameters else "past_key_values"
+
+
+def without_quantization(model: Any) -> None:
+    """Remove what states that a model read from GGUF is quantized; its weights are floats."""
+    # Before transformers 5.12, the model of some files states nothing.
+    vars(model.config).pop("quantization_config", None)
+    vars(model).pop("hf_quantizer", None)
+
+
+@contextmanager
+def adapters_ignored() -> Iterator[None]:
+    """Let transformers load only the model of a folder that also has an adapter.
+
+    Since transformers 5.23, it looks for the adapter in the subfolder that it is told.
+    """
+    if not is_older("transformers", "5.23"):
+        yield
+        return
+    with ExitStack() as stack:
+        for module in ("models.auto.auto_factory", "integrations.peft"):
+            name = f"transformers.{module}"
+            replaced = _replaced(name, "find_adapter_config_file", _find_nothing)
+            stack.enter_context(replaced)
+        yield
+
+
+def _find_nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+def load_adapter(model: Any, folder: str, *, dtype: Any) -> Any:
+    """Add an adapter, and return the report about its weights."""
+    if not is_older("transformers", "5.7"):
+        return model.load_adapter(folder, dtype=dtype)
+    reports = []
+
+    def keep(*, loading_info: Any, **_: Any) -> None:
+        reports.append(loading_info)
+
+    # It only writes the report to the log.
+    with _replaced("transformers.integrations.peft", "log_state_dict_report", keep):
+        model.load_adapter(folder, dtype=dtype)
+    return reports[0]
+
+
+@contextmanager
+def _replaced(module: str, name: str, function: Any) -> Iterator[None]:
+    """Replace a function of an imported module in the block."""
+    namespace = vars(sys.modules[module])
+    before = namespace[name]
+    namespace[name] = function
+    try:
+        yield
+    finally:
+        namespace[name] = before
+
+
+@dataclass(frozen=True)
+class DatasetAddress:
+    """The parts of hf://datasets/NAME/DATASET[@REVISION][/FOLDER]."""
+
+    id: str
+    revision: str | None
+    folder: str
+
+
+def parse_dataset(address: str) -> DatasetAddress:
+    """The parts of an address; raises ValueError for something else."""
+    if is_older("huggingface-hub", "1.14"):
+        match = DATASET.fullmatch(address)
+        if match is None:
+            raise ValueError("it is not an address of a dataset")
+        return DatasetAddress(id=match[1], revision=match[2], folder=match[3])
+    from huggingface_hub.utils import parse_hf_uri
+
+    uri = parse_hf_uri(address)
+    if uri.type != "dataset":
+        raise ValueError(f"it is an address of a {uri.type}")
+    return DatasetAddress(uri.id, uri.revision, uri.path_in_repo)
+
+
+def wrong_usage() -> Any:
+    """The error of typer if a command is called wrongly, which has a name since 0.28."""
+    import typer
+
+    if is_older("typer", "0.28"):
+        _, _usage_error, any_error, *_ = typer.BadParameter.__mro__
+        return any_error
+    return typer.TyperException
+
+
+def netcdf_bytes(
+    results: "xr.Dataset", encoding: Mapping[Any, Mapping[str, Any]]
+) -> bytes:
+    """The netCDF file of `results`, made in memory."""
+    if not is_older("xarray", "2025.8"):
+        return bytes(results.to_netcdf(engine="h5netcdf", encoding=encoding))
+    import h5netcdf
+    from xarray.backends import H5NetCDFStore
+
+    content = BytesIO()
+    with h5netcdf.File(content, "w") as file:
+        results.dump_to_store(H5NetCDFStore(file), encoding=encoding)
+    return content.getvalue()
