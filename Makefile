@@ -7,6 +7,8 @@
 # make test-slow  run the tests that take minutes
 # make test-processors  run the tests of checks with the instructions of older processors
 # make mutants  change the mathematics in 128 places, and list the changes that no test finds
+# make test-oldest  run the tests with the oldest versions that pyproject.toml allows, except
+#                   torch: make test-oldest TORCH=2.6.0 downloads 3 GB (Python 3.11)
 # make test-newest  run the tests with the newest versions that pyproject.toml allows
 # make lint     check formatting, types, imports and scripts
 # make docs     write the reference and its examples into docs/reference/
@@ -17,11 +19,15 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+QUIET := --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install $(QUIET) --constraint constraints.txt
 # Packages are pinned by sha256, except torch and its dependencies, which differ between indexes.
-LOCKED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps
+LOCKED := $(BIN)/python -m pip install $(QUIET) --require-hashes --no-deps
 # Use a path entry: a folder called ropelens would take precedence over setuptools' import hook.
 EDITABLE := --config-settings editable_mode=compat --editable
+OLDEST := .venv-oldest/bin/python
+OLDEST_TORCH := 2.6.0
+TORCH ?= 2.13.0
 export HF_HUB_OFFLINE := 1
 SPREAD := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
@@ -29,7 +35,7 @@ SPREAD := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 SMOLLM2 := models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf
 GEMMA3 := models/gemma3-270m/gemma-3-270m-q4_k_m.gguf
 GEMMA3_SHA256 := a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818
-.PHONY: report smollm2 gemma3 reports test test-thorough test-slow test-processors mutants test-newest lint docs llms bench
+.PHONY: report smollm2 gemma3 reports test test-thorough test-slow test-processors mutants test-oldest test-newest lint docs llms bench
 
 report: .venv/.report
 	@mkdir -p out
@@ -81,9 +87,18 @@ test-processors: .venv/.work
 mutants: .venv/.work
 	@$(BIN)/python tools/mutate.py --out build/mutants.json
 
+# torchao needs a newer torch than the oldest. Old libraries warn of each other.
+test-oldest:
+	$(PYTHON) -m venv --clear .venv-oldest
+	@$(OLDEST) -m pip install $(QUIET) --require-hashes --no-deps --requirement requirements/oldest.txt
+	@$(OLDEST) -m pip install $(QUIET) torch==$(TORCH)
+	@test $(TORCH) != $(OLDEST_TORCH) || $(OLDEST) -m pip uninstall --quiet --yes torchao
+	@$(OLDEST) -m pip install $(QUIET) --no-deps $(EDITABLE) .
+	@OMP_NUM_THREADS=1 $(OLDEST) -m pytest $(SPREAD) -W ignore::DeprecationWarning
+
 test-newest:
 	$(PYTHON) -m venv --clear .venv-newest
-	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check '.[test]'
+	@.venv-newest/bin/python -m pip install $(QUIET) '.[test,transformer-lens,gguf]'
 	@OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest $(SPREAD) -m 'not slow'
 
 lint: .venv/.work
@@ -108,10 +123,10 @@ bench: .venv/.report
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(LOCKED) --requirement requirements/run.txt
 	$(PIP) torch==2.13.0
-	$(PIP) $(EDITABLE) .
+	$(PIP) $(EDITABLE) '.[transformer-lens,gguf]'
 	@touch $@
 
 .venv/.work: .venv/.report requirements/work.txt
 	$(LOCKED) --requirement requirements/work.txt
-	$(PIP) $(EDITABLE) '.[test,lint,docs,export]'
+	$(PIP) $(EDITABLE) '.[transformer-lens,gguf,test,lint,docs,export]'
 	@touch $@

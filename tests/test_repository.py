@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 from checked_modules import IN_FITS, WITH_WARNINGS, modules_of_rooms
+from packaging.version import Version
 
 import ropelens as rl
 from ropelens.checkpoints.bundled import BUNDLED, bundled_facts, bundled_path
+from ropelens.compatibility import OLDEST_TRANSFORMERS
 from ropelens.errors import BadArgument
 
 ROOT = Path(__file__).parents[1]
@@ -78,6 +80,32 @@ def test_what_is_installed_is_pinned_by_its_hashes():
     assert {pin.lower().replace("_", "-") for pin in locked} == known - {
         "torch==2.13.0"
     }
+
+
+def test_the_oldest_versions_are_those_that_the_package_allows():
+    """Except torch, which `make test-oldest` installs after them."""
+    lock = (ROOT / "requirements/oldest.txt").read_text()
+    assert "://" not in lock
+    pins = dict(
+        re.findall(r"^([\w-]+)==(\S+) \\\n    --hash=sha256:[0-9a-f]{64}", lock, re.M)
+    )
+    assert len(pins) == lock.count("==")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    needs = [*project["dependencies"], *extras["transformer-lens"], *extras["gguf"]]
+    for need in [*needs, *extras["test"]]:
+        name, oldest = need.split(">=")
+        if name != "torch":
+            same = Version(pins[name]).release[: len(Version(oldest).release)]
+            assert same == Version(oldest).release, need
+    minimum = project["dependencies"][1]
+    assert minimum == f"transformers>={OLDEST_TRANSFORMERS}"
+
+
+def test_the_hook_for_commits_has_the_version_of_ruff_that_is_pinned():
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
+    (pinned,) = re.findall(r"^ruff==\S+$", (ROOT / "constraints.txt").read_text(), re.M)
+    assert set(re.findall(r"ruff==[\d.]+", hooks)) == {pinned}
 
 
 def test_public_names_and_pages_keep_their_size():

@@ -20,7 +20,6 @@ from oracles.tiny import (
     rotations,
     tiny,
 )
-from oracles.versions import skip_before
 from small_measurements import observed_calls
 from torch import nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -385,8 +384,6 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in SUPPORTED])
 def test_unsupported_families_are_refused(name: str):
-    if name == "mamba":
-        skip_before("transformers", "5.16", "does not state that mamba never attends")
     model = tiny(name)
     what, seen = REFUSED[name]
     with pytest.raises(UnsupportedModel, match=seen) as refused:

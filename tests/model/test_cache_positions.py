@@ -117,7 +117,7 @@ def go_on(
     """Logits of a token in `block`, on a cache that was filled before the block."""
     cache = DynamicCache()
     run(model, cache, slice(20), mask=mask, where=where)
-    if cropped:  # crop(0) removed all keys before transformers 5.16
+    if cropped:  # crop(0) removed all keys before transformers 5.15
         cache.crop(-cropped)
     with block:
         last = slice(20 - cropped, 21 - cropped)

@@ -138,8 +138,8 @@ def _interleaved(name: str, *parts: Mapping[str, Any], **facts: Any) -> Family:
     return _family(name, *parts, pairing="interleaved", **facts)
 
 
-def _without_rope(architecture: str) -> Family:
-    return Family(architecture, pairing=None, supported=False)
+def _without_rope(architecture: str, **facts: Any) -> Family:
+    return Family(architecture, pairing=None, supported=False, **facts)
 
 
 FAMILIES: dict[str, Family] = {
@@ -241,7 +241,7 @@ FAMILIES: dict[str, Family] = {
     "opt": _without_rope("OPTForCausalLM"),
     "bloom": _without_rope("BloomForCausalLM"),
     "bert": _without_rope("BertForMaskedLM"),
-    "mamba": _without_rope("MambaForCausalLM"),
+    "mamba": _without_rope("MambaForCausalLM", since="5.13"),
     # families without the attention interface of transformers (GPT-J and CodeGen until 5.23)
     "falcon": _family(
         "Falcon",

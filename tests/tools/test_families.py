@@ -28,7 +28,7 @@ SAMPLE = (
 SINCE = {
     "MiniCPM3ForCausalLM": "5.13",
     "DeepseekV4ForCausalLM": "5.8",
-    "DiffLlamaForCausalLM": "5.16",
+    "DiffLlamaForCausalLM": "5.13",
     "Dots3NoteForCausalLM": "5.23",
 }
 """The first version of transformers with the class as the table describes it."""
