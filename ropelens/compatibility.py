@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 OLDEST_TRANSFORMERS = "5.5"
-# What a newer transformers than the oldest one (5.5) brings: language models by model_type
+# Language models (model_type) that a newer transformers than the oldest one has
 FAMILIES_SINCE = {
     "5.6": ("hy_v3", "qianfan_ocr"),
     "5.7": ("laguna", "minicpmv4_6"),
@@ -105,7 +105,7 @@ def cache_argument(parameters: Mapping[str, Any]) -> str:
 
 
 def without_quantization(model: Any) -> None:
-    """Remove what states that a model read from GGUF is quantized; its weights are floats."""
+    """Remove the statement that a model read from GGUF is quantized, because it has floats."""
     # Before transformers 5.12, the model of some files states nothing.
     vars(model.config).pop("quantization_config", None)
     vars(model).pop("hf_quantizer", None)

@@ -1,4 +1,4 @@
-"""Tests of what an older version of a library does not have."""
+"""Skips tests for features that an older version of a library lacks."""
 
 from importlib.metadata import version
 
