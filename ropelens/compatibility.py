@@ -46,6 +46,7 @@ SHOWN_SINCE = {
     "5.15": ("nemotron",),
     "5.24": ("codegen", "gptj"),
 }
+OLD_M_ROPE = "apply_multimodal_rotary_pos_emb"
 DATASET = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/?(.*)")
 
 
@@ -80,11 +81,15 @@ def keeps_longest_rotation() -> bool:
     return is_older("transformers", "5.15")
 
 
-def rotates_by_axes(modules: Iterable[Any], rope_parameters: Mapping[str, Any]) -> bool:
+def rotates_by_axes(modules: Iterable[Any]) -> bool:
     """Whether planes rotate with several positions of a token (M-RoPE)."""
-    if is_older("transformers", "5.16") and "mrope_section" in rope_parameters:
-        return True  # Qwen2-VL read its configuration at each call
-    return any("mrope_section" in vars(module) for module in modules)
+    for module in modules:
+        if "mrope_section" in vars(module):
+            return True
+        # Before transformers 5.17, no module of Qwen2-VL had this attribute.
+        if hasattr(sys.modules[type(module).__module__], OLD_M_ROPE):
+            return True
+    return False
 
 
 def options_of_formula(
@@ -106,7 +111,7 @@ def cache_argument(parameters: Mapping[str, Any]) -> str:
 
 def without_quantization(model: Any) -> None:
     """Remove the statement that a model read from GGUF is quantized, because it has floats."""
-    # Before transformers 5.12, the model of some files states nothing.
+    # It states nothing before transformers 5.18.
     vars(model.config).pop("quantization_config", None)
     vars(model).pop("hf_quantizer", None)
 

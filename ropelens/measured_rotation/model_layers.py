@@ -69,8 +69,7 @@ def measure_layers(
         layers[layer] = match_stated(
             unmatched, rope.inv_freq, class_name=live.class_name, layer=layer
         )
-    parameters = live.config.to_dict().get("rope_parameters") or {}
-    has_axes = rotates_by_axes(live.model.modules(), parameters)
+    has_axes = rotates_by_axes(live.model.modules())
     if has_axes and settings.finds_axes:
         return _with_axes(live, layers, positions)
     return layers
