@@ -100,7 +100,7 @@ class Workload:
     @property
     def memory_shortage(self) -> str:
         """The memory that may not suffice, and the remedy; "" if all fits."""
-        if self.source.loading_bytes > self._free:
+        if self.source.required_bytes > self._free:
             remedy = f"the weights do not fit; use {self.source.memory_remedy}"
         elif self._largest_pass > self._free_for_passes:
             remedy = (

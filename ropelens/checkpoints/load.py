@@ -61,24 +61,31 @@ class Opened:
         return self.parameters * self.torch_dtype.itemsize
 
     @property
+    def required_bytes(self) -> int:
+        """Estimated memory without which the weights cannot be read, in bytes."""
+        if self.devices[0].type == "cpu" and self.checkpoint.path.is_file():
+            return max(self.weight_bytes, DECODED * self.largest_tensor)
+        return self.weight_bytes
+
+    @property
     def loading_bytes(self) -> int:
         """Estimated largest memory while the weights are read, in bytes.
 
-        In main memory, it includes the files, which are mapped until all weights are read. Only
-        weights that keep the dtype of their file stay in the mapped file.
+        In main memory, it includes the files, which are mapped until all weights are read. The
+        system can drop them if memory is short. Only weights that keep the dtype of their file
+        stay in the mapped file.
         """
-        if self.devices[0].type != "cpu":
-            return self.weight_bytes
-        if self.checkpoint.path.is_file():
-            largest = DECODED * self.largest_tensor
-            return self.file_bytes + max(self.weight_bytes, largest)
-        if _is_quantized(self.config) or self._keeps_dtype:
-            return self.weight_bytes
-        return self.file_bytes + self.weight_bytes
+        if self.devices[0].type != "cpu" or self._keeps_dtype:
+            return self.required_bytes
+        return self.file_bytes + self.required_bytes
 
     @property
     def _keeps_dtype(self) -> bool:
         """Whether the weights have the dtype that the configuration states for the file."""
+        if self.checkpoint.path.is_file():
+            return False
+        if _is_quantized(self.config):
+            return True
         stated = self.config.dtype
         return self.loading.quantize is None and stated == self.torch_dtype
 
@@ -87,8 +94,8 @@ class Opened:
         """Remedies if the weights do not fit into memory."""
         others = "another device, or device_map auto"
         in_bfloat16 = replace(self, loading=replace(self.loading, dtype="bfloat16"))
-        is_smaller = in_bfloat16.loading_bytes < self.loading_bytes
-        if is_smaller and in_bfloat16.loading_bytes <= free_bytes(self.devices[0]):
+        is_smaller = in_bfloat16.required_bytes < self.required_bytes
+        if is_smaller and in_bfloat16.required_bytes <= free_bytes(self.devices[0]):
             return f'--dtype bfloat16 (in Python dtype="bfloat16"), {others}'
         return others
 
@@ -120,7 +127,7 @@ class Opened:
         if self.loading.device_map is not None:
             return
         device = self.devices[0]
-        needed = self.loading_bytes
+        needed = self.required_bytes
         free = free_bytes(device)
         if needed > free:
             what = f"{self.checkpoint.name} does not fit into the memory of {device}."
