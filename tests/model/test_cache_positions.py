@@ -354,7 +354,9 @@ def test_positions_follow_the_rows_of_a_cache(name: str, change: str):
 class SinkLayer(DynamicLayer):
     """Layer of a cache that keeps four sinks and the latest eight keys."""
 
-    def update(self, keys: torch.Tensor, values: torch.Tensor, *_: Any) -> Any:
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any
+    ) -> Any:
         result = super().update(keys, values)
         size = self.keys.shape[2]
         kept = [*range(4), *range(max(4, size - 8), size)]
