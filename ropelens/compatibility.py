@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from io import BytesIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
@@ -56,12 +57,14 @@ def is_older(library: str, than: str) -> bool:
 
 
 def refuse_old_transformers() -> None:
-    """Raise ImportError for a transformers whose configurations ropelens cannot read."""
-    if is_older("transformers", OLDEST_TRANSFORMERS):
-        raise ImportError(
-            f"ropelens needs transformers {OLDEST_TRANSFORMERS} or newer, and "
-            f"{version('transformers')} is installed: pip install -U transformers"
-        )
+    """Raise ImportError for an older transformers; end the command `ropelens` with the line."""
+    if not is_older("transformers", OLDEST_TRANSFORMERS):
+        return
+    line = f"ropelens needs transformers {OLDEST_TRANSFORMERS} or newer, and "
+    line += f"{version('transformers')} is installed: pip install -U transformers"
+    if Path(sys.argv[0]).name == "ropelens":
+        raise SystemExit(line)
+    raise ImportError(line)
 
 
 def newer_transformers(model_type: object) -> str | None:

@@ -37,19 +37,26 @@ def test_versions_are_compared_by_their_numbers(transformers_5_5):
 
 IMPORT = """
 import importlib.metadata
+import sys
 importlib.metadata.version = lambda library: "5.4.0"
+sys.argv[0] = sys.argv[1]
 import ropelens
 """
 
 
 def test_an_older_transformers_is_refused_at_import():
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORT], capture_output=True, text=True, check=False
-    )
-    assert done.stderr.splitlines()[-1] == (
-        "ImportError: ropelens needs transformers 5.5 or newer, and 5.4.0 is installed: "
+    lines = {}
+    for program in ("script.py", "bin/ropelens"):
+        command = [sys.executable, "-c", IMPORT, program]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        lines[program] = done.stderr.splitlines()
+    fault = (
+        "ropelens needs transformers 5.5 or newer, and 5.4.0 is installed: "
         "pip install -U transformers"
     )
+    assert lines["script.py"][-1] == f"ImportError: {fault}"
+    assert lines["bin/ropelens"] == [fault]
 
 
 def test_a_family_of_a_newer_transformers_is_refused_with_its_version(
