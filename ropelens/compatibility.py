@@ -24,29 +24,61 @@ OLDEST_TRANSFORMERS = "5.5"
 FAMILIES_SINCE = {
     "5.6": ("hy_v3", "qianfan_ocr"),
     "5.7": ("laguna", "minicpmv4_6"),
-    "5.8": ("deepseek_v4", "exaone4_5", "granite4_vision"),
+    "5.8": ("deepseek_v4", "exaone4_5", "gemma4_assistant", "granite4_vision"),
     "5.9": ("cohere2_moe", "hrm_text", "hyperclovax"),
-    "5.10": ("deepseek_ocr2", "gemma4_unified", "gemma4_unified_text", "mellum"),
-    "5.11": ("deepseek_v32", "diffusion_gemma"),
+    "5.10": (
+        "deepseek_ocr2",
+        "gemma4_unified",
+        "gemma4_unified_text",
+        "glmga",
+        "mellum",
+    ),
+    "5.11": ("cosmos3_omni", "deepseek_v32", "diffusion_gemma"),
     "5.12": ("minimax_m3_vl", "minimax_m3_vl_text"),
     "5.13": ("hunyuan_vl", "kimi_k25", "mimo_v2_flash", "minicpm3", "zaya"),
     "5.14": ("inkling_mm_model", "inkling_text"),
     "5.15": ("axk1", "axk2", "granite_swa", "granitemoe_swa", "muse_glimmer"),
-    "5.16": ("cohere_compass", "cohere_compass_text", "qwen4_exp", "step3p7"),
+    "5.16": (
+        "cohere_compass",
+        "cohere_compass_text",
+        "qwen4_exp",
+        "qwen4_exp_text",
+        "step3p7",
+    ),
     "5.17": ("glm5_next", "hy_v4", "kimi_linear"),
     "5.18": ("hyperclovax_vision_v2", "minicpmv4_7", "nemotron_h_omni"),
     "5.20": ("bailing_hybrid", "kolibri1", "molmo2", "muse_spark", "unlimited_ocr"),
     "5.21": ("beam", "flint", "minicpm_ocr"),
     "5.22": ("mistral_large4",),
-    "5.23": ("dots3_note", "inkling2", "internlm3", "iquestcoder", "lfm3", "lfm3_vl"),
-    "5.24": ("apertus1p5", "dory", "exaone", "hy_v4_vl", "sarvam_mla", "sarvam_moe"),
+    "5.23": (
+        "dots3_note",
+        "dots3_note_text",
+        "granite_docling",
+        "inkling2",
+        "inkling2_text",
+        "internlm3",
+        "iquestcoder",
+        "lfm3",
+        "lfm3_vl",
+    ),
+    "5.24": (
+        "apertus1p5",
+        "apertus1p5_text",
+        "dory",
+        "exaone",
+        "hy_v4_vl",
+        "sarvam_mla",
+        "sarvam_moe",
+    ),
 }
 # Language models that did not show their attention to other functions before this version
 SHOWN_SINCE = {
     "5.7": ("gemma4", "gemma4_text"),
+    "5.13": ("diffllama",),
     "5.15": ("nemotron",),
     "5.24": ("codegen", "gptj"),
 }
+OLD_LINEAR_ATTENTION = "mamba"  # the type of a layer before transformers 5.13
 OLD_M_ROPE = "apply_multimodal_rotary_pos_emb"
 DATASET = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/?(.*)")
 
@@ -89,8 +121,9 @@ def rotates_by_axes(modules: Iterable[Any]) -> bool:
     for module in modules:
         if "mrope_section" in vars(module):
             return True
-        # Before transformers 5.17, no module of Qwen2-VL had this attribute.
-        if hasattr(sys.modules[type(module).__module__], OLD_M_ROPE):
+        # No module of Qwen2-VL had this attribute.
+        file = sys.modules.get(type(module).__module__)
+        if is_older("transformers", "5.17") and hasattr(file, OLD_M_ROPE):
             return True
     return False
 

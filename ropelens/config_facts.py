@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 from jaxtyping import Int
 from torch import Tensor
 
+from ropelens.compatibility import OLD_LINEAR_ATTENTION
+
 if TYPE_CHECKING:  # rooms without transformers read these facts
     from transformers import PreTrainedConfig
 
-WITHOUT_ATTENTION = {"linear_attention", "conv", "moe", "mlp"}  # types of layers
+# Types of layers
+WITHOUT_ATTENTION = {"linear_attention", "conv", "moe", "mlp", OLD_LINEAR_ATTENTION}
 
 
 def _settings(config: PreTrainedConfig) -> dict[str, Any]:

@@ -326,7 +326,8 @@ class LiveModel:
             )
         if missing:
             newer = newer_transformers(self.config.model_type)
-            other = f"{hint}; a num_hidden_layers that counts the layers of the model"
+            other = f"{hint}; a num_hidden_layers that counts the layers of the model; "
+            other += "or a newer transformers"
             raise UnsupportedModel(
                 f"{self.class_name} hides its attention.",
                 seen=f"{count - len(missing)} of {count} layers showed their queries and "
