@@ -87,7 +87,11 @@ def _write_file(path: Path, results: Results) -> None:
         rows = json.dumps(_json_rows(results), indent=2)
         write_whole(path, f"{rows}\n")
     else:
-        cells = results.map(_no_formula)
+        cells = results.copy()
+        for name, column in results.items():
+            # Before pandas 3, `map` makes floats of integers if some are missing.
+            if not pd.api.types.is_numeric_dtype(column):
+                cells[name] = column.map(_no_formula)
         table = cells.to_csv(index=False, lineterminator="\n")
         write_whole(path, table)
 

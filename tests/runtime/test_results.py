@@ -188,3 +188,13 @@ def test_names_that_look_like_formulas_stay_texts(tmp_path: Path):
     read = pd.read_csv(tmp_path / "comparison.csv")
     assert read["entry"].tolist() == [f"'{name}" for name in names[:5]] + names[5:]
     assert read["loss"].tolist() == table["loss"].tolist()
+
+
+def test_integers_stay_integers_in_csv(tmp_path: Path):
+    """Also next to a missing one, which old versions of pandas take for a float."""
+    offsets = pd.array([0, 14, None], dtype="Int64")
+    table = pd.DataFrame({"offset": offsets, "label": ["a", "b", "c"]})
+    results = ResultFolder("comparison", (), {"heads.csv": table}, {}, page=str)
+    results.write(tmp_path)
+    written = (tmp_path / "heads.csv").read_text()
+    assert written == "offset,label\n0,a\n14,b\n,c\n"
