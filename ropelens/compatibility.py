@@ -118,12 +118,13 @@ def keeps_longest_rotation() -> bool:
 
 def rotates_by_axes(modules: Iterable[Any]) -> bool:
     """Whether planes rotate with several positions of a token (M-RoPE)."""
+    is_old = is_older("transformers", "5.17")
     for module in modules:
         if "mrope_section" in vars(module):
             return True
         # No module of Qwen2-VL had this attribute.
         file = sys.modules.get(type(module).__module__)
-        if is_older("transformers", "5.17") and hasattr(file, OLD_M_ROPE):
+        if is_old and hasattr(file, OLD_M_ROPE):
             return True
     return False
 
