@@ -37,7 +37,7 @@ def open(path: str | Path) -> Analysis | xr.Dataset:
     if kind == "comparison":
         return _open_comparison(folder)
     if kind == "watch":
-        return _open_watch(folder)
+        return open_steps(folder)
     if folder.is_dir():
         return open_analysis(folder)
     return complete_profile(open_results(folder), folder)
@@ -59,7 +59,7 @@ def rewrite_page(folder: str | Path) -> Path:
         table = summarize_comparison(comparison)
         return write_page(folder, partial(render_comparison, comparison, table))
     if kind == "watch":
-        steps = _open_watch(folder)
+        steps = open_steps(folder)
         return write_page(folder, partial(render_steps, steps))
     with locked(folder):
         analysis = open_analysis(folder)
@@ -68,7 +68,3 @@ def rewrite_page(folder: str | Path) -> Path:
 
 def _open_comparison(folder: Path) -> xr.Dataset:
     return open_results(folder / "comparison.nc", "comparison")
-
-
-def _open_watch(folder: Path) -> xr.Dataset:
-    return open_steps(folder)
