@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from packaging.version import Version
 
@@ -80,7 +82,9 @@ SHOWN_SINCE = {
 }
 OLD_LINEAR_ATTENTION = "mamba"  # the type of a layer before transformers 5.13
 OLD_M_ROPE = "apply_multimodal_rotary_pos_emb"
-DATASET = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?/?(.*)")
+DATASET = re.compile(
+    r"hf://datasets/([^/@]+/[^/@]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.*))?"
+)
 
 
 def is_older(library: str, than: str) -> bool:
@@ -94,7 +98,8 @@ def refuse_old_transformers() -> None:
         return
     line = f"ropelens needs transformers {OLDEST_TRANSFORMERS} or newer, and "
     line += f"{version('transformers')} is installed: pip install -U transformers"
-    if Path(sys.argv[0]).name == "ropelens":
+    # `python -m` calls the program "-m" until it runs.
+    if Path(sys.argv[0]).name in ("ropelens", "-m"):
         raise SystemExit(line)
     raise ImportError(line)
 
@@ -164,9 +169,9 @@ def adapters_ignored() -> Iterator[None]:
         return
     with ExitStack() as stack:
         for module in ("models.auto.auto_factory", "integrations.peft"):
-            name = f"transformers.{module}"
-            replaced = _replaced(name, "find_adapter_config_file", _find_nothing)
-            stack.enter_context(replaced)
+            namespace = sys.modules[f"transformers.{module}"]
+            without = replaced(namespace, "find_adapter_config_file", _find_nothing)
+            stack.enter_context(without)
         yield
 
 
@@ -184,21 +189,21 @@ def load_adapter(model: Any, folder: str, *, dtype: Any) -> Any:
         reports.append(loading_info)
 
     # It only writes the report to the log.
-    with _replaced("transformers.integrations.peft", "log_state_dict_report", keep):
+    peft = sys.modules["transformers.integrations.peft"]
+    with replaced(peft, "log_state_dict_report", keep):
         model.load_adapter(folder, dtype=dtype)
     return reports[0]
 
 
 @contextmanager
-def _replaced(module: str, name: str, function: Any) -> Iterator[None]:
-    """Replace a function of an imported module in the block."""
-    namespace = vars(sys.modules[module])
-    before = namespace[name]
-    namespace[name] = function
+def replaced(module: ModuleType, name: str, function: Any) -> Iterator[None]:
+    """Replace a function of a module in the block."""
+    before = getattr(module, name)
+    setattr(module, name, function)
     try:
         yield
     finally:
-        namespace[name] = before
+        setattr(module, name, before)
 
 
 @dataclass(frozen=True)
@@ -216,23 +221,14 @@ def parse_dataset(address: str) -> DatasetAddress:
         match = DATASET.fullmatch(address)
         if match is None:
             raise ValueError("it is not an address of a dataset")
-        return DatasetAddress(id=match[1], revision=match[2], folder=match[3])
+        revision = None if match[2] is None else unquote(match[2])
+        return DatasetAddress(match[1], revision, folder=match[3] or "")
     from huggingface_hub.utils import parse_hf_uri
 
     uri = parse_hf_uri(address)
     if uri.type != "dataset":
         raise ValueError(f"it is an address of a {uri.type}")
     return DatasetAddress(uri.id, uri.revision, uri.path_in_repo)
-
-
-def wrong_usage() -> Any:
-    """The error of typer if a command is called wrongly, which has a name since 0.28."""
-    import typer
-
-    if is_older("typer", "0.28"):
-        _, _usage_error, any_error, *_ = typer.BadParameter.__mro__
-        return any_error
-    return typer.TyperException
 
 
 def netcdf_bytes(

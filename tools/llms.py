@@ -86,7 +86,9 @@ def llms() -> str:
         *claims(),
     ]
     parts += ["## Command line", *commands(), "## Documentation", *pages()]
-    return "\n\n".join(parts) + "\n"
+    text = "\n\n".join(parts) + "\n"
+    between_entries = r"(?m)^( *- .*)\n\n(?=- )"
+    return re.sub(between_entries, r"\1\n", text)
 
 
 def section(page: Path, name: str) -> str:

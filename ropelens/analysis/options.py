@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 
 from ropelens.checkpoints.load_options import Loading, option, setting
+from ropelens.checkpoints.local import local_path
 from ropelens.checkpoints.optional_packages import TRANSFORMER_LENS
 
 
@@ -84,10 +85,15 @@ class Options(Loading):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.backend == "transformer-lens":
+        if self.uses_bridge:
             TRANSFORMER_LENS.require(
                 "The backend transformer-lens is an optional package."
             )
+
+    @property
+    def uses_bridge(self) -> bool:
+        """Whether TransformerLens runs a model that is loaded."""
+        return self.backend == "transformer-lens"
 
 
 def with_options(
@@ -154,10 +160,19 @@ def path_of(text: str) -> Any:
     return Path(text)
 
 
+def check_names(names: Any) -> Any:
+    """Refuse local checkpoints that cannot be read, before torch is imported."""
+    for name in [names] if isinstance(names, str) else names or ():
+        local_path(name)
+    return names
+
+
 MODEL_HELP = (
     "A folder, a GGUF file, a Hub id, bundled, or bundled:NAME (ropelens list)."
 )
-ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help=MODEL_HELP, callback=check_names)
+]
 TextOption = Annotated[
     list[Path] | None,
     option(

@@ -37,6 +37,7 @@ from ropelens.checkpoints.names import short_name
 from ropelens.interventions.cuts import PlaneSweep
 from ropelens.interventions.measure_names import wanted_measures
 from ropelens.model.as_live_model import Model, as_live_model
+from ropelens.model.bridge import BridgeModel
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles.excerpt_choice import check_excerpts
 from ropelens.profiles.measurement import versions
@@ -83,11 +84,20 @@ class Plan:
                 "model": self.model["fingerprint"],
                 "text": self.text.documents_sha256,
                 "arguments": self.arguments,
-                "versions": versions(
-                    bridged=self.options.backend == "transformer-lens"
-                ),
+                "versions": self.versions,
             }
         )
+
+    @property
+    def is_bridged(self) -> bool:
+        """Whether TransformerLens runs the model."""
+        is_bridge = isinstance(self.source, BridgeModel)
+        return is_bridge or self.options.uses_bridge
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions on which the numbers depend."""
+        return versions(bridged=self.is_bridged)
 
     def read(self) -> LiveModel:
         """The model with its weights."""

@@ -29,9 +29,9 @@ from ropelens.interventions.truncate import truncate
 from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.measured_rotation.row_order import warn_of_row_order
 from ropelens.model.as_live_model import Model, as_live_model
-from ropelens.model.bridge import BridgeModel, bridge
+from ropelens.model.bridge import bridge
 from ropelens.model.live_model import LiveModel
-from ropelens.profiles.measurement import Measurement, versions
+from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.profile import profile as measure
 from ropelens.runtime.devices import explain_full_memory
 from ropelens.runtime.folder import UNFINISHED
@@ -112,7 +112,7 @@ def run_plan(plan: Plan, *, folder: Path | None, progress: ShowProgress) -> Anal
                 sweep = _measure_sweep(plan, measurement, progress)
                 earlier = _joined_by_sweep(folder, plan)
             shown: Any = live.model
-            if plan.options.backend == "transformer-lens" and live is not plan.source:
+            if plan.is_bridged and live is not plan.source:
                 shown = bridge(live.model, plan.source.tokenizer)
                 measurement = _measurement_of_bridge(measurement, shown)
             if earlier is None:
@@ -153,7 +153,7 @@ def _saved_in(folder: Path | None, plan: Plan) -> AbstractContextManager[None]:
         "tokens": plan.text.fingerprint,
         "documents": None if documents is None else documents.tolist(),
         "devices": ", ".join(map(str, plan.source.devices)),
-        "versions": versions(bridged=plan.options.backend == "transformer-lens"),
+        "versions": plan.versions,
     }
     return savepoint(folder / UNFINISHED, settings)
 
@@ -281,7 +281,7 @@ def _record(
         name: _none_if_unknown(value) for name, value in heads.attrs["claim"].items()
     }
     record["warnings"] = plan.warnings
-    record["versions"] = versions(bridged=isinstance(live, BridgeModel))
+    record["versions"] = plan.versions
     record["python"] = platform.python_version()
     record["platform"] = platform.platform()
     record["threads"] = torch.get_num_threads()

@@ -54,7 +54,7 @@ class Workload:
             context=self._width,
             width=self.source.torch_dtype.itemsize,
             device=self.source.devices[0].type,
-            scores=self._keeps_scores,
+            scores=self.options.uses_bridge,  # which stores all scores of a layer
         )
 
     @cached_property
@@ -83,7 +83,7 @@ class Workload:
             context=self._width,
             width=self.source.torch_dtype.itemsize,
             device=self.source.devices[0].type,
-            scores=self._keeps_scores,
+            scores=self.options.uses_bridge,
             logits=logits,
         )
 
@@ -91,11 +91,6 @@ class Workload:
     def _width(self) -> int:
         """Positions of a sequence, with padding."""
         return self.text.ids.shape[1]
-
-    @property
-    def _keeps_scores(self) -> bool:
-        """Whether the library stores all scores of a layer."""
-        return self.options.backend == "transformer-lens"
 
     @property
     def memory_shortage(self) -> str:

@@ -1,16 +1,14 @@
 """Finding a checkpoint by its name: a folder, a GGUF file, a bundled one, or on the Hub."""
 
 import json
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
 
-from ropelens.checkpoints.bundled import bundled_path
 from ropelens.checkpoints.files import INDEX, SINGLE, refuse_pointers
 from ropelens.checkpoints.load_options import Loading
-from ropelens.checkpoints.optional_packages import GGUF
+from ropelens.checkpoints.local import is_bundled, local_path
 from ropelens.errors import BadArgument, explained
 
 FETCHED = [
@@ -62,21 +60,13 @@ def locate(name: str, loading: Loading) -> Checkpoint:
 
 def _find(name: str, loading: Loading, role: str = "") -> Checkpoint:
     """Find a checkpoint without adapters; the error states its `role`."""
-    prefix, _, bundled_name = name.partition(":")
-    is_bundled = prefix == "bundled"
-    path = bundled_path(bundled_name or "rope") if is_bundled else Path(name)
-    if name and os.path.isdir(path):  # noqa: PTH112 (Path.is_dir raises for long names)
-        gguf_files = list(path.glob("*.gguf"))
-        if len(gguf_files) == 1 and not (path / "config.json").is_file():
-            path = gguf_files[0]
-    elif not (path.suffix == ".gguf" and path.is_file()):
+    path = local_path(name)
+    if path is None:
         return _fetch(name, loading.revision, role)
-    if path.is_file():
-        GGUF.require(f"{path.name} is a GGUF file, which the package gguf reads.")
     if loading.revision is not None:
         what = f"{name} has no revision {loading.revision}, because it is a local checkpoint."
         raise BadArgument(what, hint="no revision, or the id of a model on the Hub")
-    shown = f"bundled:{path.name}" if is_bundled else name
+    shown = f"bundled:{path.name}" if is_bundled(name) else name
     return Checkpoint(name=shown, path=path, revision="")
 
 

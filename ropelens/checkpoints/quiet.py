@@ -2,15 +2,15 @@
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 from transformers import modeling_gguf_pytorch_utils as gguf_weights
 from transformers.utils import logging as transformers_logging
+
+from ropelens.compatibility import replaced
 
 
 @contextmanager
@@ -24,7 +24,8 @@ def quiet_transformers(*, bars: bool = True) -> Iterator[None]:
             stack.callback(transformers_logging.enable_progress_bar)
             transformers_logging.disable_progress_bar()
         # This bar obeys disable_progress_bar.
-        _replace(stack, gguf_weights, "tqdm", transformers_logging.tqdm)
+        bar = transformers_logging.tqdm
+        stack.enter_context(replaced(gguf_weights, "tqdm", bar))
         yield
 
 
@@ -38,18 +39,11 @@ def quick_gguf(path: Path) -> Iterator[None]:
 
     from ropelens.checkpoints.gguf_reader import FastReader, parse_value
 
-    with ExitStack() as stack:
-        _replace(stack, gguf_weights, "_gguf_parse_value", parse_value)
-        # transformers reads the file several times, and maps names once for each module.
-        _replace(stack, gguf, "GGUFReader", cache(FastReader))
-        names = cache(gguf.get_tensor_name_map)
-        _replace(stack, gguf, "get_tensor_name_map", names)
+    # transformers reads the file several times, and maps names once for each module.
+    names = cache(gguf.get_tensor_name_map)
+    with (
+        replaced(gguf_weights, "_gguf_parse_value", parse_value),
+        replaced(gguf, "GGUFReader", cache(FastReader)),
+        replaced(gguf, "get_tensor_name_map", names),
+    ):
         yield
-
-
-def _replace(
-    stack: ExitStack, module: ModuleType, name: str, function: Callable[..., Any]
-) -> None:
-    """Replace a function of a module until the stack closes."""
-    stack.callback(setattr, module, name, getattr(module, name))
-    setattr(module, name, function)

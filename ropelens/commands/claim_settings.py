@@ -263,7 +263,7 @@ def _identity(profile: xr.Dataset, part: Setting, options: Testing) -> dict[str,
         "runs": part.runs,
         "seed": options.seed,
         "robust": options.robust,
-        "versions": versions(),
+        "versions": versions(bridged=options.uses_bridge),
     }
     if part.plan is None:
         return identity

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ropelens.analysis.options import OutOption, TextOption, with_options
+from ropelens.analysis.options import OutOption, TextOption, check_names, with_options
 from ropelens.checkpoints.names import name_checkpoints
 from ropelens.commands.claim_settings import (
     Ledger,
@@ -44,7 +44,8 @@ SHOWN_COLUMNS = (
 )
 def claims_command(
     models: Annotated[
-        list[str] | None, typer.Argument(metavar="MODEL|DIR", help=PLACES_HELP)
+        list[str] | None,
+        typer.Argument(metavar="MODEL|DIR", help=PLACES_HELP, callback=check_names),
     ] = None,
     *,
     out: OutOption = Path("claims"),
@@ -89,7 +90,7 @@ def claims_command(
             print_expected_time(of_model)
     for name, of_model in settings.items():
         ledgers[name] = ledger_of_settings(of_model, name, out, options)
-    _write(out, places, [ledgers[name] for name in places])
+    _write(out, places, [ledgers[name] for name in places], options)
     finish(out)
 
 
@@ -142,7 +143,9 @@ def _check_options(
         raise BadArgument(again, hint="without --text")
 
 
-def _write(out: Path, places: dict[str, str], ledgers: list[Ledger]) -> None:
+def _write(
+    out: Path, places: dict[str, str], ledgers: list[Ledger], options: Testing
+) -> None:
     """Print the table of all models, and write it with its page."""
     import pandas as pd
 
@@ -163,7 +166,7 @@ def _write(out: Path, places: dict[str, str], ledgers: list[Ledger]) -> None:
     findings = claims_sentences(table, places)
     record = {
         "command": this_command(),
-        "versions": versions(),
+        "versions": versions(bridged=options.uses_bridge),
         "findings": findings,
         "model": {"name": name},
         "runs": models,

@@ -14,6 +14,7 @@ from ropelens.analysis.options import (
     Options,
     OutOption,
     TextOption,
+    check_names,
     names_in,
     with_options,
 )
@@ -39,7 +40,9 @@ def analyze_command(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="MODEL", help=f"{MODEL_HELP} Can be several. [default: bundled]"
+            metavar="MODEL",
+            help=f"{MODEL_HELP} Can be several. [default: bundled]",
+            callback=check_names,
         ),
     ] = None,
     *,

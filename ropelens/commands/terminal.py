@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from ropelens.analysis.options import ModelArgument, Options, TextOption, with_options
-from ropelens.compatibility import wrong_usage
 from ropelens.errors import RopelensError
+
+# The error of typer for a command that is called wrongly, which has no name before typer 0.28
+WRONG_USAGE: Any = typer.BadParameter.__mro__[2]
 
 if TYPE_CHECKING:
     from ropelens.analysis.analysis_result import Analysis
@@ -159,7 +161,7 @@ def run_app(app: typer.Typer, *, name: str = "ropelens") -> None:
 
 def _explain(error: BaseException, name: str) -> int:
     """Print the error in one line and return the exit status; raise a bug."""
-    if isinstance(error, wrong_usage()):
+    if isinstance(error, WRONG_USAGE):
         message = error.format_message().replace("Value error, ", "")  # from typer
         context = getattr(error, "ctx", None)  # set if the command is known
         command = context.command_path if context else name

@@ -47,6 +47,8 @@ def plot_truncation(
     `layers` names the kind of layers if the sweep has several; the default is the first kind.
     `table` is `summarize_truncation(truncation)`, if you already have it.
     """
+    if "kept" not in truncation.coords:
+        raise _cannot_draw("has no steps")
     if table is None:
         table = summarize_truncation(truncation)
     sweeps = sweeps_by_kind(truncation)

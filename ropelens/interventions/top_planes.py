@@ -4,6 +4,7 @@ import pandas as pd
 import xarray as xr
 
 from ropelens.arguments import Positive, public
+from ropelens.errors import BadArgument
 
 
 @public
@@ -14,6 +15,11 @@ def top_planes(attribution: xr.Dataset, count: Positive = 12) -> pd.DataFrame:
     does not rotate), `wavelength` (tokens), and the variables `attribution`, and `dropped` and
     `patched` if they were measured, of the result of `attribute_planes`.
     """
+    if "attribution" not in attribution:
+        raise BadArgument(
+            "These results have no attribution of planes.",
+            hint="the result of rl.attribute_planes",
+        )
     names = []
     for name in ("wavelength", "attribution", "dropped", "patched"):
         if name in attribution.variables:

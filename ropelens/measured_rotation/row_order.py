@@ -109,7 +109,9 @@ def order_losses(
 
 
 def story_tokens(live: LiveModel) -> Int[Tensor, " position"]:
-    """Tokens of the story; no tokens if the vocabulary of the model is too small."""
+    """Tokens of the story; no tokens without a tokenizer that fits the model."""
+    if live.tokenizer is None:
+        return torch.zeros(0, dtype=torch.long)
     tokens = prompt_tokens(STORY, live.tokenizer)[: live.context]
     if len(tokens) < 3 or tokens.max() >= live.vocabulary:
         return tokens[:0]
@@ -158,19 +160,20 @@ def needs_row_check(live: LiveModel) -> bool:
 
     They leave no doubt if the present order predicts the first tokens of the story better than
     the other orders (the paired 95 % interval is below 0), if the other orders do not predict
-    better than chance, or if no layer rotates. The model must just have been loaded, because
-    RoPE that depends on the length then has the rotation of a short sequence.
+    better than chance, or if no layer rotates. They leave one if they do not suffice to measure
+    the rotation. The model must just have been loaded, because RoPE that depends on the length
+    then has the rotation of a short sequence.
     """
+    tokens = story_tokens(live)[:FEW_TOKENS]
+    if not len(tokens):
+        return False
     try:
-        tokens = story_tokens(live)[:FEW_TOKENS]
-        if not len(tokens):
-            return False
         layers = measure_layers(live, settings=BRIEF)
         if not any(layer.planes.inv_freq.any() for layer in layers):
             return False
         losses = order_losses(live, tokens, layers)
     except RopelensError:
-        return False
+        return True
     return losses.other_predicts and losses.excess.high >= 0
 
 

@@ -26,8 +26,10 @@ from ropelens.checkpoints.config import read_config
 from ropelens.checkpoints.load_options import Loading
 from ropelens.commands.app import app
 from ropelens.config_facts import depends_on_length
-from ropelens.errors import BadCheckpoint
+from ropelens.errors import BadCheckpoint, UnsupportedModel
+from ropelens.measured_rotation import row_order
 from ropelens.measured_rotation.row_order import check_row_order
+from ropelens.measured_rotation.single_tokens import BRIEF, FULL
 from ropelens.model.as_live_model import as_live_model
 
 
@@ -182,6 +184,22 @@ def test_a_wrong_order_of_rows_is_reported(tmp_path: Path, permutations: int):
     before = copy.deepcopy(model.state_dict())
     assert check_row_order(as_live_model(model, tokenizer)).wrong
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+def test_a_short_probe_that_fails_leaves_a_doubt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    measure_layers = row_order.measure_layers
+
+    def without_short_probe(live, *, settings=FULL):
+        if settings is BRIEF:
+            raise UnsupportedModel("The rotation is not clear.", hint="more tokens")
+        return measure_layers(live, settings=settings)
+
+    monkeypatch.setattr(row_order, "measure_layers", without_short_probe)
+    write_bundled(tmp_path / "wrong.gguf", permutations=2)
+    with pytest.warns(UserWarning, match="rows of q and k are in the wrong order"):
+        rl.load(tmp_path / "wrong.gguf")
 
 
 def forward_passes(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:

@@ -341,6 +341,8 @@ def test_help_and_mistakes_do_not_wait_for_slow_imports(model, text, tmp_path):
         ): "Invalid value for '--context': ",
         ("analyze", model, "--text", tmp_path / "none", *to): "none does not exist",
         ("analyze", model, *to): "needs a text",
+        ("truncate", "bundled:none", *to): "no checkpoint called 'none' is bundled",
+        ("claims", "bundled:none", *to): "no checkpoint called 'none' is bundled",
         (
             "analyze",
             model,

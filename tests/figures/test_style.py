@@ -8,6 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 import xarray as xr
+from synthetic_profile import synthetic_profile
 from synthetic_truncation import synthetic_truncation
 
 import ropelens as rl
@@ -313,3 +314,12 @@ def test_missing_parts_of_a_sweep_are_refused():
         rl.plot_truncation(fast, by="band")
     with pytest.raises(BadArgument, match="The sweep did not measure classes"):
         rl.plot_truncation(fast, by="class")
+    profile, _ = synthetic_profile(layers=1, heads=2, kv_heads=1)
+    with pytest.raises(BadArgument, match="The sweep has no steps"):
+        rl.plot_truncation(profile)
+
+
+def test_planes_without_attribution_are_refused():
+    profile, _ = synthetic_profile(layers=1, heads=2, kv_heads=1)
+    with pytest.raises(BadArgument, match="no attribution of planes"):
+        rl.plot_top_planes(profile)

@@ -13,6 +13,8 @@ from tiny_checkpoints import save_tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import ropelens as rl
+from ropelens.analysis.options import Options
+from ropelens.analysis.plan import plan_analysis
 from ropelens.attention.call import AttentionCall
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.model.as_live_model import as_live_model
@@ -211,6 +213,12 @@ def with_name_of_cache(module: torch.nn.Module, args: tuple, options: dict) -> t
     """TransformerLens 4.3 does not know the name of the cache since transformers 5.24."""
     cache = options.get("cache", options.get("past_key_values"))
     return args, {**options, "past_key_values": cache}
+
+
+def test_the_plan_of_a_bridge_names_its_library(tmp_path: Path):
+    bridged = bridge(*saved("llama_gqa", tmp_path))
+    plan = plan_analysis(bridged, TOKENS, Options())
+    assert "transformer-lens" in plan.versions
 
 
 @torch.no_grad()
