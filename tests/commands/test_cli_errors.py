@@ -61,14 +61,14 @@ def test_results_of_another_model_are_refused_before_loading(
     ("args", "words"),
     [
         (["train"], "Missing option '--out'; see ropelens train --help"),
-        (["analyze", "--rows", "few"], "'--rows': invalid literal for int()"),
+        (["analyze", "--rows", "few"], "Invalid value for '--rows': "),
         (
             ["analyze", "--seed", str(2**70)],
             "Invalid value for '--seed': ",
         ),
         (["analyze", "--nonsense"], "--nonsense"),
         (["analyze", "--out", ""], "'--out': it is empty"),
-        (["truncate", "--keep", "half"], "could not convert string to float: 'half'"),
+        (["truncate", "--keep", "half"], "Invalid value for '--keep': "),
         (["train", "--out", "run"], "one of --text, --tokens and --study is needed"),
         (
             ["train", "--study", "s", "--out", "o", "--steps", "9"],
