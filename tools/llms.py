@@ -18,12 +18,7 @@ from ropelens.commands.app import app
 
 PAGE = Path("llms.txt")
 SECTIONS = {
-    "README.md": [
-        "Two commands",
-        "Your own model",
-        "In Python",
-        "Meaning of the numbers",
-    ],
+    "README.md": ["Two commands", "Your own model", "In Python"],
     "docs/tasks.md": ["Pitfalls", "Tasks"],
     "docs/guide.md": ["Guide", "Texts", "Looking inside a head"],
     "docs/variants.md": ["Variants of RoPE", "Editing a live model"],

@@ -56,10 +56,10 @@ class Options(Loading):
         "Number of random sequences. [default: up to 64, fewer if long]",
         min=1,
     )
-    bos: Literal["always", "tokenizer"] = setting(
-        "always",
+    bos: Literal["tokenizer", "always", "never"] = setting(
+        "tokenizer",
         None,
-        "Begin sequences with BOS: always (if there is one), or as the tokenizer does.",
+        "Begin sequences as the tokenizer begins a text, always with BOS, or never.",
     )
     rows: int | Literal["all", "auto"] = setting(
         "auto",

@@ -17,6 +17,7 @@ import torch
 import xarray as xr
 
 from ropelens.analysis.analysis_result import Analysis, label_numbers
+from ropelens.analysis.beginning import warn_of_beginning
 from ropelens.analysis.inputs import TextSource
 from ropelens.analysis.options import Options
 from ropelens.analysis.plan import Plan, keep_warnings, plan_analysis
@@ -99,6 +100,7 @@ def run_plan(plan: Plan, *, folder: Path | None, progress: ShowProgress) -> Anal
             live = plan.read()
             if isinstance(plan.source, Opened):
                 warn_of_row_order(live)
+            warn_of_beginning(live, plan.text, bos=plan.options.bos)
         loaded = time.perf_counter()
         with _explain_memory(plan), _saved_in(folder, plan):
             measurement = Measurement.of(
@@ -273,6 +275,7 @@ def _record(
     }
     record["text"] = {
         "source": attrs["text"],
+        "beginning": attrs["beginning"],
         "fingerprint": plan.text.documents_sha256 or None,
     }
     record["labels"] = heads["label"].value_counts().to_dict()

@@ -100,6 +100,14 @@ def _add_scaling(rope: dict[str, Any], stated: GgufRope, *, head_dim: int) -> No
         rope["partial_rotary_factor"] = stated.rotary_dim / head_dim
 
 
+def begins_with_bos(path: Path) -> bool | None:
+    """Whether a GGUF file states that texts begin with BOS; None if it does not state it."""
+    import gguf  # an optional package
+
+    stated = gguf.GGUFReader(str(path)).fields.get("tokenizer.ggml.add_bos_token")
+    return None if stated is None else bool(stated.contents())
+
+
 def _rope_entries(path: Path) -> dict[str, Any]:
     """Keys and tensors about RoPE in a GGUF file, by their short names."""
     import gguf  # an optional package

@@ -6,9 +6,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ropelens.checkpoints.config import source_of
 from ropelens.checkpoints.files import TOKENIZER_FILES, refuse_pointers
+from ropelens.checkpoints.gguf_rope import begins_with_bos
 from ropelens.checkpoints.load_options import Loading
 from ropelens.errors import explained
-from ropelens.text.tokenize import encode
+from ropelens.text.tokenize import encode, first_tokens
 
 
 def read_tokenizer(path: Path, loading: Loading) -> PreTrainedTokenizerBase | None:
@@ -20,11 +21,21 @@ def read_tokenizer(path: Path, loading: Loading) -> PreTrainedTokenizerBase | No
     with explained(what, _hint(path)):
         try:
             tokenizer = AutoTokenizer.from_pretrained(**source_of(path, loading))
+            if path.is_file():
+                _begin_as_stated(tokenizer, path)
             encode("a", tokenizer)
         except Exception:
             refuse_pointers(files)
             raise
     return tokenizer
+
+
+def _begin_as_stated(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
+    """Begin texts with BOS or without, as a GGUF file states. transformers ignores this."""
+    stated = begins_with_bos(path)
+    begins = first_tokens(tokenizer) == [tokenizer.bos_token_id]
+    if stated is not None and stated != begins:
+        tokenizer.add_bos_token = stated
 
 
 def _hint(path: Path) -> str:

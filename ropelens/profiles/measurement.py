@@ -33,7 +33,12 @@ from ropelens.text.documents import check_document
 from ropelens.text.prompts import Prompt, TokenNames
 from ropelens.text.rows import HowMany, Rows, all_rows, rows_for, sample_rows
 from ropelens.text.text import Text
-from ropelens.text.tokenize import TextInput, prompt_tokens, warn_beyond
+from ropelens.text.tokenize import (
+    TextInput,
+    find_beginning,
+    prompt_tokens,
+    warn_beyond,
+)
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
 
@@ -163,6 +168,7 @@ class Measurement:
             "sequences": len(text),
             "documents": documents,
             "tokens": int(text.real.sum()),
+            "beginning": find_beginning(text, live.tokenizer),
             "tokens_sha256": text.fingerprint,
             "versions": json.dumps(versions(bridged=bridged)),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -73,8 +73,10 @@ def short_facts(profile: xr.Dataset) -> list[str]:
         f"{profile.sizes['layer']} layers × {profile.sizes['head']} heads",
         f"{int(attrs['tokens']):,} tokens",
         context,
-        f"loss {_loss(attrs)}",
     ]
+    if attrs.get("beginning"):
+        facts.append(attrs["beginning"])
+    facts.append(f"loss {_loss(attrs)}")
     kinds = kinds_sentence(profile)
     if kinds:
         facts.append(kinds.removesuffix("."))

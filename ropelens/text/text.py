@@ -44,7 +44,8 @@ class Text:
     `documents` [row, position] the ids are packed rows, which are split into one sequence per
     document (negative: padding). `hidden` [sequence, position] marks tokens inside a sequence
     that a mask hides. They are not used as keys, rows or predictions. `source` is a sentence
-    about the origin of the text, and `documents_sha256` is the SHA-256 of its documents, or "".
+    about the origin of the text, `beginning` is how its sequences begin ("begins with <s>") and
+    `documents_sha256` is the SHA-256 of its documents. They are "" if they are unknown.
 
     Raises `BadArgument` for values that do not fit each other.
     """
@@ -54,6 +55,7 @@ class Text:
     documents: Int[Tensor, " sequence"] | None = None
     hidden: TokenMask | None = None
     source: str = field(default="", kw_only=True)
+    beginning: str = field(default="", kw_only=True)
     documents_sha256: str = field(default="", kw_only=True)
     packed: PackedRow | None = field(default=None, kw_only=True, repr=False)
     bos: int | None = field(default=None, kw_only=True, repr=False)

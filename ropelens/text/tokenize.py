@@ -21,8 +21,8 @@ from ropelens.text.documents import check_document, documents_sha256
 from ropelens.text.rows import generator_of
 from ropelens.text.text import Text
 
-Bos = Literal["always", "tokenizer"]
-"""Whether sequences begin with BOS: if the tokenizer has one, or only if it adds one itself."""
+Bos = Literal["tokenizer", "always", "never"]
+"""How sequences begin: as the tokenizer begins a text, with its BOS, or with the text."""
 
 PIECE = 1_000_000
 """Characters that are tokenized in one call; a tokenizer takes a hundred times their memory."""
@@ -73,15 +73,16 @@ def tokenize(
     context: Several,
     sequences: Positive | None = None,
     seed: Count = 0,
-    bos: Bos = "always",
+    bos: Bos = "tokenizer",
 ) -> Text:
     """Cut documents, or one document, into sequences of `context` tokens.
 
-    Each sequence starts with the BOS of the tokenizer if there is one, and has no other special
-    token: the name of a special token in a document, such as "<s>", is text. (With
-    bos="tokenizer", it starts with BOS only if the tokenizer itself begins a text with BOS.) A
-    document is tokenized as a whole and then cut. The last, shorter sequence is padded. A
-    sequence of fewer than 2 tokens is dropped, because it has nothing to predict.
+    Each sequence begins as `tokenizer(text)` begins a text: with BOS or other special tokens,
+    or with the text itself. With bos="always" it begins with the BOS of the tokenizer if there
+    is one, and with bos="never" it begins with the text. It has no other special token: the
+    name of a special token in a document, such as "<s>", is text. A document is tokenized as a
+    whole and then cut. The last, shorter sequence is padded. A sequence of fewer than 2 tokens
+    is dropped, because it has nothing to predict.
 
     `sequences=N` draws N sequences at random with `seed`, evenly from all documents, and keeps
     their order. If there are fewer, all are used, with a warning. Sequences that are shorter
@@ -113,11 +114,13 @@ def tokenize(
         candidates = long if len(long) >= sequences else cut
         chosen = sample_sequences(candidates, sequences, seed)
     characters = sum(len(text) for text in texts)
+    begin = first_tokens(tokenizer, bos)
     return Text(
         pad_sequence([torch.tensor(x.tokens) for x in chosen], batch_first=True),
         lengths=torch.tensor([len(x.tokens) for x in chosen]),
         documents=torch.tensor([x.document for x in chosen]),
         documents_sha256=documents_sha256(texts),
+        beginning=name_beginning(begin, tokenizer),
         source=f"{len(chosen):,} of {len(cut):,} sequences of up to {context:,} tokens "
         f"(documents: {len(texts):,}, characters: {characters:,})",
     )
@@ -135,7 +138,7 @@ class CutSequence:
 def cut_document(
     text: str, number: int, tokenizer: Any, *, context: int, bos: Bos
 ) -> list[CutSequence]:
-    """The sequences of 2 tokens or more into which a document is cut, each with BOS first."""
+    """The sequences of 2 tokens or more into which a document is cut; see `tokenize`."""
     encoded = encode(text, tokenizer, bos)
     step = context - len(encoded.begin)
     rows = []
@@ -174,20 +177,20 @@ def warn_beyond(context: int, maximum: int | None) -> None:
 
 @dataclass(frozen=True)
 class Encoded:
-    """The token that a sequence begins with, or no token, and the tokens of a text."""
+    """The special tokens that a sequence begins with, and the tokens of a text."""
 
     begin: list[int]
     ids: list[int]
 
 
 def encode(
-    text: str, tokenizer: Any, begin: Bos = "always", *, prompt: bool = False
+    text: str, tokenizer: Any, bos: Bos = "tokenizer", *, prompt: bool = False
 ) -> Encoded:
-    """Return the tokens of `text`, and the token that its sequences begin with.
+    """Return the tokens of `text`, and the special tokens that its sequences begin with.
 
     The name of a special token, such as "<s>", is text in a document. In a `prompt` it is the
-    special token, and a prompt that begins with a special token gets no BOS, as a chat template
-    wrote the whole prompt.
+    special token. Nothing is put before a prompt that begins with a special token, because a
+    chat template wrote the whole prompt.
     """
     check_tokenizer(tokenizer)
     with explained(
@@ -196,9 +199,7 @@ def encode(
         error=BadText,
     ):
         text.encode()
-    bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-    if begin == "tokenizer" and tokenizer("a", verbose=False)["input_ids"][:1] != bos:
-        bos = []
+    begin = first_tokens(tokenizer, bos)
     ids: list[int] = []
     for part in pieces(text):
         encoding = tokenizer(
@@ -212,8 +213,38 @@ def encode(
         added = tokenizer.added_tokens_decoder.values()
         special = tuple(token.content for token in added if token.special)
         if text.startswith(special):
-            bos = []
-    return Encoded(bos, ids)
+            begin = []
+    return Encoded(begin, ids)
+
+
+def first_tokens(tokenizer: Any, bos: Bos = "tokenizer") -> list[int]:
+    """The special tokens with which sequences begin."""
+    if bos == "never":
+        return []
+    if bos == "always":
+        return [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    whole = tokenizer("a", verbose=False)["input_ids"]
+    letter = tokenizer("a", add_special_tokens=False, verbose=False)["input_ids"]
+    for start in range(len(whole)):
+        if whole[start : start + len(letter)] == letter:
+            return list(whole[:start])
+    return []
+
+
+def name_beginning(tokens: list[int], tokenizer: Any) -> str:
+    """Words for the special tokens that sequences begin with, such as "begins with <s>"."""
+    name = tokenizer.decode(tokens) if tokens else "the text"
+    return f"begins with {name}"
+
+
+def find_beginning(text: Text, tokenizer: Any) -> str:
+    """How the sequences of a text begin, such as "begins with <s>"; "" if it is not known."""
+    special = getattr(tokenizer, "all_special_ids", None)
+    if text.beginning or special is None:
+        return text.beginning
+    first, *others = text.ids[:, 0].unique().tolist()
+    is_special = not others and first in special
+    return name_beginning([first] if is_special else [], tokenizer)
 
 
 def check_tokenizer(tokenizer: Any) -> None:
@@ -237,8 +268,8 @@ def pieces(text: str, *, longest: int = PIECE) -> list[str]:
 
 
 def prompt_tokens(
-    text: str, tokenizer: Any, begin: Bos = "always"
+    text: str, tokenizer: Any, bos: Bos = "tokenizer"
 ) -> Int[Tensor, " position"]:
     """Token ids of a prompt, which may contain special tokens; see `encode`."""
-    encoded = encode(text, tokenizer, begin, prompt=True)
+    encoded = encode(text, tokenizer, bos, prompt=True)
     return torch.tensor([*encoded.begin, *encoded.ids], dtype=torch.long)

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 import ropelens as rl
 from ropelens.checkpoints import gguf_reader
-from ropelens.checkpoints.bundled import bundled_path
+from ropelens.checkpoints.bundled import bundled_path, sample_path
 from ropelens.checkpoints.config import read_config
 from ropelens.checkpoints.load_options import Loading
 from ropelens.commands.app import app
@@ -57,7 +57,12 @@ def finish(writer: gguf.GGUFWriter, stated) -> None:
 
 
 def write_bundled(
-    file: Path, *, permutations=1, kind="F32", stated: Any = None
+    file: Path,
+    *,
+    permutations=1,
+    kind="F32",
+    bos: bool = True,
+    stated: Any = None,
 ) -> None:
     quantized = gguf.GGMLQuantizationType[kind]
     config = LlamaConfig.from_pretrained(bundled_path())
@@ -77,6 +82,7 @@ def write_bundled(
     writer.add_token_list(sorted(described["vocab"], key=described["vocab"].get))
     writer.add_token_merges([" ".join(pair) for pair in described["merges"]])
     writer.add_bos_token_id(config.bos_token_id)
+    writer.add_add_bos_token(bos)
     writer.add_eos_token_id(config.eos_token_id)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for torch_name, weight in model.named_parameters():
@@ -175,6 +181,21 @@ def test_a_quantized_file_is_the_model_except_for_rounding(kind, error, tmp_path
     assert not check_row_order(as_live_model(model, tokenizer)).wrong
 
 
+@pytest.mark.parametrize(("stated", "first"), [(False, "the text"), (True, "<s>")])
+def test_texts_begin_as_a_file_states(tmp_path: Path, stated: bool, first: str):
+    file = tmp_path / "small.gguf"
+    write_bundled(file, bos=stated)
+    text = tmp_path / "text.txt"
+    text.write_text("The old man lived by the sea. " * 60)
+    few = rl.Options(context=64, sequences=2, surrogates=0)
+    with nullcontext() if stated else pytest.warns(UserWarning, match="--bos always"):
+        analysis = rl.analyze(file, text, options=few)
+    bos = analysis.tokenizer.bos_token_id
+    assert (analysis.tokenizer("The").input_ids[0] == bos) == stated
+    assert (analysis.text.ids[:, 0] == bos).all() == stated
+    assert analysis.profile.attrs["beginning"] == f"begins with {first}"
+
+
 @pytest.mark.parametrize("permutations", [0, 2])
 def test_a_wrong_order_of_rows_is_reported(tmp_path: Path, permutations: int):
     file = tmp_path / "wrong.gguf"
@@ -265,9 +286,8 @@ def test_a_run_on_a_file(bundled_file: Path, tmp_path: Path):
     result = runner.invoke(app, ["rope", str(bundled_file)])
     assert result.exit_code == 0, result.output
     assert "The rows of q and k are in the right order" in result.output
-    (tmp_path / "text.txt").write_text(
-        "Once there was a cat. The cat sat by the fire. " * 80
-    )
+    story, *_ = rl.read_documents([sample_path()])
+    (tmp_path / "text.txt").write_text(story)
     arguments = f"--text {tmp_path}/text.txt --context 64 --sequences 4 --surrogates 2"
     arguments += f" --out {tmp_path}/out"
     result = runner.invoke(app, ["analyze", str(bundled_file), *arguments.split()])

@@ -21,7 +21,7 @@ from ropelens.errors import BadArgument, BadText
 from ropelens.measured_rotation.load import load
 from ropelens.text.documents import read_documents
 from ropelens.text.text import Text
-from ropelens.text.tokenize import encode, pieces, tokenize
+from ropelens.text.tokenize import encode, find_beginning, pieces, tokenize
 
 
 def letters(*, bos: bool = True) -> PreTrainedTokenizerFast:
@@ -33,7 +33,8 @@ def letters(*, bos: bool = True) -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.add_special_tokens([AddedToken("<s>"), AddedToken("</s>")])
     ends = [("<s>", 1), ("</s>", 2)]
-    added = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
+    template = "<s> $A </s>" if bos else "$A </s>"
+    added = processors.TemplateProcessing(single=template, special_tokens=ends)
     tokenizer.post_processor = added
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -136,8 +137,35 @@ def test_bos_as_the_tokenizer_itself_adds_it():
     added = processors.TemplateProcessing(single="$A </s>", special_tokens=end)
     adds_no_bos.backend_tokenizer.post_processor = added
     assert adds_no_bos.bos_token_id == 1
-    without_bos = tokenize("ab", adds_no_bos, context=2, bos="tokenizer")
+    without_bos = tokenize("ab", adds_no_bos, context=2)
     assert sequences_of(without_bos) == [[97, 98]]
+    assert without_bos.beginning == "begins with the text"
+    always = tokenize("ab", adds_no_bos, context=2, bos="always")
+    assert sequences_of(always) == [[1, 97], [1, 98]]
+    assert always.beginning == "begins with <s>"
+
+
+def test_a_text_without_bos():
+    never = tokenize("ab", WITH_BOS, context=2, bos="never")
+    assert sequences_of(never) == [[97, 98]]
+
+
+def test_several_tokens_that_a_tokenizer_puts_in_front():
+    """GLM begins each text with two special tokens."""
+    tokenizer = letters()
+    specials = [("<s>", 1), ("</s>", 2)]
+    added = processors.TemplateProcessing(single="<s> </s> $A", special_tokens=specials)
+    tokenizer.backend_tokenizer.post_processor = added
+    text = tokenize("ab", tokenizer, context=3)
+    assert sequences_of(text) == [[1, 2, 97], [1, 2, 98]]
+    assert text.beginning == "begins with <s> </s>"
+
+
+def test_the_beginning_of_given_tokens_is_found():
+    special = Text([[1, 97], [1, 98]])
+    assert find_beginning(special, WITH_BOS) == "begins with <s>"
+    assert find_beginning(special, None) == ""
+    assert find_beginning(Text([[97, 98]]), WITH_BOS) == "begins with the text"
 
 
 @given(
