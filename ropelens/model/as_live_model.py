@@ -11,6 +11,7 @@ from ropelens.config_facts import rope_types
 from ropelens.errors import UnsupportedModel, explained
 from ropelens.model.bridge import BridgeModel
 from ropelens.model.live_model import LiveModel
+from ropelens.model.whole_weights import require_whole_weights
 from ropelens.runtime.devices import devices_of
 
 
@@ -28,14 +29,16 @@ IN_WORDS[Model] = (
     "nnsight or nnterp model"
 )
 
-WRAPPED = ("_orig_mod", "module")
-"""The module in the wrapper of torch.compile, and in DataParallel and similar wrappers."""
+WRAPPED = ("_orig_mod", "module", "_fsdp_wrapped_module")
+"""The module in the wrapper of torch.compile, of DataParallel and similar ones, and of FSDP."""
 
 
 def as_live_model(model: Model, tokenizer: Any = None) -> LiveModel:
     """Live model for a transformers model, a wrapper around one, or a `TransformerBridge`."""
     if isinstance(model, LiveModel):
         return model
+    if isinstance(model, nn.Module):
+        require_whole_weights(model)
     model = unwrapped(model)
     class_name = type(model).__name__
     if class_name == "TransformerBridge":

@@ -15,8 +15,9 @@ from torch import distributed as dist
 from transformers import Trainer, TrainerCallback
 
 from ropelens.arguments import Positive, public
-from ropelens.errors import BadArgument, RopelensError, UnsupportedModel
+from ropelens.errors import BadArgument, RopelensError
 from ropelens.model.as_live_model import Model, unwrapped
+from ropelens.model.whole_weights import require_whole_weights
 from ropelens.profiles.measurement import versions
 from ropelens.profiles.measures import find_statistics
 from ropelens.profiles.profile import profile
@@ -28,12 +29,6 @@ from ropelens.text.tokenize import TextInput
 from ropelens.train.watched_numbers import step_folders, watched_numbers
 
 DEFAULT = ("reversal", "position_sensitivity")
-# Attributes of parameters or modules if processes hold parts of the weights
-SHARDED = {
-    "placements": "FSDP or tensor parallelism",
-    "_fsdp_wrapped_module": "FSDP",
-    "ds_id": "DeepSpeed ZeRO-3",
-}
 
 
 class RopeCallback(TrainerCallback):
@@ -213,19 +208,6 @@ def watch(
 
 def is_first_process() -> bool:
     return not (dist.is_available() and dist.is_initialized() and dist.get_rank() > 0)
-
-
-def require_whole_weights(model: Any) -> None:
-    """Raise `UnsupportedModel` if this process holds only a part of the weights."""
-    parts = [*model.parameters(), *model.modules()]
-    for attribute, method in SHARDED.items():
-        if any(hasattr(part, attribute) for part in parts):
-            raise UnsupportedModel(
-                "Each process holds only a part of the weights of "
-                f"{type(model).__name__}.",
-                seen=method,
-                hint="DDP or ZeRO-2, or ropelens analyze with saved checkpoints",
-            )
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import ropelens as rl
 from ropelens.analysis.open_folder import rewrite_page
-from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.errors import BadArgument
 from ropelens.train import watch
 from ropelens.train.watched_numbers import step_folders, watched_numbers
 
@@ -191,16 +191,6 @@ def test_refusals(tmp_path: Path):
     rl.RopeCallback(TEXT).attach(trainer)
     with pytest.raises(BadArgument, match="this Trainer has none"):
         trainer.train()
-    model = tiny("llama_gqa")
-    wrapped = nn.Module()
-    wrapped._fsdp_wrapped_module = tiny("llama_gqa")
-    model.lm_head.weight.ds_id = 1
-    for whole, name in ((wrapped, "FSDP"), (model, "DeepSpeed ZeRO-3")):
-        with (
-            pytest.raises(UnsupportedModel, match=name),
-            rl.watch(whole, TEXT, out=tmp_path),
-        ):
-            pass
 
 
 def test_a_first_measurement_that_fails_leaves_no_results(tmp_path: Path):
