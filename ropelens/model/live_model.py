@@ -24,6 +24,7 @@ from ropelens.model.intervention import Intervention
 from ropelens.model.model_noise import Noise, measure_noise
 from ropelens.model.observation_check import check_same_logits
 from ropelens.model.output_check import NoiseNeeded, OutputCheck
+from ropelens.model.user_hooks import explained_user_hooks, without_user_hooks
 from ropelens.noise import noise_tokens
 from ropelens.rope.select import HeadMask
 from ropelens.runtime.devices import LOGITS_AT_ONCE, device_of
@@ -92,7 +93,10 @@ class LiveModel:
             # it gets an integer.
             every = torch.arange(tokens.shape[1], device=self.device)
             inputs["logits_to_keep"] = every[-last:]
-        with forward_patches.without_dropout(self.model):
+        with (
+            forward_patches.without_dropout(self.model),
+            explained_user_hooks(self.model),
+        ):
             result = self._runner(tokens.to(self.device), **inputs, use_cache=False)
         return result if isinstance(result, Tensor) else result.logits
 
@@ -169,6 +173,7 @@ class LiveModel:
             # Restore the model before the caller gets the piece and possibly stops.
             with (
                 forward_patches.without_dropout(self.model),
+                explained_user_hooks(self.model),
                 forward_patches.cache_first_result(
                     self.model.base_model, hidden_states
                 ),
@@ -259,10 +264,15 @@ class LiveModel:
         hooks = hooks_of(self._modules[0])
         return () if hooks is None else hooks.interventions
 
-    def without_hooks(self) -> AbstractContextManager[None]:
-        """Suspend every open intervention and observer while the block runs."""
+    @contextmanager
+    def without_hooks(self) -> Iterator[None]:
+        """Suspend open interventions and observers, and hooks of the user, in the block.
+
+        It is for passes on tokens that the user did not choose; see `without_user_hooks`.
+        """
         modules = [module for module in self._modules if hooks_of(module) is not None]
-        return hooked(modules, lambda _: Hooks())
+        with without_user_hooks(self.model), hooked(modules, lambda _: Hooks()):
+            yield
 
     @contextmanager
     def _hooked(self, change: ChangeOfHooks) -> Iterator[None]:
@@ -287,7 +297,10 @@ class LiveModel:
         if case in self._checked:
             return
         run = partial(self.forward, tokens, hidden=hidden, last=1)
-        with forward_patches.skip_mlp_work(self.model):
+        with (
+            without_user_hooks(self.model),
+            forward_patches.skip_mlp_work(self.model),
+        ):
             check_same_logits(
                 run,
                 partial(self._run_observed, run),

@@ -1,0 +1,182 @@
+"""Forward hooks of the user in passes that ropelens makes by itself, on tokens of its own.
+
+Such a pass measures the rotation or the noise of the model. A hook that steers may not fit its
+tokens, and a hook that records would record a pass that the user did not make. Hooks that
+libraries put into a model belong to the model and stay. So do hooks that can change how queries
+and keys rotate, because the rotation is what such a pass measures.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+from ropelens.errors import RopelensError, UnsupportedModel
+
+Hook = Callable[..., Any]
+Table = MutableMapping[int, Hook]
+
+LIBRARIES = frozenset(
+    {
+        "accelerate",
+        "bitsandbytes",
+        "compressed_tensors",
+        "deepspeed",
+        "optimum",
+        "peft",
+        "ropelens",
+        "torch",
+        "torchao",
+        "transformer_lens",
+        "transformers",
+        "transformers_modules",  # the code of a model on the Hub
+    }
+)
+"""Packages whose hooks belong to the model."""
+
+ANY_LENGTH = "a hook that accepts sequences of any length, or no hook"
+
+
+@dataclass(frozen=True)
+class UserHook:
+    """A hook of the user in a table of torch. `can_rotate`: it may change the rotation."""
+
+    table: Table
+    number: int
+    hook: Hook
+    where: str
+    can_rotate: bool
+
+
+def user_hooks(model: nn.Module) -> list[UserHook]:
+    """The forward hooks of the user in `model`."""
+    found = []
+    for number, hook in torch_module._global_forward_hooks.items():
+        found.append(
+            UserHook(
+                torch_module._global_forward_hooks,
+                number,
+                hook,
+                where="all modules",
+                can_rotate=False,
+            )
+        )
+    attention = _attention_of_layers(model)
+    inside: set[nn.Module] = set()
+    for module in attention:
+        inside.update(module.modules())
+    inside.difference_update(attention)
+    for name, module in model.named_modules():
+        rotates = module in inside or "rotary" in name
+        parts = [*module.modules()] if module._forward_pre_hooks else []
+        gets_positions = any(part in attention for part in parts)
+        for number, hook in module._forward_pre_hooks.items():
+            # With keyword arguments, it may change the positions of a layer.
+            changes_positions = number in module._forward_pre_hooks_with_kwargs
+            can_rotate = rotates or (gets_positions and changes_positions)
+            found.append(
+                UserHook(module._forward_pre_hooks, number, hook, name, can_rotate)
+            )
+        for number, hook in module._forward_hooks.items():
+            found.append(UserHook(module._forward_hooks, number, hook, name, rotates))
+    return [user_hook for user_hook in found if not belongs_to_model(user_hook.hook)]
+
+
+def _attention_of_layers(model: nn.Module) -> set[nn.Module]:
+    """The modules that know their layer, without those around them, such as whole layers."""
+    attention = {module for module in model.modules() if hasattr(module, "layer_idx")}
+    for module in [*attention]:
+        inner = {*module.modules()} - {module}
+        if inner & attention:
+            attention.discard(module)
+    return attention
+
+
+def belongs_to_model(hook: Hook) -> bool:
+    """Whether a library defines the hook, or it is a method of a module."""
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    if isinstance(getattr(hook, "__self__", None), nn.Module):
+        return True
+    package, _, _ = str(hook.__module__).partition(".")
+    return package in LIBRARIES
+
+
+@contextmanager
+def without_user_hooks(model: nn.Module) -> Iterator[None]:
+    """Suspend hooks of the user in the block, except hooks that can change the rotation.
+
+    Raises UnsupportedModel for an error in the block if such a hook remains.
+    """
+    remaining = []
+    tables: list[tuple[Table, dict[int, Hook]]] = []
+    for user_hook in user_hooks(model):
+        if user_hook.can_rotate:
+            remaining.append(user_hook)
+            continue
+        tables.append((user_hook.table, dict(user_hook.table)))
+        del user_hook.table[user_hook.number]
+    try:
+        yield
+    except RopelensError:
+        raise
+    except Exception as error:
+        if not remaining:
+            raise
+        raise _failure(model, error, remaining[0]) from error
+    finally:
+        for table, before in reversed(
+            tables
+        ):  # the first copy of a table has all hooks
+            restored = before | dict(table)
+            table.clear()
+            table.update(restored)
+
+
+@contextmanager
+def explained_user_hooks(model: nn.Module) -> Iterator[None]:
+    """Raise UnsupportedModel if a hook of the user raises an error in the block."""
+    try:
+        yield
+    except Exception as error:
+        codes = _codes_in_traceback(error)
+        for user_hook in user_hooks(model):
+            if _code_of(user_hook.hook) in codes:
+                raise _failure(model, error, user_hook) from error
+        raise
+
+
+def _failure(
+    model: nn.Module, error: Exception, user_hook: UserHook
+) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"A pass that ropelens ran on {type(model).__name__} failed.",
+        seen=f"{type(error).__name__}: {error}",
+        means=f"your forward hook on {user_hook.where or 'the model'} was called, maybe with "
+        "tokens of ropelens's own",
+        hint=ANY_LENGTH,
+    )
+
+
+def _codes_in_traceback(error: Exception) -> set[CodeType]:
+    codes = set()
+    step = error.__traceback__
+    while step is not None:
+        codes.add(step.tb_frame.f_code)
+        step = step.tb_next
+    return codes
+
+
+def _code_of(hook: Hook) -> CodeType | None:
+    """The code of a hook, which may be a function, a method or an object."""
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    if not hasattr(hook, "__code__") and not hasattr(hook, "__func__"):
+        hook = type(hook).__call__
+    function = getattr(hook, "__func__", hook)
+    return getattr(function, "__code__", None)

@@ -1,0 +1,128 @@
+"""Forward hooks of the user in passes that ropelens makes by itself."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from oracles.tiny import random_tokens, tiny
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.utils import prune
+
+import ropelens as rl
+from ropelens.errors import UnsupportedModel
+from ropelens.model.user_hooks import belongs_to_model, user_hooks, without_user_hooks
+
+TOKENS = random_tokens(sequences=2, length=24)
+STEERED = torch.randn(1, 24, 1, generator=torch.Generator().manual_seed(0))
+
+
+def steer(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    """Add an activation to each of 24 tokens."""
+    return output + STEERED
+
+
+@torch.no_grad()
+def test_an_edit_opens_without_calling_hooks_of_the_user():
+    model = tiny("llama_gqa")
+    with rl.edit_rope(model, "nope"):
+        unsteered = model(TOKENS).logits
+    layer = model.model.layers[0]
+    passes: list[str] = []
+
+    def record(name: str, *_: Any) -> None:
+        passes.append(name)
+
+    layer.mlp.register_forward_hook(steer)
+    layer.register_forward_hook(partial(record, "layer"))
+    layer.mlp.register_forward_pre_hook(partial(record, "mlp"), with_kwargs=True)
+    model.model.embed_tokens.register_forward_pre_hook(partial(record, "embedding"))
+    everywhere = register_module_forward_hook(partial(record, "everywhere"))
+    try:
+        with rl.edit_rope(model, "nope"):
+            assert passes == []
+            steered = model(TOKENS).logits
+    finally:
+        everywhere.remove()
+    assert passes[:2] == ["embedding", "everywhere"]
+    assert passes.count("layer") == passes.count("mlp") == 1
+    assert not torch.allclose(steered, unsteered)
+
+
+def test_a_measurement_of_a_text_reads_only_the_text_with_hooks():
+    model = tiny("llama_gqa")
+    read: list[Tensor] = []
+    embedding = model.model.embed_tokens
+    embedding.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0]))
+    rl.evaluate(model, TOKENS, edits={"nope": "nope"}, measures=["loss"])
+    assert len(read) == 2  # without an edit, and with it
+    assert all(torch.equal(tokens, TOKENS) for tokens in read)
+
+
+def test_a_hook_that_changes_the_rotation_is_measured():
+    model = tiny("llama_gqa")
+
+    def turn_twice(module: nn.Module, inputs: Any, output: Any) -> Any:
+        cos, sin = output
+        return cos.square() - sin.square(), 2 * cos * sin
+
+    def double_positions(module: nn.Module, args: Any, options: Any) -> Any:
+        cos, sin = options["position_embeddings"]
+        twice = (cos.square() - sin.square(), 2 * cos * sin)
+        return args, options | {"position_embeddings": twice}
+
+    layer = model.model.layers[0]
+    for register in (
+        lambda: model.model.rotary_emb.register_forward_hook(turn_twice),
+        lambda: layer.register_forward_pre_hook(double_positions, with_kwargs=True),
+    ):
+        handle = register()
+        seen = "layer 0: 8 planes, the fastest at 2 rad/token"
+        with pytest.raises(UnsupportedModel, match=seen):
+            rl.measure_rope(model)
+        handle.remove()
+
+
+def test_an_error_of_such_a_hook_is_explained():
+    model = tiny("llama_gqa")
+    model.model.layers[1].self_attn.q_proj.register_forward_hook(steer)
+    with (
+        pytest.raises(UnsupportedModel, match="A pass that ropelens ran") as refused,
+        rl.edit_rope(model, "nope"),
+    ):
+        pass
+    assert "model.layers.1.self_attn.q_proj" in refused.value.parts["means"]
+
+
+def test_an_error_in_a_measurement_on_other_tokens_is_explained():
+    model = tiny("llama_gqa")
+    model.model.layers[1].mlp.register_forward_hook(steer)
+    with pytest.raises(UnsupportedModel, match="ropelens ran on Llama") as refused:
+        rl.evaluate(model, TOKENS, edits={}, measures=["induction"])
+    assert "your forward hook on model.layers.1.mlp" in refused.value.parts["means"]
+    assert "accepts sequences of any length" in refused.value.parts["try"]
+
+
+def test_hooks_of_libraries_belong_to_the_model():
+    model = tiny("llama_gqa")
+    mlp = model.model.layers[0].mlp
+    prune.identity(mlp.up_proj, "weight")  # a forward hook computes the weights
+    mlp.register_forward_hook(mlp.down_proj.forward)  # a method of the model
+    assert user_hooks(model) == []
+    assert not belongs_to_model(steer)
+    assert not belongs_to_model(partial(steer))
+
+
+def test_hooks_return_in_their_order():
+    model = tiny("llama_gqa")
+    mlp = model.model.layers[0].mlp
+    handles = [mlp.register_forward_hook(partial(steer)) for _ in range(3)]
+    before = list(mlp._forward_hooks.items())
+    with without_user_hooks(model):
+        assert not mlp._forward_hooks
+        added = mlp.register_forward_hook(steer)
+    assert list(mlp._forward_hooks.items()) == [*before, (added.id, steer)]
+    for handle in (*handles, added):
+        handle.remove()
+    assert not mlp._forward_hooks
