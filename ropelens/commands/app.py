@@ -274,7 +274,10 @@ def train_command(
     valid: Annotated[
         list[Path] | None,
         option(
-            "FILE", "Validation text. [default: 2% of the sequences]", parser=path_of
+            "FILE",
+            "Validation text. [default: 2% of the training text: whole documents if there are "
+            "many, otherwise the end of each document]",
+            parser=path_of,
         ),
     ] = None,
     tokens: Annotated[
