@@ -273,7 +273,8 @@ def _record(
     }
     record["text"] = {
         "source": attrs["text"],
-        "fingerprint": plan.text.documents_sha256 or None,
+        "fingerprint": plan.text.fingerprint,
+        "documents_sha256": plan.text.documents_sha256 or None,
     }
     record["labels"] = heads["label"].value_counts().to_dict()
     record["thresholds"] = heads.attrs["thresholds"]
