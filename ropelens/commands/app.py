@@ -275,8 +275,7 @@ def train_command(
         list[Path] | None,
         option(
             "FILE",
-            "Validation text. [default: 2% of the training text: whole documents if there are "
-            "many, otherwise the end of each document]",
+            "Validation text. [default: 2% of --text, whole documents or parts of all]",
             parser=path_of,
         ),
     ] = None,

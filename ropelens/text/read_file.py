@@ -90,6 +90,8 @@ def _decode(data: bytes, path: Path) -> str:
     with explained(fault, hint, error=BadText):
         text = content.decode(encoding.codec)
     if "\0" in text:
+        if not _looks_like_utf_16(content):
+            hint = f"tr -d '\\000' < {path}, if the NUL characters mean nothing"
         raise BadText(
             f"{path} contains NUL characters.",
             seen=f"{text[:20]!r}",
@@ -101,11 +103,19 @@ def _decode(data: bytes, path: Path) -> str:
 
 def _conversion(data: bytes) -> str:
     """How to convert data that is not UTF-8."""
-    place = data.find(b"\0")
-    if place < 0:
-        return "iconv -f LATIN1 -t UTF-8 for an older text"
-    order = "LE" if place % 2 else "BE"  # the zero byte of a Latin letter
-    return f"iconv -f UTF-16{order} -t UTF-8 if it is UTF-16; or a file of text"
+    if _looks_like_utf_16(data):
+        order = (
+            "LE" if data.find(b"\0") % 2 else "BE"
+        )  # the zero byte of a Latin letter
+        return f"iconv -f UTF-16{order} -t UTF-8 if it is UTF-16"
+    if b"\0" in data:
+        return "convert it to plain text; it has bytes that no text has"
+    return "iconv -f LATIN1 -t UTF-8 for an older text"
+
+
+def _looks_like_utf_16(data: bytes) -> bool:
+    """Whether a quarter of the bytes are zero, as in Latin letters in UTF-16."""
+    return b"\0" in data and 4 * data.count(b"\0") >= len(data)
 
 
 def _read_lines(text: str, path: Path) -> list[str]:

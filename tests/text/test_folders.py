@@ -199,7 +199,12 @@ def test_utf_16_that_is_cut_off_is_refused_with_its_name(tmp_path: Path):
 def test_nul_characters_in_a_file_are_refused(tmp_path: Path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"cat\0dog")
-    assert f"{path} contains NUL characters" in refusal(path)
+    words = refusal(path)
+    assert f"{path} contains NUL characters" in words
+    assert f"tr -d '\\000' < {path}" in words
+    path.write_bytes(b"%PDF-1.7 \xe9\xff \0 stream")
+    assert "cannot be read as text in UTF-8" in refusal(path)
+    assert "convert it to plain text" in refusal(path)
     lines = tmp_path / "a.jsonl"
     lines.write_text('{"text": "cat"}\n{"text": "a\\u0000b"}\n')
     assert f"Line 2 of {lines} contains NUL characters" in refusal(lines)
