@@ -1,7 +1,7 @@
 """The model and the text of an analysis: names, documents and sequences."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,14 @@ from torch import Tensor
 
 from ropelens import config_facts
 from ropelens.analysis.options import Options
+from ropelens.arguments import IN_WORDS
 from ropelens.checkpoints.bundled import check_text, sample_path, writer_of
 from ropelens.checkpoints.load import Opened, open_checkpoint
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles.checked_text import check_ids
 from ropelens.text.documents import check_document, read_documents
+from ropelens.text.strings import list_documents
 from ropelens.text.text import Text
 from ropelens.text.tokenize import read_text, tokenize, warn_beyond
 
@@ -23,7 +25,10 @@ DEFAULT_CONTEXT = 2048
 DEFAULT_SEQUENCES = 64
 
 Tokens = Text | Tensor | Mapping[str, Any]
-TextSource = Path | str | Sequence[Path | str] | Tokens
+TextSource = Path | str | Iterable[Any] | Tokens
+IN_WORDS[TextSource] = (
+    "a Path of a file or folder, a string, several of them, or tokens such as a Text"
+)
 ModelSource = Opened | LiveModel
 
 
@@ -60,7 +65,12 @@ def read_given_text(text: TextSource | None, model: str | Path | Model) -> Given
     name = name_of_model(model)
     if isinstance(text, (Text, Tensor, Mapping)):
         return GivenText(names="tokens", content=text, writers=[])
-    parts = [text] if isinstance(text, (Path, str)) else list(text or ())
+    if text is None:
+        parts: list[Any] = []
+    elif isinstance(text, (Path, str)):
+        parts = [text]
+    else:
+        parts = list_documents(text, types=(str, Path))
     check_text(name, parts)
     documents: list[str] = []
     names: list[str] = []

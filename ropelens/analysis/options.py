@@ -177,8 +177,9 @@ TextOption = Annotated[
     list[Path] | None,
     option(
         "FILE",
-        "Text file, or folder of *.txt, *.md and *.jsonl files (a document in each line, under "
-        '"text"). Can be repeated. [default: text sampled from a bundled model]',
+        "Text file, or folder of *.txt, *.md, *.jsonl (a document in each line, under "
+        '"text") and *.parquet (in the column "text"). Can be repeated. [default: text '
+        "sampled from a bundled model]",
         parser=path_of,
     ),
 ]

@@ -276,7 +276,8 @@ def _record(
     record["text"] = {
         "source": attrs["text"],
         "beginning": attrs["beginning"],
-        "fingerprint": plan.text.documents_sha256 or None,
+        "fingerprint": plan.text.fingerprint,
+        "documents_sha256": plan.text.documents_sha256 or None,
     }
     record["labels"] = heads["label"].value_counts().to_dict()
     record["thresholds"] = heads.attrs["thresholds"]

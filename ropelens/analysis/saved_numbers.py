@@ -55,9 +55,12 @@ class SavedNumbers:
 
 def saved_key(record: Mapping[str, Any]) -> dict[str, Any]:
     """The fingerprints and settings in the run.json of an analysis, which a `Key` checks."""
+    text = record.get("text", {})
+    # Earlier records have the SHA-256 of the documents as the fingerprint.
+    documents = text.get("documents_sha256", text.get("fingerprint"))
     return {
         "model": record.get("model", {}).get("fingerprint"),
-        "text": record.get("text", {}).get("fingerprint"),
+        "text": documents,
         "arguments": record.get("arguments"),
         "versions": record.get("versions"),
     }

@@ -274,7 +274,9 @@ def train_command(
     valid: Annotated[
         list[Path] | None,
         option(
-            "FILE", "Validation text. [default: 2% of the sequences]", parser=path_of
+            "FILE",
+            "Validation text. [default: 2% of --text, whole documents or parts of all]",
+            parser=path_of,
         ),
     ] = None,
     tokens: Annotated[

@@ -1,76 +1,55 @@
 """Text files become documents."""
 
 import hashlib
-import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from ropelens.arguments import public
-from ropelens.errors import BadText, explained
+from ropelens.errors import BadText
+from ropelens.text.file_formats import CONTENTS, DECOMPRESSORS, TABLES, UNPACK
+from ropelens.text.folders import files_in
+from ropelens.text.read_file import read_file
+from ropelens.text.strings import check_no_nul
 
-TEXT_SUFFIXES = (".txt", ".md", ".jsonl")
+ENDINGS = (*CONTENTS, *DECOMPRESSORS, *TABLES, *UNPACK)
 
 
 @public
 def read_documents(paths: str | Path | Iterable[str | Path]) -> list[str]:
     """Read the documents in files and folders, in the given order.
 
-    A file is one document. A `.jsonl` file has one document per line, under the key "text". A
-    folder stands for its *.txt, *.md and *.jsonl files at any depth, in the order of their
-    paths. Text is UTF-8. A byte-order mark and the line ends at the end of a file are dropped,
-    and other line ends become "\\n". Empty documents in folders and `.jsonl` files are skipped.
+    A file is one document. A `.jsonl` file has one document per line, under the key "text", and
+    a `.parquet` file one per row, in the column "text". Files that end in .gz, .bz2 or .xz are
+    decompressed. A folder stands for its *.txt, *.md, *.jsonl and *.parquet files at any depth,
+    in the order of their paths. A warning counts its other files, and the names that begin with
+    a dot, which are skipped.
 
-    Raises `BadText` if a file cannot be read, is empty or is not UTF-8, or if a line of a
-    `.jsonl` file is malformed (the error states its number).
+    Text is UTF-8, or UTF-16 or UTF-32 with a byte-order mark. The mark and the line ends at the
+    end of a file are dropped, and other line ends become "\\n". Empty documents in folders,
+    `.jsonl` and `.parquet` files are skipped.
+
+    Raises `BadText` if a file cannot be read, is empty, is not text in its encoding or contains
+    NUL characters, if it is a device, and for tables in .json and .csv. The error names the
+    file, and the line of a `.jsonl` file that is malformed.
     """
     if isinstance(paths, str | Path):
         paths = [paths]
     documents: list[str] = []
     for path in map(Path, paths):
         texts: list[str] = []
-        for file in _files(path):
-            texts += [text for text in _read(file) if text.strip()]
+        for file in files_in(path) if path.is_dir() else [path]:
+            texts += [text for text in read_file(file) if text.strip()]
         if not texts:
-            raise BadText(f"{path} contains no text.")
+            raise BadText(f"{path} contains no text.", hint="files that are not empty")
         documents += texts
     return documents
 
 
-def _files(path: Path) -> list[Path]:
-    """The file, or the files of texts in the folder at any depth, in order."""
-    if not path.is_dir():
-        return [path]
-    return sorted(file for file in path.rglob("*") if file.suffix in TEXT_SUFFIXES)
-
-
-def _read(path: Path) -> list[str]:
-    with explained(
-        f"{path} cannot be read as text in UTF-8.",
-        "iconv -f LATIN1 -t UTF-8 for an older text, or a folder of *.txt, *.md and *.jsonl",
-        error=BadText,
-    ):
-        text = path.read_bytes().decode("utf-8-sig")
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-    if path.suffix != ".jsonl":
-        return [text.rstrip("\n")]
-    documents = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        with explained(
-            f"Line {number} of {path} holds no text: {line[:40]!r}.",
-            'each line of a .jsonl file is an object such as {"text": "Once"}',
-            error=BadText,
-        ):
-            if line.strip():
-                document = json.loads(line)["text"]
-                document.encode()  # an error for half of a character, or for no text
-                documents.append(document)
-    return documents
-
-
 def check_document(text: str) -> None:
-    """Raise `BadText` if `text` is, or looks like, the name of a file."""
-    looks_so = text.endswith(TEXT_SUFFIXES) and len(text.split()) == 1
+    """Raise `BadText` if `text` has NUL characters, or is or looks like the name of a file."""
+    check_no_nul(text)
+    looks_so = text.lower().endswith(ENDINGS) and len(text.split()) == 1
     if looks_so or os.path.exists(text):  # noqa: PTH110 (False for a text of any length)
         hint = f"Path({text!r}) for ropelens.analyze, else ropelens.read_documents"
         raise BadText(f"{text!r} is a text that looks like a file.", hint=hint)

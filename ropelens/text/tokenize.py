@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from ropelens.errors import BadArgument, BadText, explained
 from ropelens.text.batches import split_batch
 from ropelens.text.documents import check_document, documents_sha256
 from ropelens.text.rows import generator_of
+from ropelens.text.strings import Strings, check_no_nul, list_documents
 from ropelens.text.text import Text
 
 Bos = Literal["tokenizer", "always", "never"]
@@ -67,7 +68,7 @@ def read_text(
 
 @public
 def tokenize(
-    documents: str | Iterable[str],
+    documents: Strings,
     tokenizer: Any,
     *,
     context: Several,
@@ -88,13 +89,17 @@ def tokenize(
     their order. If there are fewer, all are used, with a warning. Sequences that are shorter
     than an eighth of the first sequence of their document are drawn only if others are too few.
 
-    Raises `BadText` for a text of fewer than `context` tokens in total and for a text that is
-    the name of a file. Raises `BadArgument` for a context below 2 or a missing tokenizer.
+    `documents` is a string or any iterable of strings: a list, an iterator, a column of
+    `datasets`, a Series of pandas, or strings of arrow.
+
+    Raises `BadText` for a text of fewer than `context` tokens in total, for a text that is the
+    name of a file, and for NUL characters. Raises `BadArgument` for a context below 2, for a
+    missing tokenizer, and for a document that is not a string; it names the type and the index.
     """
     if isinstance(documents, str):
         check_document(documents)
         documents = [documents]
-    texts = list(documents)
+    texts = list_documents(documents)
     by_document = [
         cut_document(text, number, tokenizer, context=context, bos=bos)
         for number, text in enumerate(texts)
@@ -193,6 +198,7 @@ def encode(
     chat template wrote the whole prompt.
     """
     check_tokenizer(tokenizer)
+    check_no_nul(text)
     with explained(
         "The text contains half of a character (a surrogate).",
         'text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")',

@@ -24,6 +24,7 @@ from ropelens.runtime.keys import Key
 from ropelens.runtime.records import log_line, read_json, write_json
 from ropelens.text.documents import documents_sha256, read_documents
 from ropelens.text.tokenize import pieces
+from ropelens.train.held_out import Split, Tokens, hold_out
 from ropelens.train.settings import Settings
 
 LEAST_VALID = 2  # validation sequences; an interval needs two
@@ -37,7 +38,7 @@ EOS = "</s>"
 class Documents:
     """Documents for the training, and for the validation.
 
-    Without documents for the validation, the last 2 % of the sequences are held out.
+    Without documents for the validation, some of the training text is held out; see `hold_out`.
     """
 
     training: list[str]
@@ -71,11 +72,12 @@ def prepare_data(folder: Path, texts: Documents, settings: Settings) -> dict[str
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):
             if not path.exists():
-                _write_data(folder, texts, settings)
+                validated_on = _write_data(folder, texts, settings)
                 tokenizer_sha256 = sha256_of(folder / TOKENIZER[0])
                 written = {
                     "tokenizer_sha256": tokenizer_sha256,
                     "stages": ["train.npy"],
+                    "validation": validated_on,
                 }
                 write_json(path, key | written)
     record = read_json(path)
@@ -97,8 +99,8 @@ def _key_of_data(texts: Documents, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _write_data(folder: Path, texts: Documents, settings: Settings) -> None:
-    """Train the tokenizer, and write train.npy and valid.npy."""
+def _write_data(folder: Path, texts: Documents, settings: Settings) -> str:
+    """Train the tokenizer, write train.npy and valid.npy, and return what is validated on."""
     context = settings.context
     log_line("training a tokenizer")
     tokenizer = train_tokenizer(
@@ -106,14 +108,25 @@ def _write_data(folder: Path, texts: Documents, settings: Settings) -> None:
     )
     tokenizer.save_pretrained(folder)
     log_line("tokenizing the text")
-    training = sequences_of(texts.training, tokenizer, context=context)
-    validation = sequences_of(texts.validation, tokenizer, context=context)
-    if not texts.validation:
-        last = max(LEAST_VALID, round(len(training) * 0.02))
-        validation = training[-last:]
-        training = training[:-last]
+    split = _split(texts, tokenizer, context=context)
+    bos = tokenizer.bos_token_id
+    training = cut_stream(split.training, bos=bos, context=context)
+    validation = cut_stream(split.validation, bos=bos, context=context)
     _write_sequences(folder / "train.npy", training, least=settings.shape.batch)
     _write_sequences(folder / "valid.npy", validation, least=LEAST_VALID)
+    log_line(f"validation: {split.validated_on}")
+    return split.validated_on
+
+
+def _split(
+    texts: Documents, tokenizer: PreTrainedTokenizerFast, *, context: int
+) -> Split:
+    """The tokens of the training and of the validation."""
+    training = tokens_of(texts.training, tokenizer)
+    if not texts.validation:
+        return hold_out(training, least=LEAST_VALID * (context - 1))
+    validation = tokens_of(texts.validation, tokenizer)
+    return Split(training, validation, validated_on="documents of --valid")
 
 
 def _write_sequences(path: Path, sequences: np.ndarray, *, least: int) -> None:
@@ -159,25 +172,29 @@ def train_tokenizer(
     )
 
 
-def sequences_of(
-    texts: Iterable[str], tokenizer: PreTrainedTokenizerFast, *, context: int
-) -> np.ndarray:
-    """Tokens of `texts`, uint16 [sequence, context].
-
-    All documents, with a line end and EOS after each, form one stream. Each sequence is BOS and
-    `context - 1` tokens of the stream. An incomplete last sequence is dropped.
-    """
+def tokens_of(texts: Iterable[str], tokenizer: PreTrainedTokenizerFast) -> list[Tokens]:
+    """Tokens of each document, with a line end and EOS after the text."""
     bpe = tokenizer.backend_tokenizer
-    documents = [np.empty(0, np.uint16)]
+    documents = []
     for text in texts:
         ids: list[int] = []
         for piece in pieces(f"{text}\n"):
             ids += bpe.encode(piece, add_special_tokens=False).ids
         ids.append(tokenizer.eos_token_id)
         documents.append(np.array(ids, np.uint16))
-    stream = np.concatenate(documents)
+    return documents
+
+
+def cut_stream(documents: Sequence[Tokens], *, bos: int, context: int) -> np.ndarray:
+    """Sequences of the documents, uint16 [sequence, context].
+
+    All documents form one stream. Each sequence is BOS and `context - 1` tokens of the stream.
+    An incomplete last sequence is dropped.
+    """
+    empty = np.empty(0, np.uint16)
+    stream = np.concatenate([empty, *documents])
     count = len(stream) // (context - 1)
-    rows = np.full((count, context), tokenizer.bos_token_id, np.uint16)
+    rows = np.full((count, context), bos, np.uint16)
     rows[:, 1:] = stream[: count * (context - 1)].reshape(count, context - 1)
     return rows
 

@@ -24,6 +24,7 @@ from transformers import (
 import ropelens as rl
 from ropelens.analysis.answer import Answer, write_answer
 from ropelens.analysis.plan import Plan, plan_analysis
+from ropelens.analysis.saved_numbers import saved_key
 from ropelens.checkpoints.identity import identity
 from ropelens.profiles.costs import OBSERVED
 from ropelens.profiles.measurement import sequences_at_once
@@ -73,7 +74,9 @@ def test_it_is_what_its_parts_give(analysis: rl.Analysis, checkpoint: Path):
     expected = number_of_bytes(text, tokenizer) / tokens
     assert analysis.profile.attrs["bytes_per_token"] == expected
     assert analysis.provenance["model"]["fingerprint"] == identity_of(checkpoint)
-    assert analysis.provenance["text"]["fingerprint"] == text.documents_sha256
+    of_text = analysis.provenance["text"]
+    assert of_text["fingerprint"] == text.fingerprint == profile.attrs["tokens_sha256"]
+    assert of_text["documents_sha256"] == text.documents_sha256
 
 
 def test_models_documents_and_tokens_are_taken_alike(
@@ -88,8 +91,18 @@ def test_models_documents_and_tokens_are_taken_alike(
         xr.testing.assert_equal(same.profile, analysis.profile)
     of_batch = same.provenance
     assert of_batch["model"]["fingerprint"] == identity(model)
-    assert of_batch["text"]["fingerprint"] is None
+    assert of_batch["text"]["fingerprint"] == tokens.fingerprint
+    assert of_batch["text"]["documents_sha256"] is None
     assert of_batch["arguments"]["model"] == "LlamaForCausalLM"
+
+
+def test_the_text_of_an_earlier_record_is_known_by_its_documents():
+    earlier = {"text": {"fingerprint": "of the documents"}}
+    assert saved_key(earlier)["text"] == "of the documents"
+    of_both = {"fingerprint": "of the tokens", "documents_sha256": "of the documents"}
+    assert saved_key({"text": of_both})["text"] == "of the documents"
+    of_tokens = {"fingerprint": "of the tokens", "documents_sha256": None}
+    assert saved_key({"text": of_tokens})["text"] is None
 
 
 def analyze_missing(text: object = WORDS, **arguments: object) -> rl.Analysis:

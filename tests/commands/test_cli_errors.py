@@ -179,7 +179,7 @@ STOPPED = "ropelens: stopped; no file is incomplete, and the same command contin
 def test_stdout_is_the_path_of_the_page_and_stderr_is_quiet(model, tmp_path, ropelens):
     strange = tmp_path / "\udcff\n"
     strange.mkdir()
-    (strange / "a.txt").write_bytes(b"a\0b" * 50)
+    (strange / "a.txt").write_bytes(b"a\1b" * 50)
     out = strange / "out"
     ended = ropelens(
         "analyze", model, "--text", strange, "--surrogates", 2, "--out", out

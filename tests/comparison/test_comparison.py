@@ -26,7 +26,7 @@ from ropelens.comparison.join import partners
 from ropelens.comparison.summary import summarize_comparison
 from ropelens.errors import BadArgument, RopelensError
 from ropelens.report import describe
-from ropelens.train.data import documents_of, sequences_of, train_tokenizer
+from ropelens.train.data import cut_stream, documents_of, tokens_of, train_tokenizer
 
 # The numbers of sequences of `compare`, of which the docstring states the parts.
 PROFILED = SEQUENCES // 8
@@ -115,7 +115,8 @@ def test_a_sequence_belongs_to_the_document_in_which_it_begins(tmp_path: Path):
     texts = [story(lines) for lines in (3, 40, 1, 1, 60, 9, 2, 1, 25)]
     tokenizer = train_tokenizer(texts, vocabulary=300, context=16)
     tokenizer.save_pretrained(tmp_path)
-    rows = sequences_of(texts, tokenizer, context=16)
+    stream = tokens_of(texts, tokenizer)
+    rows = cut_stream(stream, bos=tokenizer.bos_token_id, context=16)
     lengths = []
     for text in texts:
         tokens = tokenizer.tokenize(f"{text}\n")

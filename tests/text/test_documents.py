@@ -62,7 +62,9 @@ def test_files_and_folders_in_order(tmp_path: Path):
     (tmp_path / "c" / "d.jsonl").write_text(lines)
     (tmp_path / "e.py").write_text("not text")
     (tmp_path / "z").write_text("any name will do")
-    assert read_documents([tmp_path]) == ["first", "second", "third\n", "fourth"]
+    with pytest.warns(UserWarning, match=r"other files: 2 \(\.py, without an ending\)"):
+        documents = read_documents([tmp_path])
+    assert documents == ["first", "second", "third\n", "fourth"]
     chosen = [tmp_path / "z", str(tmp_path / "a.md")]
     assert read_documents(chosen) == ["any name will do", "first"]
 

@@ -24,10 +24,11 @@ from ropelens.runtime import savepoint
 from ropelens.train import checkpoint, loop
 from ropelens.train.checkpoint import TrainingProgress, write_history
 from ropelens.train.data import (
+    cut_stream,
     held_out_sequences,
     prepare_data,
     read_texts,
-    sequences_of,
+    tokens_of,
     training_stages,
 )
 from ropelens.train.run import model_config
@@ -195,9 +196,10 @@ def test_sequences_are_the_documents_end_to_end(trained_run: Path, texts: list[s
     for text in texts:
         with_bos = tokenizer(f"{text}\n</s>").input_ids
         stream += with_bos[1:]
-    rows = sequences_of(texts, tokenizer, context=8)
+    bos = tokenizer.bos_token_id
+    rows = cut_stream(tokens_of(texts, tokenizer), bos=bos, context=8)
     assert len(rows) == len(stream) // 7
-    assert (rows[:, 0] == tokenizer.bos_token_id).all()
+    assert (rows[:, 0] == bos).all()
     assert rows[:, 1:].flatten().tolist() == stream[: len(rows) * 7]
 
 
@@ -413,7 +415,9 @@ def set_of_rows(tokens: Tensor | np.ndarray) -> set[tuple[int, ...]]:
     return {tuple(row) for row in tokens.tolist()}
 
 
-def test_validation_text_is_measured_and_not_trained_on(recipe_run: WatchedRun):
+def test_validation_text_is_measured_and_not_trained_on(
+    recipe_run: WatchedRun, prose: Path
+):
     run = recipe_run.folder
     trained = set_of_rows(torch.cat(recipe_run.passes))
     (rows,) = training_stages(
@@ -421,7 +425,13 @@ def test_validation_text_is_measured_and_not_trained_on(recipe_run: WatchedRun):
     )
     held_out = held_out_sequences(run / "data")
     assert trained == set_of_rows(rows)
-    assert not trained & set_of_rows(held_out)
+    tokenizer = AutoTokenizer.from_pretrained(run, local_files_only=True)
+    tokens = tokenizer(f"{prose.read_text()}\n</s>").input_ids[1:]
+    held = math.ceil(0.02 * len(tokens))
+    begin = rows[:, 1:].ravel().tolist()
+    end = held_out[:, 1:].ravel().tolist()
+    assert begin == tokens[:-held][: len(begin)]
+    assert end == tokens[-held:][: len(end)]
     batch = torch.from_numpy(held_out.astype(np.int64))
     assert len(batch) == 5
     model = LlamaForCausalLM.from_pretrained(run)
