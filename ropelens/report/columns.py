@@ -62,15 +62,15 @@ HEAD_COLUMNS = (
     ),
     Column(
         "positional_fraction",
-        "position",
+        "positional",
         "0–1",
-        "share of position in the bits without sinks",
+        "share of position in the bits without sinks, which decides the label",
     ),
     Column(
         "content_fraction",
-        "content",
+        "semantic",
         "0–1",
-        "share of content in the bits without sinks",
+        "share of content in the bits without sinks, which decides the label",
     ),
     Column(
         "total_bits",

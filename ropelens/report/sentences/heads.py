@@ -13,7 +13,6 @@ from ropelens.figures.style import EXCLUDED_LABELS, LABEL_ORDER
 from ropelens.profiles.heads import FRACTIONS
 from ropelens.report.sentences.wording import is_or_are, one_line
 
-LOW_CONFIDENCE = 0.8  # other text may change a label with a lower confidence
 COMMON_OFFSETS = 4  # offsets of positional heads that a sentence names
 CLAIM_VERDICTS = {
     "holds": "holds",
@@ -250,13 +249,6 @@ def _weak_labels(profile: xr.Dataset, heads: pd.DataFrame) -> list[str]:
             f"{faint} of {plural(len(named), 'head')} labelled positional, semantic "
             f"or mixed {is_or_are(faint)} faint: heads with fewer than "
             f"{number(limit, 'g')} bits say little about the model."
-        )
-    doubtful = int((heads["confidence"] < LOW_CONFIDENCE).sum())
-    if doubtful:
-        verb = "has" if doubtful == 1 else "have"
-        sentences.append(
-            f"{doubtful} of {plural(len(heads), 'head')} {verb} a label with confidence "
-            f"below {LOW_CONFIDENCE}. Other text may give another label."
         )
     return sentences
 

@@ -197,14 +197,13 @@ $("close").addEventListener("click", () => $("head").classList.remove("open"));
 
 // ---- the start
 
-/** Figures outside of the two panes are drawn when they come near. */
-function watchFarFigures() {
+/** Figures outside of the two panes are drawn last. */
+function findFarFigures() {
   for (const name of Object.keys(page.figures)) {
     const element = plot(name);
     if (!$("explore").contains(element)) {
       setHeight(name, element);
       far.add(element);
-      nearing.observe(element);
     }
   }
 }
@@ -230,10 +229,10 @@ function followAddress() {
 
 async function start() {
   await unpackPlotly();
-  watchFarFigures();
+  findFarFigures();
   addEventListener("beforeprint", () => {
     showList(false);
-    comeNear([...far]);
+    drawFar();
   });
   dark.addEventListener("change", followColorScheme);
   recall();
@@ -241,5 +240,7 @@ async function start() {
   addEventListener("hashchange", followAddress);
   addEventListener("popstate", followAddress);
   document.documentElement.dataset.ready = "true";
+  const whenIdle = window.requestIdleCallback ?? setTimeout; // Safari has no idle callbacks
+  whenIdle(drawFar);
 }
 start();

@@ -9,23 +9,12 @@ function isDrawn(element) {
 
 // ---- drawing
 
-/** Figures that are far from the visible part of the page. They are drawn when it comes near, or
- * for print. */
+/** Figures below the two panes. They are drawn when the browser is idle, or for print. */
 const far = new Set();
-const nearing = new IntersectionObserver(
-  (entries) => {
-    const near = entries.filter(({ isIntersecting }) => isIntersecting);
-    comeNear(near.map(({ target }) => target));
-  },
-  { rootMargin: "50% 0px" },
-);
 
-function comeNear(elements) {
-  for (const element of elements) {
-    far.delete(element);
-    nearing.unobserve(element);
-  }
-  if (elements.length) {
+function drawFar() {
+  if (far.size) {
+    far.clear();
     refresh();
   }
 }
