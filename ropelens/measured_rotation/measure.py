@@ -1,9 +1,11 @@
 """Rotation of a model: measured, and shown for every attention call."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,6 +19,7 @@ from transformers import PreTrainedConfig
 from ropelens.arguments import IN_WORDS, Positive, public
 from ropelens.attention.call import AttentionCall
 from ropelens.checkpoints.config import ConfigInput, read_config_of
+from ropelens.checkpoints.not_finite import first_not_finite, remedy
 from ropelens.measured_rotation.array_source import ArraySource
 from ropelens.measured_rotation.arrays import ArrayLayers, array_layers
 from ropelens.measured_rotation.conformance import (
@@ -27,6 +30,7 @@ from ropelens.measured_rotation.conformance import (
 from ropelens.measured_rotation.layer_kinds import LayerKind
 from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.measured_rotation.read import LayerRotation
+from ropelens.measured_rotation.single_tokens import FULL, probe_tokens
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
 from ropelens.rope.planes import Planes
@@ -76,7 +80,8 @@ def measure_rope(
       the properties that differ from `config`: a configuration, or its dict or file, or the
       name of a checkpoint. The default is the configuration of the model. Edits do not count.
 
-    Warns if the model does not rotate as its configuration asks. Raises `UnsupportedModel` if
+    Warns if the model does not rotate as its configuration asks, and if it computes numbers
+    that are not finite. Raises `UnsupportedModel` if
     queries do not rotate, if they do not rotate as the model states, or if a layer hides its
     attention; and `BadArgument` for arrays that cannot be read, and if an edit makes heads of a
     layer differ.
@@ -92,6 +97,7 @@ def measure_rope(
         live = as_live_model(model)
         configuration = configuration or live.config
         measured = _measured_model(live, configuration, context)
+        _warn_unless_finite(live)
     asked = asked_rotations(
         configuration, layers=1 + max(measured.layers), length=length
     )
@@ -105,6 +111,17 @@ def measure_rope(
         rotates=any(layer.planes.rotary_dim for layer in layers),
     )
     return _dataset(measured, layers).assign_attrs(attrs)
+
+
+def _warn_unless_finite(live: LiveModel) -> None:
+    """Warn if a module computes numbers that are not finite for the tokens of the probe."""
+    tokens = probe_tokens(live.vocabulary, FULL.tokens)[:, None]
+    with live.without_hooks():
+        cause = first_not_finite(live.model, partial(live.forward, tokens, last=1))
+    if cause:
+        message = f"{live.class_name} computes NaN or infinity first in {cause}"
+        hint = remedy(live.model.dtype, "another checkpoint")
+        warnings.warn(f"{message}; try: {hint}", stacklevel=4)
 
 
 @dataclass(frozen=True)

@@ -291,7 +291,7 @@ class LiveModel:
             check_same_logits(
                 run,
                 partial(self._run_observed, run),
-                class_name=self.class_name,
+                model=self.model,
                 tokens=tokens.shape[1],
                 eps=self.eps,
             )
