@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import xarray as xr
 from jaxtyping import Float
 from numpy.typing import ArrayLike
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedConfig
 
@@ -96,8 +97,8 @@ def measure_rope(
     else:
         live = as_live_model(model)
         configuration = configuration or live.config
-        measured = _measured_model(live, configuration, context)
-        _warn_unless_finite(live)
+        with _warned_of_logits(live):
+            measured = _measured_model(live, configuration, context)
     asked = asked_rotations(
         configuration, layers=1 + max(measured.layers), length=length
     )
@@ -113,15 +114,31 @@ def measure_rope(
     return _dataset(measured, layers).assign_attrs(attrs)
 
 
-def _warn_unless_finite(live: LiveModel) -> None:
-    """Warn if a module computes numbers that are not finite for the tokens of the probe."""
+@contextmanager
+def _warned_of_logits(live: LiveModel) -> Iterator[None]:
+    """Warn after the block if the model computed logits in it that are not finite."""
+    wrong: list[bool] = []
+
+    def look(module: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and not output.isfinite().all():
+            wrong.append(True)
+
+    unembedding: Any = live.model.get_output_embeddings()
+    handle = unembedding.register_forward_hook(look)
+    try:
+        yield
+    finally:
+        handle.remove()
+    if not wrong:
+        return
     tokens = probe_tokens(live.vocabulary, FULL.tokens)[:, None]
     with live.without_hooks():
         cause = first_not_finite(live.model, partial(live.forward, tokens, last=1))
+    message = f"{live.class_name} computes NaN or infinity"
     if cause:
-        message = f"{live.class_name} computes NaN or infinity first in {cause}"
-        hint = remedy(live.model.dtype, "another checkpoint")
-        warnings.warn(f"{message}; try: {hint}", stacklevel=4)
+        message += f" first in {cause}"
+    hint = remedy(live.model.dtype, "another checkpoint")
+    warnings.warn(f"{message}; try: {hint}", stacklevel=5)
 
 
 @dataclass(frozen=True)

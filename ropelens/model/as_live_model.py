@@ -78,8 +78,8 @@ def _refuse_without_logits(model: nn.Module) -> NoReturn:
     if not isinstance(model, PreTrainedModel):
         _refuse(model, "not a model that ropelens can run")
     raise UnsupportedModel(
-        f"{type(model).__name__} gives no logits of tokens.",
-        seen="no output embeddings, as in base, reward and embedding models",
+        f"{type(model).__name__} is not a model that ropelens can run.",
+        seen="no logits of tokens, as in base, reward and embedding models",
         hint="AutoModelForCausalLM.from_pretrained of the language model from which it "
         "was made",
     )

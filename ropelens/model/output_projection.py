@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ropelens.attention.call import AttentionCall
 from ropelens.checkpoints.not_finite import in_dtype, remedy
 from ropelens.errors import UnsupportedModel
+from ropelens.model.forward_patches import refuse_inference_mode
 from ropelens.model.live_model import LiveModel
 from ropelens.noise import allowed_residual
 from ropelens.runtime.devices import computes_on
@@ -122,6 +123,7 @@ def logit_directions(
     The final norm is r_i g (x - mean) + b, where the mean is 0 if the norm does not center. The
     scale r_i is frozen. Raises `UnsupportedModel` if the path from the heads is not linear.
     """
+    refuse_inference_mode(live.model)
     path = ResidualPath(projections)
     with torch.enable_grad(), _modules_recorded(live, path.record):
         logits = live.forward(tokens, hidden=hidden, last=1)[0, -1].detach()
