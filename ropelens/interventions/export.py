@@ -25,6 +25,7 @@ from ropelens.errors import UnsupportedModel, explained
 from ropelens.interventions.export_differences import cause_of_difference
 from ropelens.interventions.plane_edits import Edit
 from ropelens.interventions.rotation_edit import RotationEdit, place_edits
+from ropelens.interventions.save_warning import save_pretrained
 from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
@@ -74,7 +75,7 @@ def export(
     what = f"transformers cannot store {live.class_name} with this edit."
     with output_folder(out) as folder, explained(what, error=UnsupportedModel):
         with quiet_transformers():
-            live.model.save_pretrained(folder, state_dict=_in_float32(state))
+            save_pretrained(live.model, folder, state_dict=_in_float32(state))
             config.save_pretrained(folder)
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)

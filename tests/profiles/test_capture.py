@@ -339,6 +339,18 @@ def test_a_cap_of_the_logits_is_undone():
     assert seen.attrs["logit_factor"] == 1.0
 
 
+def test_weights_from_inference_mode_have_no_parts_of_logits():
+    with torch.inference_mode():
+        model = tiny("llama_gqa")
+    words = "has no gradients in torch.inference_mode"
+    with pytest.raises(UnsupportedModel, match=words):
+        rl.capture(model, tokens(), logits_of=[7])
+    rl.capture(model, tokens(), values=True)
+    usual = tiny("llama_gqa")
+    with torch.inference_mode(), pytest.raises(UnsupportedModel, match=words):
+        rl.capture(usual, tokens(), logits_of=[7])
+
+
 def test_heads_of_a_bridge_write_the_same(tmp_path):
     model, tokenizer = rl.load(save_tiny(tmp_path / "model"))
     ids = torch.arange(3, 15)
