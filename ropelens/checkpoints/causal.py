@@ -1,5 +1,6 @@
 """The check that a model is causal: a token does not change the logits before it."""
 
+from functools import partial
 from itertools import combinations
 
 import torch
@@ -8,8 +9,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ropelens import noise
+from ropelens.checkpoints.not_finite import OTHER_DTYPE, first_not_finite
 from ropelens.config_facts import stated_context
-from ropelens.errors import UnsupportedModel, explained
+from ropelens.errors import BadCheckpoint, UnsupportedModel, explained
 from ropelens.runtime.devices import device_of
 from ropelens.text.rows import Ids
 
@@ -61,8 +63,14 @@ def _checked_logits(model: PreTrainedModel, ids: Ids) -> Logits:
     hint = "another dtype (float32 or bfloat16), or another checkpoint"
     with explained(what, hint=hint):
         logits = _logits(model, ids)
-        if not torch.isfinite(logits).all():
-            raise ValueError("some logits are NaN or infinite")
+    if not torch.isfinite(logits).all():
+        cause = first_not_finite(model, partial(_logits, model, ids))
+        seen = "some logits are NaN or infinite"
+        if cause:
+            seen += f"; the first numbers are those of {cause}"
+        if model.dtype == torch.float16:
+            hint = f"{OTHER_DTYPE}, or another checkpoint"
+        raise BadCheckpoint(what, seen=seen, hint=hint)
     return logits
 
 

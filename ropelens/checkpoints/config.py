@@ -22,6 +22,7 @@ from ropelens.checkpoints.files import refuse_mlx, refuse_pointers
 from ropelens.checkpoints.gguf_rope import add_rope, check_rope
 from ropelens.checkpoints.load_options import Loading
 from ropelens.checkpoints.locate import locate
+from ropelens.checkpoints.unread_folders import folder_without_config
 from ropelens.compatibility import newer_transformers
 from ropelens.errors import explained
 
@@ -62,6 +63,10 @@ def read_config(path: Path, loading: Loading) -> ConfiguredModel:
             refuse_pointers([config_file])
         if path.is_dir() and config_file.is_file():
             refuse_mlx(path)
+        elif path.is_dir():
+            fault = folder_without_config(path)
+            if fault is not None:
+                raise fault
         config = AutoConfig.from_pretrained(**source_of(path, loading))
         vars(config).pop("transformers_weights", None)  # weight_files chooses the files
         if path.is_file():
@@ -91,7 +96,7 @@ def _hint(path: Path) -> str:
             "a newer transformers; trust_remote_code=True for a model with its own code, "
             "after you have read the code"
         )
-    return "a folder with config.json; if it contains several models, pass one of them"
+    return "a folder with config.json"
 
 
 def _model_type(config_file: Path) -> object:

@@ -3,13 +3,21 @@
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path, PurePath
+from typing import Any
 
+from ropelens.checkpoints.unread_folders import (
+    INDEX,
+    NO_PICKLES,
+    SINGLE,
+    folder_without_weights,
+)
 from ropelens.errors import BadCheckpoint, explained
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
+DOWNLOAD_AGAIN = "download, copy or save it again"
+LENGTH_BYTES = 8  # of the length of the header of a file of safetensors
+LONGEST_HEADER = 10**8  # bytes that safetensors accepts
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -24,41 +32,6 @@ TOKENIZER_FILES = (
 )
 
 
-@dataclass(frozen=True)
-class UnreadFiles:
-    """Files that a folder without weights for transformers may have, the error and a remedy."""
-
-    pattern: str
-    fault: str
-    hint: str
-    means: str = ""
-
-
-UNREAD = (
-    UnreadFiles(
-        pattern="*-of-*.safetensors",
-        fault=f"has shards of weights, but no index {INDEX}",
-        hint="download it",
-    ),
-    UnreadFiles(
-        pattern="*.safetensors",
-        fault=f"has weights, but neither {SINGLE} nor an index {INDEX}",
-        hint="the files for transformers, which most repositories also have",
-    ),
-    UnreadFiles(
-        pattern="*.gguf",
-        fault=f"has no {SINGLE}",
-        hint="one of its GGUF files instead of the folder",
-    ),
-)
-PICKLES = UnreadFiles(
-    pattern="*",
-    fault=f"has no {SINGLE}",
-    hint="if you trust it, CLASS.from_pretrained(OLD).save_pretrained(NEW_FOLDER)",
-    means="ropelens does not read pickles (.bin, .pt), because they can run any code",
-)
-
-
 def weight_files(path: Path) -> list[Path]:
     """The files from which transformers loads the weights of a folder or a GGUF file."""
     single = path / SINGLE
@@ -70,31 +43,92 @@ def weight_files(path: Path) -> list[Path]:
     elif index.is_file():
         files = _files_in_index(index)
     else:
-        raise _without_weights(path)
+        raise folder_without_weights(path)
     refuse_pointers(files)
     return files
 
 
+def adapter_weights(folder: Path) -> Path:
+    """The weights of an adapter; raises BadCheckpoint if there is only a pickle, or no file."""
+    weights = folder / "adapter_model.safetensors"
+    if weights.is_file():
+        refuse_pointers([weights])
+        return weights
+    what = f"{folder} has no {weights.name}."
+    if (folder / "adapter_model.bin").is_file():
+        hint = "if you trust it, PeftModel.from_pretrained(MODEL, OLD).save_pretrained(NEW)"
+        raise BadCheckpoint(what, seen="adapter_model.bin", means=NO_PICKLES, hint=hint)
+    seen = "adapter_config.json without weights"
+    raise BadCheckpoint(what, seen=seen, hint=DOWNLOAD_AGAIN)
+
+
 def _files_in_index(index: Path) -> list[Path]:
-    refuse_pointers([index])
-    with explained(f"{index} cannot be read."):
-        file_of_weight = json.loads(index.read_text("utf-8"))["weight_map"]
+    with explained(f"{index} cannot be read.", DOWNLOAD_AGAIN):
+        file_of_weight = read_settings(index)["weight_map"]
         names = sorted(set(file_of_weight.values()))
-        files = [index.parent / name for name in names]
-        outside = any(PurePath(name).name != name for name in names)
-        if outside or not all(file.is_file() for file in files):
-            raise ValueError("it names weights that are missing, or outside the folder")
+        if any(PurePath(name).name != name for name in names):
+            raise ValueError("it names weights that are outside the folder")
+    files = [index.parent / name for name in names]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        what = f"{index.parent} lacks {len(missing)} of {len(files)} files of weights."
+        seen = f"{', '.join(missing[:3])}, which {index.name} names"
+        raise BadCheckpoint(what, seen=seen, hint="download or copy these files")
     return files
 
 
-def _without_weights(folder: Path) -> BadCheckpoint:
-    present = PICKLES
-    for unread in UNREAD:
-        if any(folder.glob(unread.pattern)):
-            present = unread
-            break
-    what = f"{folder} {present.fault}."
-    return BadCheckpoint(what, means=present.means, hint=present.hint)
+def read_settings(file: Path) -> dict[str, Any]:
+    """The contents of a JSON file of a checkpoint; raises BadCheckpoint if it is damaged."""
+    refuse_pointers([file])
+    text = file.read_text("utf-8", errors="replace")
+    try:
+        settings = json.loads(text)
+    except ValueError as error:
+        what = f"{file} is not complete JSON."
+        seen = f"{len(text)} characters: {error}"
+        raise BadCheckpoint(what, seen=seen, hint=DOWNLOAD_AGAIN) from error
+    if not isinstance(settings, dict):
+        what = f"{file} has no settings."
+        seen = f"{type(settings).__name__} instead of an object with names"
+        raise BadCheckpoint(what, seen=seen, hint=DOWNLOAD_AGAIN)
+    return settings
+
+
+def refuse_truncated(files: Iterable[Path]) -> None:
+    """Raise BadCheckpoint for files of safetensors that are shorter than they state."""
+    for file in files:
+        if file.suffix != ".safetensors":
+            continue
+        size = file.stat().st_size
+        stated = _stated_size(file)
+        if size < stated:
+            what = f"{file} ends too early."
+            seen = f"{size:,} bytes of at least {stated:,}"
+            means = "the file was not downloaded, copied or saved completely"
+            raise BadCheckpoint(what, seen=seen, means=means, hint=DOWNLOAD_AGAIN)
+
+
+def _stated_size(file: Path) -> int:
+    """Size of a file of safetensors in bytes, as far as its beginning states it.
+
+    A file begins with the length of its header in 8 bytes, and the header has the offsets of
+    the tensors.
+    """
+    with file.open("rb") as stream:
+        beginning = stream.read(LENGTH_BYTES)
+        header_length = int.from_bytes(beginning, "little")
+        before_tensors = LENGTH_BYTES + header_length
+        if len(beginning) < LENGTH_BYTES or header_length > LONGEST_HEADER:
+            return LENGTH_BYTES
+        header = stream.read(header_length)
+    if len(header) < header_length:
+        return before_tensors
+    ends = [0]
+    with suppress(ValueError):  # safetensors explains the fault of such a header
+        for name, tensor in json.loads(header).items():
+            if name != "__metadata__":
+                ends.append(tensor["data_offsets"][1])
+    return before_tensors + max(ends)
 
 
 def refuse_pointers(files: Iterable[Path]) -> None:
@@ -110,7 +144,7 @@ def refuse_pointers(files: Iterable[Path]) -> None:
 
 def refuse_mlx(folder: Path) -> None:
     """Raise BadCheckpoint for MLX's own quantization."""
-    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config = read_settings(folder / "config.json")
     quantization = config.get("quantization") or config.get("quantization_config")
     if not isinstance(quantization, dict) or "quant_method" in quantization:
         return

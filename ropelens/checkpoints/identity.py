@@ -90,15 +90,20 @@ def _live_properties(model: nn.Module) -> Iterator[Property]:
     used = {name: value for name, value in config.items() if name not in NOT_USED}
     yield Property("config", json.dumps(used, sort_keys=True))
     for path, module in model.named_modules():
-        cls = type(module)
-        yield Property(path, f"{cls.__module__}.{cls.__qualname__}")
-        for name, value in sorted(vars(module).items()):
-            if isinstance(value, float) or name in SETTINGS:
-                yield Property(f"{path}.{name}", str(value))
+        yield from module_properties(path, module)
         with align_module_device(module):  # offloaded weights are read one by one
             parameters = module.named_parameters(recurse=False)
             for name, tensor in [*parameters, *module.named_buffers(recurse=False)]:
                 yield Property(f"{path}.{name}", checksum(tensor))
+
+
+def module_properties(path: str, module: nn.Module) -> Iterator[Property]:
+    """The class of the module called `path`, and its attributes that change outputs."""
+    cls = type(module)
+    yield Property(path, f"{cls.__module__}.{cls.__qualname__}")
+    for name, value in sorted(vars(module).items()):
+        if isinstance(value, float) or name in SETTINGS:
+            yield Property(f"{path}.{name}", str(value))
 
 
 def checksum(tensor: Tensor) -> str:

@@ -9,16 +9,22 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from ropelens.checkpoints.causal import check_causal
 from ropelens.checkpoints.config import auto_class, read_config, source_of
-from ropelens.checkpoints.files import refuse_pointers, weight_files
+from ropelens.checkpoints.files import (
+    adapter_weights,
+    refuse_truncated,
+    weight_files,
+)
 from ropelens.checkpoints.load_options import Loading, Quantization
 from ropelens.checkpoints.locate import Checkpoint, locate
 from ropelens.checkpoints.optional_packages import BITSANDBYTES, PEFT, TORCHAO
 from ropelens.checkpoints.quiet import quick_gguf, quiet_transformers
 from ropelens.checkpoints.tokenizer import read_tokenizer
 from ropelens.checkpoints.weight_checks import (
+    check_head,
     check_scales,
     check_weights,
     require_floats,
+    require_numbers,
 )
 from ropelens.compatibility import (
     adapters_ignored,
@@ -141,6 +147,7 @@ class Opened:
         max_memory = None
         if loading.device_map is not None:
             max_memory = room_for_weights(self.devices)
+        saved_as = [*(self.config.architectures or ())]  # loading may change it
         what = f"transformers cannot load the model in {path}."
         with explained(what), adapters_ignored():
             if path.is_dir() and not _is_quantized(self.config):
@@ -160,11 +167,12 @@ class Opened:
             )
         if path.is_dir():
             check_scales(weight_files(path), report["unexpected_keys"])
+        check_head(model, report["missing_keys"], saved_as)
         check_weights(type(model).__name__, report)
         adapter = self.checkpoint.adapter
         if adapter is not None:
             with explained(f"transformers cannot load the adapter in {adapter}."):
-                refuse_pointers([adapter / "adapter_model.safetensors"])  # no pickle
+                require_numbers("the adapter", adapter_weights(adapter))
                 added = load_adapter(model, str(adapter), dtype=self.torch_dtype)
             check_weights(f"the adapter in {adapter}", added.to_dict())
         if path.is_file():
@@ -182,9 +190,12 @@ def open_checkpoint(name: str | Path, loading: Loading, *, used: bool = True) ->
     path = checkpoint.path
     with quiet_transformers(), quick_gguf(path):
         configured = read_config(path, loading)
-        file_bytes = sum(file.stat().st_size for file in weight_files(path))
+        files = weight_files(path)
+        refuse_truncated(files)
         tokenizer = None
         if checkpoint.adapter is not None:
+            if used:
+                refuse_truncated([adapter_weights(checkpoint.adapter)])
             tokenizer = read_tokenizer(checkpoint.adapter, loading)
         if tokenizer is None:
             tokenizer = read_tokenizer(path, loading)
@@ -195,7 +206,7 @@ def open_checkpoint(name: str | Path, loading: Loading, *, used: bool = True) ->
             config=configured.config,
             parameters=configured.parameters,
             largest_tensor=configured.largest_tensor,
-            file_bytes=file_bytes,
+            file_bytes=sum(file.stat().st_size for file in files),
             tokenizer=tokenizer,
         )
 

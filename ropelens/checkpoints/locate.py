@@ -1,14 +1,14 @@
 """Finding a checkpoint by its name: a folder, a GGUF file, a bundled one, or on the Hub."""
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
 
-from ropelens.checkpoints.files import INDEX, SINGLE, refuse_pointers
+from ropelens.checkpoints.files import read_settings
 from ropelens.checkpoints.load_options import Loading
 from ropelens.checkpoints.local import is_bundled, local_path
+from ropelens.checkpoints.unread_folders import INDEX, SINGLE
 from ropelens.errors import BadArgument, explained
 
 FETCHED = [
@@ -50,9 +50,7 @@ def locate(name: str, loading: Loading) -> Checkpoint:
         return replace(checkpoint, adapter=folder)
     what = f"The adapter in {folder} cannot be read."
     with explained(what, "download its files again"):
-        refuse_pointers([adapter_config])
-        settings = json.loads(adapter_config.read_text("utf-8"))
-        base = str(settings["base_model_name_or_path"])
+        base = str(read_settings(adapter_config)["base_model_name_or_path"])
     without_revision = replace(loading, revision=None)
     model = _find(base, without_revision, role=f", the model of {folder}")
     return replace(checkpoint, path=model.path, adapter=folder)
@@ -73,7 +71,8 @@ def _find(name: str, loading: Loading, role: str = "") -> Checkpoint:
 def _fetch(name: str, revision: str | None, role: str) -> Checkpoint:
     """Download a checkpoint of the Hub, except the files that are in the cache."""
     shown = f"{name:.80} at revision {revision}" if revision else f"{name:.80}"
-    with explained(f"No checkpoint and no folder is called {shown}{role}.", WHERE):
+    hint = f"base_model_name_or_path in adapter_config.json: {WHERE}" if role else WHERE
+    with explained(f"No checkpoint and no folder is called {shown}{role}.", hint):
         folder = snapshot_download(
             name,
             revision=revision,

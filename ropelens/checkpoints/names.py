@@ -3,13 +3,22 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from ropelens.errors import BadArgument
 from ropelens.runtime.folder import file_name
 
+STEP = re.compile(r"(?:checkpoint|step|epoch)[-_](\d+)")
+
+PathName = TypeVar("PathName", str, Path, str | Path)
+
 
 def name_checkpoints(models: Sequence[str]) -> dict[str, str]:
-    """Map a short name of a folder to each of `models`; raise BadArgument if two are equal."""
+    """Map a short name of a folder to each of `models`; raise BadArgument if two are equal.
+
+    Checkpoints of a training are in the order of their steps.
+    """
+    models = by_step(models)
     paths = [Path(name).absolute() for name in models]
     names: list[str] = []
     if len(set(paths)) == len(paths):
@@ -19,6 +28,23 @@ def name_checkpoints(models: Sequence[str]) -> dict[str, str]:
         hint = "names that differ in letters or digits, because each gets a folder"
         raise BadArgument(what, seen=", ".join(models)[:200], hint=hint)
     return dict(zip(names, models, strict=True))
+
+
+def by_step(names: Sequence[PathName]) -> list[PathName]:
+    """`names`, by number if all are such as checkpoint-500, in the order of a shell's `*`.
+
+    A shell puts checkpoint-1000 before checkpoint-500. Any other order is kept.
+    """
+    paths = [Path(name) for name in names]
+    steps = []
+    for path in paths:
+        match = STEP.fullmatch(path.name)
+        if match is not None:
+            steps.append(int(match[1]))
+    if len(steps) < len(paths) or paths != sorted(paths):
+        return list(names)
+    order = sorted(range(len(names)), key=lambda index: steps[index])
+    return [names[index] for index in order]
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:

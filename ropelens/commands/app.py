@@ -21,6 +21,7 @@ from ropelens.commands.measure import analyze_command, truncate_command
 from ropelens.commands.rope import rope_command
 from ropelens.commands.terminal import finish, print_path, run_app
 from ropelens.interventions.edit_grammar import EDIT_EXAMPLES, parse_edit
+from ropelens.runtime.folder import check_new_folder, check_writable
 from ropelens.runtime.progress import opening, show_progress
 from ropelens.train.settings import Settings
 
@@ -149,6 +150,7 @@ def export_command(
     edits += [parse_edit(text) for text in edit or []]
     if not edits:
         raise typer.BadParameter("--variant or --edit is needed")
+    check_new_folder(out)
     from ropelens.checkpoints.load import open_checkpoint
 
     with opening(show_progress, "loading"):
@@ -254,9 +256,9 @@ def ranks_command(
     from ropelens.analysis.ranks import write_ranks
     from ropelens.profiles.measures import open_profile
 
-    for path in write_ranks(
-        open_profile(folder / "profile.nc"), project, out or folder
-    ):
+    place = out or folder
+    check_writable(place)
+    for path in write_ranks(open_profile(folder / "profile.nc"), project, place):
         print_path(path)
 
 

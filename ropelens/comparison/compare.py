@@ -17,6 +17,7 @@ from ropelens.errors import BadArgument, explained
 from ropelens.profiles.measurement import versions
 from ropelens.profiles.measures import open_profile
 from ropelens.runtime.devices import device_named
+from ropelens.runtime.folder import check_writable
 from ropelens.runtime.netcdf import saved_key
 from ropelens.runtime.progress import (
     ProgressOption,
@@ -56,9 +57,11 @@ def compare(
     (entry, step) in variables that start with "growth_". Intervals draw the documents or
     stretches in `sequence_group`. NaN and "" mark what an entry does not have.
 
-    Raises `BadArgument` for the paths that `find_entries` refuses, and for an unusable device.
+    Raises `BadArgument` for the paths that `find_entries` refuses, for an unusable device, and
+    for a folder that cannot be written to.
     """
     device_named(device)
+    check_writable(cache)
     found = find_entries(paths)
     entries = found.entries
     if entries[0].steps:

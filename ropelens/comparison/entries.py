@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ropelens.checkpoints.names import short_names
+from ropelens.checkpoints.names import by_step, short_names
 from ropelens.errors import BadArgument
 from ropelens.runtime.folder import RECORD
 from ropelens.runtime.keys import differences
@@ -55,10 +55,10 @@ class FoundEntries:
 
 
 def find_entries(paths: Sequence[str | Path]) -> FoundEntries:
-    """The runs or analyses in `paths`, in order."""
+    """The runs or analyses in `paths`, in order; see `by_step`."""
     records: dict[Path, dict[str, Any]] = {}  # contents of run.json by folder
     unfinished: list[str] = []
-    for path in map(Path, paths):
+    for path in by_step([Path(path) for path in paths]):
         if not (path / STUDY).exists():
             records[path.resolve()] = _read_record(path)
             continue

@@ -22,6 +22,7 @@ from ropelens.interventions.patch_each import answer_to, patched_answers
 from ropelens.interventions.rotation_edit import place_edits
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.profiles import gradients
+from ropelens.profiles.finite import warn_unless_finite
 from ropelens.profiles.measurement import Measurement, one_sequence
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, HeadMask, PlaneNumbers, heads_by_layer
@@ -79,7 +80,7 @@ def attribute_planes(
 
     The backward pass needs the memory of one layer and the vectors of all layers. Raises
     `BadArgument` for unknown heads or tokens and for an answer that is not one number, and the
-    errors of `capture`.
+    errors of `capture`. Warns if an attribution is not finite.
     """
     live = as_live_model(model, tokenizer)
     tokenizer = tokenizer or live.tokenizer
@@ -109,6 +110,8 @@ def attribute_planes(
             other = one_sequence(live, source, tokenizer).text
             values["patched"] = checks.effects_of_patching(checked, other, heads)
             attrs["source_answer"] = answer_to(live, other, number)
+    results = {"attribution": attribution.computed(), "answer": attrs["answer"]}
+    warn_unless_finite(live, measurement.text, results)
     dataset = xr.Dataset(
         labelled(values, ATTRIBUTION),
         coords={"layer": range(live.layers), "head": range(live.heads)},
@@ -146,6 +149,8 @@ class Attribution:
         self.planes = measurement.rotation.planes(measurement.text.context)
         terms = max(layer.terms for layer in self.planes)
         self.total = torch.full((*chosen.shape, terms), torch.nan, dtype=torch.float64)
+        for layer, head in chosen.nonzero().tolist():
+            self.total[layer, head, : self.planes[layer].terms] = 0.0
         self.by_pair: list[Any] = [0.0] * len(pair_heads)
 
     def add_step(self, step: int) -> None:
@@ -173,9 +178,14 @@ class Attribution:
         k = of_head.key[0, 0]
         by_coordinate = (q * (of_head.slope[0, 0] @ k)).sum(0)
         by_plane = self.planes[layer].sum_coordinates(by_coordinate) / size
-        before = self.total[layer, head, : len(by_plane)].nan_to_num()
-        after = before + by_plane.cpu() / self.steps
-        self.total[layer, head, : len(by_plane)] = after
+        self.total[layer, head, : len(by_plane)] += by_plane.cpu() / self.steps
+
+    def computed(self) -> Float[Tensor, " plane"]:
+        """The attributions of all planes of the chosen heads."""
+        of_heads = []
+        for layer, head in self.chosen.nonzero().tolist():
+            of_heads.append(self.total[layer, head, : self.planes[layer].terms])
+        return torch.cat(of_heads)
 
     def _of_pairs(
         self, gradient: gradients.LayerGradient, layer: int, head: int

@@ -13,6 +13,7 @@ from ropelens.arguments import Bounds, Number, check_value, public
 from ropelens.errors import BadArgument
 from ropelens.interventions.plane_edits import Edit, Rescale, Scale, Stop
 from ropelens.interventions.rotation_edit import place_edits
+from ropelens.interventions.save_warning import warned_if_saved
 from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.profiles.measures import complete_profile
@@ -107,7 +108,9 @@ def edit_rope(model: Model, *edits: Edit | str) -> Iterator[None]:
     their edits add up. Everything that runs the model uses the edited model: calls, generation
     with a cache, `profile`, `measure_rope`. Planes that no edit chooses keep every bit. The
     model is restored on exit, also after an error. The block belongs to the thread or task that
-    opened it, and other threads and tasks cannot call the model.
+    opened it, and other threads and tasks cannot call the model. The weights do not change, so
+    `model.save_pretrained` in the block warns and saves the model without the edits; `export`
+    saves the edited model.
 
     Raises `UnsupportedModel` for a model that does not rotate or hides its attention, and
     `BadArgument` for planes, heads or a variant that do not exist. When the model runs, a cache
@@ -116,5 +119,5 @@ def edit_rope(model: Model, *edits: Edit | str) -> Iterator[None]:
     """
     live = as_live_model(model)
     rotation_edit = place_edits(RotationProbe(live), edits)
-    with live.intervene(rotation_edit):
+    with live.intervene(rotation_edit), warned_if_saved(live.model):
         yield

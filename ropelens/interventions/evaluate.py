@@ -25,6 +25,7 @@ from ropelens.interventions.measure_names import DEFAULT_MEASURES, wanted_measur
 from ropelens.interventions.token_split import TokenSplit
 from ropelens.interventions.variables import EVALUATED
 from ropelens.profiles import summary
+from ropelens.profiles.finite import warn_unless_finite
 from ropelens.profiles.heads import head_values, resample_labels
 from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.measures import columns
@@ -99,6 +100,7 @@ def evaluate(
       labels if groups of sequences are drawn again (`labels_changed_resampled`).
 
     Raises `BadArgument` for unknown measures, and the errors of `profile` and `edit_rope`.
+    Warns if a loss or a change is not finite.
     """
     measurement = Measurement.of(
         model, text, tokenizer=tokenizer, rows=rows, seed=seed, batch_size=batch_size
@@ -137,6 +139,8 @@ def evaluate(
     if split.classes and not OF_TEXT.isdisjoint(selected):
         values["token_class"] = np.array(list(split.classes), dtype=object)
     values |= evaluation.task_values(tasks)
+    finite = evaluation.finite_values(values)
+    warn_unless_finite(measurement.live, measurement.text, finite)
     return evaluation.dataset(values)
 
 
@@ -267,6 +271,18 @@ class Evaluation:
                 values[key] = np.stack([answer[key].numpy() for answer in answers])
             values |= task.coordinates
         return values
+
+    def finite_values(self, values: Values) -> Values:
+        """Those of the `values` that a sound model never makes NaN, by name."""
+        finite: Values = {}
+        for name in ("mean_loss", "copy_loss", "first_loss", "repeat_loss"):
+            if name in values:
+                finite[name] = values[name]
+        if "attention_change" in values:
+            attending = self.measurement.live.attending_heads.numpy()
+            changes = values["attention_change"]
+            finite["attention_change"] = changes[:, attending]
+        return finite
 
     def dataset(self, values: Values) -> xr.Dataset:
         """The `values` as a labelled dataset, with the planes of the unmodified model."""

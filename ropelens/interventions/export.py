@@ -21,9 +21,11 @@ from ropelens.arguments import public
 from ropelens.attention.call import AttentionCall
 from ropelens.checkpoints.quiet import quiet_transformers
 from ropelens.config_facts import rope_parameters
-from ropelens.errors import BadArgument, UnsupportedModel, explained
+from ropelens.errors import UnsupportedModel, explained
+from ropelens.interventions.export_differences import cause_of_difference
 from ropelens.interventions.plane_edits import Edit
 from ropelens.interventions.rotation_edit import RotationEdit, place_edits
+from ropelens.interventions.save_warning import save_pretrained
 from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
@@ -31,7 +33,7 @@ from ropelens.noise import logit_change, noise_tokens
 from ropelens.rope.rope_types import stated_shape
 from ropelens.rope.variant_config import variant_config
 from ropelens.rope.variants import OWN, parse_variant
-from ropelens.runtime.folder import output_folder
+from ropelens.runtime.folder import check_new_folder, output_folder
 
 STOPPED = 1e39  # factor on the wavelength of a stopped plane: infinite in float32
 PROBE_TOKENS = 16
@@ -57,49 +59,77 @@ def export(
 
     Raises `UnsupportedModel`, with the reason, for edits that neither can carry: frequencies of
     only some heads, or in a model whose RoPE depends on the length, and factors that a norm
-    undoes. Raises `BadArgument` if `out` is not empty, and the errors of `edit_rope`.
+    undoes. It is also raised for weights that are not plain tensors in memory (quantized, under
+    an adapter, on a disk), and for a model that a checkpoint does not carry: the error names
+    what differs, such as a hook. Raises `BadArgument` if `out` is not an empty folder or cannot
+    be written to, before any work, and the errors of `edit_rope`.
     """
     live = as_live_model(model)
-    if Path(out).exists() and not (Path(out).is_dir() and not any(Path(out).iterdir())):
-        raise BadArgument(f"{out} is not an empty folder.", hint="a new folder")
-    state, own = live.model.state_dict(), live.model.config
-    adapted = type(live) is not LiveModel or any(
-        ".base_layer." in name for name in state
-    )
-    if (
-        adapted
-        or own.to_dict().get("quantization_config")
-        or any(x.is_meta for x in state.values())
-    ):
-        _refuse(live, "an adapter, a bridge, or weights in few bits or on a disk")
+    check_new_folder(out)
+    state = _whole_weights(live)
     edit = place_edits(RotationProbe(live), edits)
     config, gains = _native_config(live, edit, edits) or _written_config(live, edit)
     state |= scaled_queries(live, gains)
-    once = {
-        (x.data_ptr(), x.shape): x.float() for x in state.values()
-    }  # ties stay ties
-    state = {name: once[x.data_ptr(), x.shape] for name, x in state.items()}
-    config.architectures, config.dtype = [live.class_name], torch.float32
-    how: Any = {"dtype": "float32", "attn_implementation": own._attn_implementation}
+    config.architectures = [live.class_name]
+    config.dtype = torch.float32
     what = f"transformers cannot store {live.class_name} with this edit."
     with output_folder(out) as folder, explained(what, error=UnsupportedModel):
         with quiet_transformers():
-            live.model.save_pretrained(folder, state_dict=state)
+            save_pretrained(live.model, folder, state_dict=_in_float32(state))
             config.save_pretrained(folder)
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)
-            loaded: Any = type(live.model).from_pretrained(folder, **how)
+            saved: Any = type(live.model).from_pretrained(
+                folder,
+                dtype="float32",
+                attn_implementation=live.model.config._attn_implementation,
+            )
         for file in folder.iterdir():  # only the owner could read the weights
             file.chmod((folder / "config.json").stat().st_mode)
-        _check_logits(live, edit, as_live_model(loaded.to(live.device).eval()))
+        _check_logits(live, edit, as_live_model(saved.to(live.device).eval()))
     return Path(out)
 
 
-def _refuse(live: LiveModel, seen: str) -> NoReturn:
-    what, hint = (
-        f"{live.class_name} cannot be exported with this edit.",
-        "ropelens.edit_rope",
-    )
+def _whole_weights(live: LiveModel) -> dict[str, Tensor]:
+    """The weights by name; refuses a model whose weights are not plain tensors in memory."""
+    if type(live) is not LiveModel:
+        _refuse(live, "a bridge", hint="the transformers model without the bridge")
+    state = live.model.state_dict()
+    adapted = [name for name in state if ".base_layer." in name]
+    if adapted:
+        seen = f"an adapter of peft, at {adapted[0]}"
+        _refuse(live, seen, hint="model.merge_and_unload(), then export")
+    whole = "the model with whole weights in memory, or ropelens.edit_rope"
+    settings = live.model.config.to_dict().get("quantization_config")
+    if settings:
+        method = settings.get("quant_method", "quantization_config")
+        _refuse(live, f"weights in few bits ({method})", hint=whole)
+    for name, weight in state.items():
+        if type(weight) not in (Tensor, nn.Parameter):
+            seen = f"{name}, which is {type(weight).__name__} and no plain tensor: "
+            _refuse(live, f"{seen}weights in few bits, or parts of weights", hint=whole)
+        if weight.is_meta:
+            _refuse(live, f"{name}, which accelerate keeps elsewhere", hint=whole)
+    return state
+
+
+def _in_float32(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights in float32. Weights that share their memory still share it."""
+    converted: dict[tuple[int, torch.Size], Tensor] = {}
+    by_name = {}
+    for name, weight in state.items():
+        memory = (weight.data_ptr(), weight.shape)
+        if memory not in converted:
+            is_float = weight.is_floating_point()
+            converted[memory] = weight.float() if is_float else weight
+        by_name[name] = converted[memory]
+    return by_name
+
+
+def _refuse(
+    live: LiveModel, seen: str, *, hint: str = "ropelens.edit_rope"
+) -> NoReturn:
+    what = f"{live.class_name} cannot be exported with this edit."
     raise UnsupportedModel(what, seen=seen, hint=hint)
 
 
@@ -254,8 +284,16 @@ def _check_logits(live: LiveModel, edit: RotationEdit, loaded: LiveModel) -> Non
     with live.intervene(edit):
         expected = live.forward(tokens)
     change = float(logit_change(expected, loaded.forward(tokens)).max())
-    if not change <= max(SAME_LOGITS, 30 * live.eps):
-        _refuse(
-            live,
-            f"logits of the checkpoint that differ by {change:.2g} of their spread",
-        )
+    allowed = max(SAME_LOGITS, 30 * live.eps)
+    if change <= allowed:
+        return
+
+    def run_edited(tokens: Tensor) -> Tensor:
+        with live.intervene(edit):
+            return live.forward(tokens)
+
+    cause = cause_of_difference(live, loaded, run=run_edited, close=allowed)
+    seen = (
+        f"logits of the checkpoint that differ by {change:.2g} of their spread; {cause}"
+    )
+    _refuse(live, seen)

@@ -22,6 +22,7 @@ from ropelens.model.intervention import (
     ReplacedOutputs,
 )
 from ropelens.model.live_model import LiveModel
+from ropelens.profiles.finite import warn_unless_finite
 from ropelens.profiles.gradients import (
     AnswerDefinition,
     Number,
@@ -80,6 +81,7 @@ def patch_each(
     with display_of(progress)(Stage("patching", len(patches) * text.context)) as step:
         answers = patched_answers(live, text, number, patches, step)
     unpatched = answer_to(live, text, number)
+    warn_unless_finite(live, text, {"change": answers, "answer": unpatched})
     dataset = _table_of_changes(live, text, over)
     dataset["change"].values[tuple(np.array(indices).T)] = np.array(answers) - unpatched
     if over == "position":

@@ -1,22 +1,26 @@
 """Rotation of a model: measured, and shown for every attention call."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import xarray as xr
 from jaxtyping import Float
 from numpy.typing import ArrayLike
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedConfig
 
 from ropelens.arguments import IN_WORDS, Positive, public
 from ropelens.attention.call import AttentionCall
 from ropelens.checkpoints.config import ConfigInput, read_config_of
+from ropelens.checkpoints.not_finite import first_not_finite, remedy
 from ropelens.measured_rotation.array_source import ArraySource
 from ropelens.measured_rotation.arrays import ArrayLayers, array_layers
 from ropelens.measured_rotation.conformance import (
@@ -27,6 +31,7 @@ from ropelens.measured_rotation.conformance import (
 from ropelens.measured_rotation.layer_kinds import LayerKind
 from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.measured_rotation.read import LayerRotation
+from ropelens.measured_rotation.single_tokens import FULL, probe_tokens
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
 from ropelens.rope.planes import Planes
@@ -76,7 +81,8 @@ def measure_rope(
       the properties that differ from `config`: a configuration, or its dict or file, or the
       name of a checkpoint. The default is the configuration of the model. Edits do not count.
 
-    Warns if the model does not rotate as its configuration asks. Raises `UnsupportedModel` if
+    Warns if the model does not rotate as its configuration asks, and if it computes numbers
+    that are not finite. Raises `UnsupportedModel` if
     queries do not rotate, if they do not rotate as the model states, or if a layer hides its
     attention; and `BadArgument` for arrays that cannot be read, and if an edit makes heads of a
     layer differ.
@@ -91,7 +97,8 @@ def measure_rope(
     else:
         live = as_live_model(model)
         configuration = configuration or live.config
-        measured = _measured_model(live, configuration, context)
+        with _warned_of_logits(live):
+            measured = _measured_model(live, configuration, context)
     asked = asked_rotations(
         configuration, layers=1 + max(measured.layers), length=length
     )
@@ -105,6 +112,33 @@ def measure_rope(
         rotates=any(layer.planes.rotary_dim for layer in layers),
     )
     return _dataset(measured, layers).assign_attrs(attrs)
+
+
+@contextmanager
+def _warned_of_logits(live: LiveModel) -> Iterator[None]:
+    """Warn after the block if the model computed logits in it that are not finite."""
+    wrong: list[bool] = []
+
+    def look(module: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and not output.isfinite().all():
+            wrong.append(True)
+
+    unembedding: Any = live.model.get_output_embeddings()
+    handle = unembedding.register_forward_hook(look)
+    try:
+        yield
+    finally:
+        handle.remove()
+    if not wrong:
+        return
+    tokens = probe_tokens(live.vocabulary, FULL.tokens)[:, None]
+    with live.without_hooks():
+        cause = first_not_finite(live.model, partial(live.forward, tokens, last=1))
+    message = f"{live.class_name} computes NaN or infinity"
+    if cause:
+        message += f" first in {cause}"
+    hint = remedy(live.model.dtype, "another checkpoint")
+    warnings.warn(f"{message}; try: {hint}", stacklevel=5)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ropelens.attention.call import AttentionCall
+from ropelens.checkpoints.not_finite import in_dtype, remedy
 from ropelens.errors import UnsupportedModel
 from ropelens.measured_rotation.read import MeasuredRotation, read_rotation
 from ropelens.model.live_model import LiveModel
@@ -70,6 +71,11 @@ class SingleTokenProbe:
         )
 
 
+def probe_tokens(vocabulary: int, count: int) -> Int[Tensor, " token"]:
+    """The different tokens of a probe."""
+    return torch.arange(1, 1 + count) * vocabulary // 6
+
+
 @torch.no_grad()
 def probe_single_tokens(
     live: LiveModel,
@@ -84,7 +90,7 @@ def probe_single_tokens(
     """
     runs = TokenRuns(
         class_name=live.class_name,
-        tokens=torch.arange(1, 1 + settings.tokens) * live.vocabulary // 6,
+        tokens=probe_tokens(live.vocabulary, settings.tokens),
         settings=settings,
         given=positions,
         row_scales=_row_scales(live.model, positions),
@@ -162,8 +168,12 @@ class TokenRuns:
         values = self._by_token(call.value)
         if not (query.isfinite().all() and key.isfinite().all()):
             what = f"{self.class_name} has queries or keys that are NaN or infinite."
-            hint = "whole weights, and rope_parameters that give frequencies"
-            raise UnsupportedModel(what, seen=f"layer {call.layer}", hint=hint)
+            dtype = call.query.dtype
+            hint = remedy(
+                dtype, "whole weights, and rope_parameters that give frequencies"
+            )
+            seen = f"layer {call.layer} {in_dtype(dtype)}"
+            raise UnsupportedModel(what, seen=seen, hint=hint)
         query_scale = self._query_scale(query)
         query = query / query_scale[:, None, None]
         vectors = torch.cat([query, key], dim=2).transpose(1, 2).flatten(0, 1)

@@ -44,7 +44,7 @@ def as_live_model(model: Model, tokenizer: Any = None) -> LiveModel:
     if class_name == "TransformerBridge":
         return BridgeModel(model, tokenizer)
     if not isinstance(model, PreTrainedModel) or model.get_output_embeddings() is None:
-        _refuse(model, "not a model that ropelens can run")
+        _refuse_without_logits(model)
     if model.config.is_encoder_decoder:
         _refuse(model, "an encoder-decoder: the decoder also attends to another text")
     for device in devices_of(model):
@@ -66,6 +66,26 @@ def as_live_model(model: Model, tokenizer: Any = None) -> LiveModel:
 ANY_MODEL = (
     "a decoder-only model from ropelens.load or AutoModelForCausalLM, or a bridge"
 )
+
+
+def _refuse_without_logits(model: nn.Module) -> NoReturn:
+    """Refuse a model that predicts no tokens, and name the language model in it."""
+    for name, module in model.named_modules():
+        is_inside = module is not model and isinstance(module, PreTrainedModel)
+        if is_inside and module.get_output_embeddings() is not None:
+            raise UnsupportedModel(
+                f"{type(model).__name__} is a module around a language model.",
+                seen=f"{type(module).__name__} in its attribute .{name}",
+                hint=f"pass model.{name}",
+            )
+    if not isinstance(model, PreTrainedModel):
+        _refuse(model, "not a model that ropelens can run")
+    raise UnsupportedModel(
+        f"{type(model).__name__} is not a model that ropelens can run.",
+        seen="no logits of tokens, as in base, reward and embedding models",
+        hint="AutoModelForCausalLM.from_pretrained of the language model from which it "
+        "was made",
+    )
 
 
 def _refuse(model: nn.Module, fault: str, *, hint: str = ANY_MODEL) -> NoReturn:

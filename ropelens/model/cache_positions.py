@@ -176,6 +176,16 @@ def cache_of(module: nn.Module) -> Cache | None:
     return None if reference is None else reference()
 
 
+def rounds_keys(module: Any) -> bool:
+    """Whether the cache of a layer keeps all keys, and quantizes those that are old."""
+    cache = cache_of(module)
+    if cache is None or module.layer_idx >= len(cache.layers):
+        return False
+    of_layer = type(cache.layers[module.layer_idx])
+    # transformers 5.15 has another base class than before: BaseQuantizedLayer.
+    return any("QuantizedLayer" in base.__name__ for base in of_layer.__mro__)
+
+
 def call_rows(module: Any, rows: int, keys: int) -> CallRows:
     """The place of `rows` among the `keys` of a call; both are counts."""
     cache = cache_of(module)
@@ -320,7 +330,10 @@ def _check_consecutive(
     cache = cache_of(module)
     hint = "open the block before the cache is filled"
     other_library = _class_of_another_library(cache)
-    if cache is not None and cache in _cached_keys[id(module)]:
+    if rounds_keys(module):
+        seen = f"a {type(cache).__name__}, which rounds old keys"
+        hint = "a cache that keeps every key, such as DynamicCache"
+    elif cache is not None and cache in _cached_keys[id(module)]:
         seen = "keys that were dropped, moved or changed after the block added them"
         hint = "a cache that keeps every key, such as DynamicCache"
     elif other_library is not None:

@@ -33,15 +33,20 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
                 module.training = True
 
 
-@contextmanager
-def gradients_enabled(model: nn.Module, *, recomputed: bool) -> Iterator[None]:
-    """Enable gradients; with `recomputed`, store only inputs of layers and run layers again."""
+def refuse_inference_mode(model: nn.Module) -> None:
+    """Raise `UnsupportedModel` if torch computes no gradients for the model."""
     made_in_inference = any(x.is_inference() for x in model.parameters())
     if made_in_inference or torch.is_inference_mode_enabled():
         raise UnsupportedModel(
             f"{type(model).__name__} has no gradients in torch.inference_mode.",
             hint="load the model, and call ropelens, outside of torch.inference_mode",
         )
+
+
+@contextmanager
+def gradients_enabled(model: nn.Module, *, recomputed: bool) -> Iterator[None]:
+    """Enable gradients; with `recomputed`, store only inputs of layers and run layers again."""
+    refuse_inference_mode(model)
     forwards: Forwards = {}
     if recomputed:
         for module in model.modules():

@@ -18,6 +18,7 @@ from ropelens.model.cache_positions import (
     call_positions,
     call_rows,
     places_in_sequence,
+    rounds_keys,
 )
 from ropelens.model.hook_blocks import Hooks
 from ropelens.model.intervention import (
@@ -108,7 +109,8 @@ def call_with_hooks(
         call = change_inputs(call, hooks.input_changes, places)
     else:
         row_tokens = torch.arange(rows.past, rows.past + len(rows.keys))[None]
-        if hooks.observers and cache_of(module) is not None:
+        keeps_all = rounds_keys(module) and not rows.dropped
+        if hooks.observers and cache_of(module) is not None and not keeps_all:
             call.positions(rows)  # records the keys; refuses a cache that drops keys
     output, weights = run(
         call.module, call.query, call.key, call.value, attention_mask, **options

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -36,6 +36,8 @@ ONE_PASS = 2**16  # tokens of the longest sequences that run in one pass
 MASK_ELEMENTS = 2**25  # keys times rows of a chunk, whose mask takes 40 bytes for each
 LOSS_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}  # logits whose loss is taken at once
 LOGITS_OF_NOISE = 16  # last positions whose logits show noise
+
+ONE_CALL = "a model that attends once to the tokens that it receives"
 
 Recorded = TypeVar("Recorded")
 Positions = Int[Tensor, "*axis sequence position"]
@@ -304,7 +306,7 @@ class LiveModel:
             check_same_logits(
                 run,
                 partial(self._run_observed, run),
-                class_name=self.class_name,
+                model=self.model,
                 tokens=tokens.shape[1],
                 eps=self.eps,
             )
@@ -322,7 +324,11 @@ class LiveModel:
     @cached_property
     def attending_heads(self) -> HeadMask:
         """The query heads that attention calls have, which are fewer in a pruned layer."""
-        self.check_layers({*self.noise.heads})
+        seen = {*self.noise.heads}
+        if self.noise.repeated and not seen >= {*self.attending}:
+            # A layer in the place of another one, or a copy that has its number
+            raise attends_again(self.class_name, min(self.noise.repeated))
+        self.check_layers(seen)
         heads = [self.noise.heads.get(layer, 0) for layer in range(self.layers)]
         return torch.arange(self.heads) < torch.tensor(heads)[:, None]
 
@@ -366,16 +372,23 @@ class CallRecorder(Generic[Recorded]):
         """Record a call; refuse a second call of its layer, and rows that are no tokens."""
         rows = call.query.shape[2]
         if rows > self.tokens:
-            seen = f"layer {call.layer}: {rows} rows for {self.tokens} tokens"
-            self._refuse("puts tokens of its own before its input", seen)
+            raise UnsupportedModel(
+                f"{self.class_name} puts tokens of its own before its input.",
+                seen=f"layer {call.layer}: {rows} rows for {self.tokens} tokens",
+                hint=ONE_CALL,
+            )
         if call.layer in self.results:
-            seen = f"a second attention call of layer {call.layer} in one pass"
-            self._refuse("attends more than once in a layer", seen)
+            raise attends_again(self.class_name, call.layer)
         self.results[call.layer] = self.record(call)
 
-    def _refuse(self, fault: str, seen: str) -> NoReturn:
-        hint = "a model that attends once to the tokens that it receives"
-        raise UnsupportedModel(f"{self.class_name} {fault}.", seen=seen, hint=hint)
+
+def attends_again(class_name: str, layer: int) -> UnsupportedModel:
+    """The error for a model that uses a layer twice."""
+    return UnsupportedModel(
+        f"{class_name} attends more than once in a layer.",
+        seen=f"a second attention call of layer {layer} in one pass",
+        hint=ONE_CALL,
+    )
 
 
 def _losses_of(

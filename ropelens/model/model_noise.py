@@ -32,6 +32,7 @@ class Noise:
     run: float  # noise of logits
     call: dict[int, float]  # noise of the attention call of each layer
     heads: dict[int, int]
+    repeated: frozenset[int] = frozenset()  # layers that attend several times in a pass
 
 
 def changed_embeddings(
@@ -95,7 +96,12 @@ def measure_noise(model: PreTrainedModel, run: RunObserved, ids: Ids) -> Noise:
         change = max(torch.finfo(model.dtype).eps / 2, EMBEDDING_CHANGE)
         with changed_embeddings(model, torch.tensor([change])):
             errors.run(ids[-1:])
-        of_model[numerics] = Noise(logit_noise, errors.noise(), errors.heads)
+        of_model[numerics] = Noise(
+            run=logit_noise,
+            call=errors.noise(),
+            heads=errors.heads,
+            repeated=frozenset(errors.repeated),
+        )
     return of_model[numerics]
 
 
@@ -108,6 +114,7 @@ class CallErrors:
     def __init__(self, run_observed: RunObserved) -> None:
         self.run_observed = run_observed
         self.heads: dict[int, int] = {}  # by layer
+        self.repeated: set[int] = set()  # layers with several calls in a run
         self.runs: list[dict[int, Tensor]] = []  # errors of each run, by layer
 
     def run(self, ids: Ids) -> Tensor:
@@ -120,6 +127,8 @@ class CallErrors:
         call = call.of_rows(rows)
         error = output_error(call, attention_map(call).nan_to_num(0))
         self.heads[call.layer] = call.query.shape[1]
+        if call.layer in self.runs[-1]:
+            self.repeated.add(call.layer)
         self.runs[-1][call.layer] = error[-1] * math.sqrt(len(error))
 
     def noise(self) -> dict[int, float]:

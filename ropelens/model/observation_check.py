@@ -4,8 +4,9 @@ from collections.abc import Callable
 from itertools import product
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ropelens.checkpoints.not_finite import first_not_finite, remedy
 from ropelens.errors import UnsupportedModel
 from ropelens.noise import allowed_residual, logit_change
 
@@ -17,7 +18,7 @@ def check_same_logits(
     run: Callable[[], Tensor],
     run_observed: Callable[[], Tensor],
     *,
-    class_name: str,
+    model: nn.Module,
     tokens: int,
     eps: float,
 ) -> None:
@@ -28,9 +29,14 @@ def check_same_logits(
     """
     plain = [run()]
     observed = [run_observed()]
+    class_name = type(model).__name__
     seen = f"logits of {tokens} tokens"
     if plain[0].isnan().any():
-        raise UnsupportedModel(f"{class_name} computes NaN.", seen=seen, hint=NO_KEY)
+        cause = first_not_finite(model, run)
+        if cause:
+            seen += f"; the first numbers that are not finite are those of {cause}"
+        hint = remedy(plain[0].dtype, NO_KEY)
+        raise UnsupportedModel(f"{class_name} computes NaN.", seen=seen, hint=hint)
     if torch.equal(plain[0], observed[0]):
         return
     plain += [run() for _ in range(MORE_PASSES)]

@@ -1,6 +1,6 @@
 """Output projection of each layer, and the linear path from the heads to the logits."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ropelens.attention.call import AttentionCall
+from ropelens.checkpoints.not_finite import in_dtype, remedy
 from ropelens.errors import UnsupportedModel
+from ropelens.model.forward_patches import refuse_inference_mode
 from ropelens.model.live_model import LiveModel
 from ropelens.noise import allowed_residual
 from ropelens.runtime.devices import computes_on
@@ -90,6 +92,24 @@ def weight_of(linear: Any, dtype: torch.dtype) -> Float[Tensor, "out in"]:
         return (linear(unit) - linear(torch.zeros_like(unit[:1]))).mT
 
 
+@dataclass(frozen=True)
+class LogitDirections:
+    """Gradient of the logits of some answers with respect to the outputs of the heads.
+
+    `of_stream` is the gradient with respect to the residual stream. The output projection of a
+    layer is multiplied by `factor_of_layer` before it is added to the stream, and the output of
+    the unembedding by `logit_factor`.
+    """
+
+    of_stream: Float[Tensor, "answer position width"]
+    factor_of_layer: Mapping[int, float]
+    logit_factor: float
+
+    def of_layer(self, layer: int) -> Float[Tensor, "answer position width"]:
+        """Gradient with respect to the output projection of a layer."""
+        return self.factor_of_layer[layer] * self.of_stream
+
+
 @torch.no_grad()
 def logit_directions(
     live: LiveModel,
@@ -97,31 +117,78 @@ def logit_directions(
     tokens: Int[Tensor, "1 position"],
     answers: Sequence[int],
     hidden: Bool[Tensor, "1 position"] | None = None,
-) -> Float[Tensor, "answer position width"]:
-    """Gradient of the logits of `answers`, before a cap, with respect to the residual stream.
+) -> LogitDirections:
+    """Gradient of the logits of `answers`, before a cap, in units of the model's logits.
 
     The final norm is r_i g (x - mean) + b, where the mean is 0 if the norm does not center. The
     scale r_i is frozen. Raises `UnsupportedModel` if the path from the heads is not linear.
     """
-    path = ResidualPath(projections.values())
+    refuse_inference_mode(live.model)
+    path = ResidualPath(projections)
     with torch.enable_grad(), _modules_recorded(live, path.record):
-        live.forward(tokens, hidden=hidden, last=1)
+        logits = live.forward(tokens, hidden=hidden, last=1)[0, -1].detach()
+    stream = path.stream[0].detach()
+    if not stream.isfinite().all():
+        raise UnsupportedModel(
+            f"{live.class_name} computes NaN or infinity.",
+            seen=f"the input of the final norm {in_dtype(stream.dtype)}",
+            hint=remedy(stream.dtype, "a text without this fault"),
+        )
     dtype = live.model.dtype
     if torch.is_autocast_enabled(live.device.type):
         dtype = torch.get_autocast_dtype(live.device.type)
     close = allowed_residual(0, torch.finfo(dtype).eps)
-    norm = FrozenNorm.measure(path.norm, path.stream[0].detach())
-    if not (path.is_identity(close) and norm.residual < close):
-        raise UnsupportedModel(
-            f"The path from the heads of {live.class_name} to the logits is not linear.",
-            seen=path.cause,
-            hint="values=True without logits_of",
-        )
-    head = weight_of(live.model.get_output_embeddings(), live.model.dtype)
+    norm = FrozenNorm.measure(path.norm, stream)
+    factor_of_layer = path.factors(close)
+    if factor_of_layer is None or not norm.residual < close:
+        raise _not_linear(live, path.cause)
+    unembedding: Any = live.model.get_output_embeddings()
+    head = weight_of(unembedding, live.model.dtype)
+    logit_factor = _logit_factor(live, path.norm(stream[-1:]), head, logits, close)
     gradient = head[list(answers)][:, None].to(norm.scale) * (norm.scale * norm.gain)
     if norm.centers:
         gradient = gradient - gradient.mean(-1, keepdim=True)
-    return gradient
+    return LogitDirections(logit_factor * gradient, factor_of_layer, logit_factor)
+
+
+def _not_linear(live: LiveModel, cause: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"The path from the heads of {live.class_name} to the logits is not linear.",
+        seen=cause,
+        hint="values=True without logits_of",
+    )
+
+
+def _logit_factor(
+    live: LiveModel,
+    normed: Float[Tensor, "1 width"],
+    head: Float[Tensor, "token width"],
+    logits: Float[Tensor, " token"],
+    close: float,
+) -> float:
+    """Factor of the logits on the products of the final norm and the unembedding.
+
+    `logits` are those of the last position. A soft-cap is undone first.
+    """
+    products = (normed.to(head) @ head.mT)[0].double()
+    bias = vars(live.model.get_output_embeddings())["_parameters"].get("bias")
+    if bias is not None:
+        products = products + bias.detach().to(products)
+    logits = logits.to(products)
+    softcap = live.config.to_dict().get("final_logit_softcapping")
+    if softcap:
+        logits = softcap * torch.atanh(logits / softcap)
+    known = logits.isfinite()  # some models hide tokens, or are at their cap
+    logits = logits[known]
+    products = products[known]
+    factor = float(logits @ products / products.square().sum())
+    residual = float((logits - factor * products).norm() / logits.norm())
+    if not residual < close:
+        cause = (
+            "logits that are no multiple of the unembedding of the final norm: they "
+        )
+        raise _not_linear(live, f"{cause}differ by {residual:.2g} of their size")
+    return 1.0 if abs(factor - 1) < close else factor
 
 
 class ResidualPath:
@@ -133,44 +200,58 @@ class ResidualPath:
     norm: nn.Module
     stream: Float[Tensor, "1 position width"]
 
-    def __init__(self, projections: Collection[nn.Module]) -> None:
-        self.projections = projections
-        self.head_outputs: list[Tensor] = []
+    def __init__(self, projections: Mapping[int, nn.Module]) -> None:
+        self.layer_of = {module: layer for layer, module in projections.items()}
+        self.head_outputs: dict[int, Tensor] = {}  # by layer
+        self.last_output: Tensor | None = None
         self.cause = (
-            "a norm or a factor on the path, or a final norm that is not linear"
+            "a norm or a function on the path, or a final norm that is not linear"
         )
 
     def record(self, module: nn.Module, x: Any, result: Any) -> Any:
         """Let gradients begin at the output projections, and end at norms."""
-        if module in self.projections:
-            self.head_outputs.append(result.detach().requires_grad_())
-            return self.head_outputs[-1]
+        if module in self.layer_of:
+            self.last_output = result.detach().requires_grad_()
+            self.head_outputs[self.layer_of[module]] = self.last_output
+            return self.last_output
         if "Norm" not in type(module).__name__:
             return None
-        if self.head_outputs and x is self.head_outputs[-1]:
+        if self.last_output is not None and x is self.last_output:
             self.cause = (
-                f"a norm or a factor on the path: {type(module).__name__} follows "
-                "the output projection"
+                f"a norm on the path: {type(module).__name__} follows the output "
+                "projection"
             )
         self.norm = module
         self.stream = x
         return result.detach()  # every path that is not linear begins with a norm
 
-    def is_identity(self, close: float) -> bool:
-        """Whether the stream is the sum of the head outputs and of terms without gradients."""
+    def factors(self, close: float) -> dict[int, float] | None:
+        """The constant by which the output of each layer is multiplied before it is added.
+
+        None if something else happens to an output on its way to the stream.
+        """
         if not self.head_outputs:
-            return True
+            return {}
         if not self.stream.requires_grad:  # norms cut all paths, and weights are frozen
-            return False
+            return None
         random = torch.Generator().manual_seed(0)
         direction = torch.randn(self.stream.shape, generator=random).to(self.stream)
         gradients = torch.autograd.grad(
-            self.stream, self.head_outputs, direction, materialize_grads=True
+            self.stream,
+            [*self.head_outputs.values()],
+            direction,
+            materialize_grads=True,
         )
-        return all(
-            torch.allclose(gradient.to(direction), direction, close, close)
-            for gradient in gradients
-        )
+        factors = {}
+        for layer, gradient in zip(self.head_outputs, gradients, strict=True):
+            gradient = gradient.to(direction)
+            factor = float((gradient * direction).sum() / direction.square().sum())
+            allowed = close * abs(factor)
+            same = torch.allclose(gradient, factor * direction, close, allowed)
+            if not same or not factor:
+                return None
+            factors[layer] = 1.0 if abs(factor - 1) < close else factor
+        return factors
 
 
 @dataclass(frozen=True)

@@ -16,17 +16,22 @@ from ropelens.errors import BadArgument
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
 from ropelens.model.output_projection import (
+    LogitDirections,
     logit_directions,
     output_projections,
     weight_of,
 )
 from ropelens.profiles.captured_head import CapturedHead
+from ropelens.profiles.finite import warn_unless_finite
 from ropelens.profiles.measurement import Measurement, one_sequence
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, heads_by_layer
 from ropelens.schema.capture import CAPTURE, CAPTURE_INDICES
 from ropelens.schema.rows import Variable, labelled
 from ropelens.text.prompts import Prompt, Token, TokenNames, token_id, token_names
+
+# Variables without NaN, which other variables have if a query does not see a key.
+FINITE = {"attention", "value_norm", "write_norm", "written_norm", "logit"}
 
 
 @public
@@ -87,14 +92,17 @@ def capture(
     - with `values`, in model units: the lengths `value_norm` (head, key) of v, `write_norm`
       (head, key) of v W_O, and `written_norm` (head, query) of sum_j attention_ij v_j W_O.
     - `logit` (head, answer, query, key), with `logits_of`: attention_ij v_j W_O through the
-      final norm, with its scale frozen, onto the unembedding of the answer. The sum over keys
-      is the direct effect of the head (Elhage et al. 2021, "A Mathematical Framework for
-      Transformer Circuits"), before logits are scaled or capped.
+      final norm, with its scale frozen, onto the unembedding of the answer, in units of the
+      logits of the model before a cap. Constant factors on the way (Cohere, Granite) are
+      included; `attrs["logit_factor"]` is the factor on all logits. The sum over keys is the
+      direct effect of the head (Elhage et al. 2021, "A Mathematical Framework for Transformer
+      Circuits").
     - coordinates `inv_freq` and `wavelength` (head, frequency), and `scale` (head).
 
     Raises `BadText` for a text of fewer than 3 tokens or the name of a file, and
     `UnsupportedModel` if a gate follows the heads (with `values`), a norm follows the output
-    projection (with `logits_of`), or `profile` refuses the model.
+    projection (with `logits_of`), or `profile` refuses the model. Warns if the attention or
+    another result is not finite.
     """
     live = as_live_model(model, tokenizer)
     tokenizer = tokenizer or live.tokenizer
@@ -122,7 +130,10 @@ def capture(
         run = CaptureRun(measurement, wanted)
         text = measurement.text
         live.record_calls(text.ids, run.write_call, hidden=text.hidden)
+        warn_unless_finite(live, text, run.finite_arrays())
         attrs = {"kind": "capture"} | measurement.result_attributes()
+        if run.directions is not None:
+            attrs["logit_factor"] = run.directions.logit_factor
         captures.append(run.dataset(tokenizer).assign_attrs(attrs))
     if isinstance(text_or_tokens, list):
         return concatenate(captures)
@@ -185,7 +196,7 @@ class CaptureRun:
         self.projections = {}
         if "write_norm" in self.arrays:
             self.projections = output_projections(live)
-        self.directions: Float[Tensor, "answer query hidden"] | None = None
+        self.directions: LogitDirections | None = None
         if self.answers:
             self.directions = logit_directions(
                 live, self.projections, text.ids, self.answers, text.hidden
@@ -203,6 +214,9 @@ class CaptureRun:
         planes = self.planes[call.layer]
         inv_freq = planes.inv_freq.expand(count, -1)
         weight = self.output_weight(call)
+        directions = None
+        if self.directions is not None:
+            directions = self.directions.of_layer(call.layer)
         for index, head in in_layer.items():
             # Views of the head, to which its numbers are written.
             arrays = {name: array[index] for name, array in self.arrays.items()}
@@ -212,7 +226,7 @@ class CaptureRun:
             captured.write_vectors(arrays)
             captured.write_scores(arrays, runner_up=self.runner_up)
             if weight is not None:
-                captured.write_outputs(arrays, weight[:, head], self.directions)
+                captured.write_outputs(arrays, weight[:, head], directions)
 
     def output_weight(
         self, call: AttentionCall
@@ -222,6 +236,11 @@ class CaptureRun:
             return None
         weight = weight_of(self.projections[call.layer], self.model_dtype)
         return weight.unflatten(1, (call.query.shape[1], -1))
+
+    def finite_arrays(self) -> dict[str, Tensor]:
+        """The arrays by name that have no NaN, except for a model that computes it."""
+        names = self.arrays.keys() & FINITE
+        return {name: self.arrays[name] for name in sorted(names)}
 
     def dataset(self, tokenizer: TokenNames | None) -> xr.Dataset:
         """The arrays with their labels, after the model has run."""

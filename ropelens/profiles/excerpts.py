@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ropelens.attention.call import AttentionCall, attention_map
 from ropelens.attention.sums import by_layer
+from ropelens.checkpoints.not_finite import in_dtype, remedy
 from ropelens.errors import UnsupportedModel
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles.excerpt_choice import (
@@ -96,10 +97,11 @@ def read_calls(
     def read(call: AttentionCall) -> LayerExcerpts:
         attention = attention_map(call).float().cpu()
         if not attention.isfinite().all():
+            dtype = call.query.dtype
             raise UnsupportedModel(
                 f"{live.class_name} attends with numbers that are not finite.",
-                seen=f"layer {call.layer}: NaN or infinity",
-                hint="dtype=torch.float32, or another checkpoint",
+                seen=f"layer {call.layer}: NaN or infinity {in_dtype(dtype)}",
+                hint=remedy(dtype, "another checkpoint, or float32"),
             )
         return LayerExcerpts(
             attention,

@@ -7,6 +7,7 @@ import torch
 
 from ropelens.attention.call import AttentionCall
 from ropelens.budget.held_out import LayerFit, Sample
+from ropelens.checkpoints.not_finite import in_dtype, remedy
 from ropelens.errors import UnsupportedModel
 from ropelens.model.observation_check import NO_KEY
 from ropelens.profiles.chunks import observer_of_chunks
@@ -56,8 +57,8 @@ class LayerFitter:
             raise UnsupportedModel(
                 f"The attention budget of layer {call.layer} cannot be fitted.",
                 seen=f"queries up to {query}, keys up to {key}; "
-                "their squares are not finite",
-                hint=NO_KEY,
+                f"their squares are not finite {in_dtype(call.query.dtype)}",
+                hint=remedy(call.query.dtype, NO_KEY),
             )
         self.fits[call.layer] = layer_fit
         self.progress(1)

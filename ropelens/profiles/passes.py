@@ -177,7 +177,7 @@ class BatchPass:
         row_weight = self.batch.rows.by_position(text.ids.shape[1])
         return Sums(
             row_weight=by_group(row_weight, text.group),
-            group_loss=by_group(losses.nansum(1), text.group),
+            group_loss=by_group(losses.where(text.predicted, 0.0).sum(1), text.group),
             group_predicted=by_group(text.predicted.sum(1), text.group),
             tokens=self.tokens,
             sequences=len(text),

@@ -17,6 +17,7 @@ from ropelens.budget.surrogates import DRAWS
 from ropelens.errors import BadArgument
 from ropelens.profiles.excerpt_choice import EXCERPTED
 from ropelens.profiles.excerpts import excerpt_variables, read_excerpts
+from ropelens.profiles.finite import warn_unless_finite
 from ropelens.profiles.layer_fits import FittingPass, LayerFitter
 from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.measures import MEASURES, STATISTICS, find_statistics
@@ -102,7 +103,9 @@ def profile(
     wavelengths of each head, and `wavelength` those of the fastest head. If heads that share a
     key differ, each query head of the layer has its own `kv_head`.
 
-    Raises `UnsupportedModel` for a model without RoPE or with hidden attention.
+    Raises `UnsupportedModel` for a model without RoPE, with hidden attention, or with numbers
+    that are not finite, such as an overflow of float16. Warns if only other tokens than the
+    first 256 of the longest sequence make the loss or the attention not finite.
     """
     check_count(surrogates, "surrogates")
     requested = find_statistics(statistics)
@@ -127,7 +130,12 @@ def profile(
         answers = run.repeats.measure(partial(advance, stage=PROBING))
         run.fit_budget(advance)
         run.sum_text(partial(advance, stage=MEASURING))
-    return run.dataset(answers, read).assign_attrs(measurement.result_attributes())
+    dataset = run.dataset(answers, read).assign_attrs(measurement.result_attributes())
+    attending = measurement.live.attending_heads.numpy()
+    of_heads = dataset["entropy_bits"].values[attending]
+    results = {"loss": dataset["group_loss"].values, "entropy_bits": of_heads}
+    warn_unless_finite(measurement.live, measurement.text, results)
+    return dataset
 
 
 MEASURING, PROBING, FITTING = range(3)  # the stages of a profile, in their order

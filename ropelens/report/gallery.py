@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ropelens.arguments import public
+from ropelens.checkpoints.names import by_step
 from ropelens.figures.formats import plural
 from ropelens.report.render import render
 from ropelens.report.run_facts import PageFacts
@@ -32,12 +33,16 @@ def write_index(folder: str | Path) -> Path:
     """
     folder = Path(folder)
     pages = sorted(page for page in folder.glob("*/*/index.html") if page.is_file())
-    analyses: dict[str, list[GalleryEntry]] = {}
+    models_of: dict[str, list[Path]] = {}  # folders with a page, by analysis
     for page in pages:
-        entry = _gallery_entry(page, folder)
-        analyses.setdefault(page.parent.parent.name, []).append(entry)
-    for entries in analyses.values():
+        models_of.setdefault(page.parent.parent.name, []).append(page.parent)
+    analyses: dict[str, list[GalleryEntry]] = {}
+    for analysis, models in models_of.items():
+        entries = [
+            _gallery_entry(model / "index.html", folder) for model in by_step(models)
+        ]
         entries.sort(key=lambda entry: -entry.heads)
+        analyses[analysis] = entries
     about = PageFacts(facts=[plural(len(pages), "page")])
     text = render("index.html", about=about, analyses=analyses)
     return write_whole(folder / "index.html", text)

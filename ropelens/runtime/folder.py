@@ -41,14 +41,16 @@ def _lock_file(folder: Path) -> Path:
 def output_folder(path: str | Path) -> Iterator[Path]:
     """Give a temporary folder, whose files move to `path` at the end of the block.
 
-    After an error or Ctrl-C in the block, `path` is unchanged. If `path` exists, its files are
-    replaced one by one and other files stay. `run.json` is removed first and written last, so
-    a folder without it may contain files of two runs.
+    After an error or Ctrl-C in the block, `path` is unchanged. Missing folders above `path` are
+    created. If `path` exists, its files are replaced one by one and other files stay.
+    `run.json` is removed first and written last, so a folder without it may contain files of
+    two runs.
     """
     folder = Path(path).absolute()  # the block may change the working directory
     with _scratch(folder) as results:
         yield results
         if not folder.exists():
+            folder.parent.mkdir(parents=True, exist_ok=True)
             results.rename(folder)
             return
         if (results / RECORD).exists():
@@ -60,15 +62,25 @@ def output_folder(path: str | Path) -> Iterator[Path]:
 
 
 def check_writable(path: str | Path) -> None:
-    """Raise BadArgument if the folder `path`, or its parent, cannot be written to."""
+    """Raise BadArgument if the folder `path` cannot be written to, or cannot be created."""
     with _scratch(Path(path).absolute()):
         pass  # permissions do not show that a disk is read-only
 
 
+def check_new_folder(path: str | Path) -> None:
+    """Raise BadArgument if `path` is not an empty folder, or cannot be created."""
+    folder = Path(path)
+    check_writable(folder)
+    if folder.exists() and any(folder.iterdir()):
+        raise BadArgument(f"{path} is not an empty folder.", hint="a new folder")
+
+
 @contextmanager
 def _scratch(folder: Path) -> Iterator[Path]:
-    """A hidden folder for the block: in `folder`, or next to it if it does not exist."""
-    parent = folder if os.path.lexists(folder) else folder.parent
+    """A hidden folder for the block: in `folder`, or in the first folder above that exists."""
+    parent = folder
+    while not os.path.lexists(parent):
+        parent = parent.parent
     with explained(f"{folder} cannot be written to.", error=BadArgument):
         hidden = TemporaryDirectory(
             prefix=".ropelens-", dir=parent, ignore_cleanup_errors=True

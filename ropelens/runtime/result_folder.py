@@ -57,7 +57,6 @@ class ResultFolder:
         Raises the errors of `check_out`.
         """
         folder = Path(folder)
-        folder.parent.mkdir(parents=True, exist_ok=True)
         record = {**self.record, "kind": self.kind, "findings": [*self.findings]}
         with locked(folder):
             check_out(folder, self.kind)

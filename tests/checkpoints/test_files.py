@@ -125,12 +125,17 @@ DAMAGES = {
         lambda f: edit_config(f, rope_parameters={"rope_type": "yeti", "rope_theta": 1e4}),
         ["does not know 'yeti'; a rope_type is default, linear"]),
     "truncated": (lambda f: truncate(f, 30_000),
-        ["cannot load the model in", "SafetensorError"]),
+        ["model.safetensors ends too early", "30,000 bytes of at least", "copy or save it"]),
+    "truncated header": (lambda f: truncate(f, 100),
+        ["ends too early", "100 bytes of at least"]),
+    "empty file": (lambda f: truncate(f, 0), ["ends too early", "0 bytes of at least 8"]),
     "missing tensor": (
         lambda f: edit_weights(f, lambda w: w.pop("model.layers.0.self_attn.q_proj.weight")),
         ["lacks weights of LlamaForCausalLM", "1 missing", "self_attn.q_proj", "random"]),
     "mismatched": (lambda f: edit_config(f, intermediate_size=64),
-        ["6 missing or with another shape", "layers.0.mlp.down_proj"]),
+        ["6 missing or with another shape", "layers.0.mlp.down_proj",
+            "down_proj.weight has the shape [32, 48] instead of [32, 64]",
+            "the config.json that was saved with these weights"]),
     "NaN": (lambda f: edit_weights(f, not_a_number),
         ["does not run in torch.float32", "logits are NaN or infinite", "another dtype"]),
     "integers": (lambda f: edit_weights(f, integers), ["weight is I32 without a quantization"]),
@@ -148,7 +153,8 @@ DAMAGES = {
         ["is only a git-LFS pointer"]),
     "MLX": (lambda f: edit_config(f, quantization={"group_size": 64, "bits": 4}),
         ["weights in 4 bits, in the format of MLX"]),
-    "missing shard": (lose_a_shard, ["index.json cannot be read", "missing"]),
+    "missing shard": (lose_a_shard,
+        ["lacks 1 of 4 files of weights", "model-00004-of-00004.safetensors, which"]),
     "tokenizer config": (  # it fails only when it is used
         lambda f: edit_config(f, "tokenizer_config.json", model_max_length="x"),
         ["tokenizer in", "cannot be read"]),
@@ -185,7 +191,7 @@ def test_weights_outside_the_folder_are_not_read(folder: Path):
         index.write_text(
             json.dumps({"metadata": {}, "weight_map": files | {first: place}})
         )
-        with pytest.raises(BadCheckpoint, match="or outside the folder"):
+        with pytest.raises(BadCheckpoint, match="weights that are outside the folder"):
             load(folder)
     whole = save_tiny(folder.parent / "whole")
     edit_config(whole, transformers_weights="../outside.safetensors")
@@ -218,7 +224,7 @@ def test_an_adapter_is_added_to_its_model(folder: Path):
         load(copies)  # transformers does not report it
     names = [(x, f"called {x}, the model of") for x in ("acme/none", None)]
     (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
-    for model_name, words in [(str(folder), "cannot load the adapter"), *names]:
+    for model_name, words in [(str(folder), "has no adapter_model"), *names]:
         edit_config(adapter, "adapter_config.json", base_model_name_or_path=model_name)
         with pytest.raises(BadCheckpoint, match=words):
             load(adapter)

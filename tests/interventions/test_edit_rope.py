@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+import pkgutil
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -405,6 +406,47 @@ def test_a_copy_made_inside_a_block_is_the_plain_model(llama, take):
             assert torch.equal(logits(other), logits(llama))
     assert torch.equal(logits(other), plain)
     assert type(other.config._attn_implementation) is str
+
+
+def test_saving_in_a_block_warns_and_writes_the_plain_model(llama, tmp_path):
+    before = {name: x.clone() for name, x in llama.state_dict().items()}
+    words = r"without the edits of the open block; ropelens\.export\("
+    with rl.edit_rope(llama, "p-rope:0.5"):
+        with pytest.warns(UserWarning, match=words) as warned:
+            llama.save_pretrained(tmp_path / "in")
+        assert warned[0].filename == __file__
+        with rl.edit_rope(llama, rl.drop(rl.PlaneNumbers([1]))):
+            copied = copy.deepcopy(llama)
+        with pytest.warns(UserWarning, match=words):
+            llama.save_pretrained(tmp_path / "after the inner block")
+        rl.export(llama, rl.drop(rl.PlaneNumbers([1])), out=tmp_path / "exported")
+    llama.save_pretrained(tmp_path / "out")
+    copied.lm_head.weight.data.neg_()
+    copied.save_pretrained(tmp_path / "copy")
+    for place, sign in (("in", 1), ("out", 1), ("copy", -1)):
+        saved = type(llama).from_pretrained(tmp_path / place).state_dict()
+        assert torch.equal(saved["lm_head.weight"], sign * before["lm_head.weight"])
+    assert "save_pretrained" not in vars(llama)
+
+
+def test_edits_survive_pickling_for_other_processes(llama):
+    profile = rl.profile(llama, random_tokens(), surrogates=0)
+    frequencies = torch.linspace(1, 0.1, 8)
+    edits = [
+        rl.stop_slowest(0.5),
+        rl.stop(rl.Fastest(0.25), heads="0.*"),
+        rl.drop(rl.PlaneNumbers([1])),
+        rl.scale(rl.Slowest(0.5), by=2, keep_length=profile),
+        rl.rescale(frequencies, attention_factor=1.5),
+    ]
+    for edit in edits:
+        with rl.edit_rope(llama, edit):
+            expected = logits(llama)
+        with rl.edit_rope(llama, pickle.loads(pickle.dumps(edit))):
+            assert torch.equal(logits(llama), expected)
+    for function in (rl.stop_slowest, rl.stop, rl.drop, rl.scale, rl.rescale):
+        name = f"{function.__module__}:{function.__qualname__}"
+        assert pkgutil.resolve_name(name) is function, "workers import it by this name"
 
 
 def test_blocks_that_do_not_nest_restore_the_model(llama):

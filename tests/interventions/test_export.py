@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 import xarray as xr
+from accelerate import cpu_offload
 from checkpoints.test_gguf import write_bundled
 from oracles.tiny import logits, random_tokens, tiny
 from oracles.versions import skip_before
 from safetensors import safe_open
 from safetensors.torch import load_file
+from torch import nn
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -153,6 +155,100 @@ def test_a_wrong_checkpoint_is_not_written(tmp_path: Path, llama, monkeypatch):
     ):
         rl.export(llama, ONE_HEAD, out=tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+def double_output(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    return 2 * output
+
+
+def doubled_layer(model: Any) -> None:
+    model.model.layers[1].mlp.register_forward_hook(double_output)
+
+
+def other_scaling(model: Any) -> None:
+    model.model.layers[0].self_attn.scaling = 0.1
+
+
+def other_activation(model: Any) -> None:
+    model.model.layers[0].mlp.act_fn = nn.ReLU()
+
+
+def other_forward(model: Any) -> None:
+    mlp = model.model.layers[1].mlp
+    mlp.forward = lambda x: 2 * type(mlp).forward(mlp, x)
+
+
+def other_frequencies(model: Any) -> None:
+    model.model.rotary_emb.inv_freq.mul_(0.5)
+
+
+DIFFERENCES = {
+    "a hook of model.layers.1.mlp": doubled_layer,
+    "model.layers.0.self_attn.scaling = 0.1": other_scaling,
+    "model.layers.0.mlp.act_fn = torch.nn.modules.activation.ReLU": other_activation,
+    "another forward of model.layers.1.mlp": other_forward,
+    "the output of model.rotary_emb is the first that differs": other_frequencies,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*ropelens measures the model")
+@pytest.mark.parametrize("difference", DIFFERENCES)
+def test_a_refusal_for_other_logits_states_what_differs(tmp_path, difference: str):
+    model = tiny("llama_gqa")
+    DIFFERENCES[difference](model)
+    with pytest.raises(
+        UnsupportedModel, match="logits of the checkpoint that diff"
+    ) as e:
+        rl.export(model, ONE_HEAD, out=tmp_path / "out")
+    assert difference in e.value.line
+    assert list(tmp_path.iterdir()) == []
+
+
+def quantized_by_torch(model: Any) -> Any:
+    return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, torch.qint8)
+
+
+def in_few_bits(model: Any) -> Any:
+    pytest.importorskip("torchao")
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    quantize_(model, Int8WeightOnlyConfig())
+    return model
+
+
+def with_adapter(model: Any) -> Any:
+    peft = pytest.importorskip("peft")
+    return peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"]))
+
+
+STATES = {
+    "_packed_params.dtype, which is dtype and no plain tensor": quantized_by_torch,
+    "layers.0.self_attn.q_proj.weight, which is ": in_few_bits,
+    "an adapter of peft, at model.layers.0.self_attn.q_proj.base_layer": with_adapter,
+    "weight, which accelerate keeps elsewhere": cpu_offload,
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own quantization is deprecated
+@pytest.mark.parametrize("state", STATES)
+def test_weights_that_are_not_plain_tensors_are_refused(tmp_path: Path, state: str):
+    model = tiny("llama_gqa", hidden_size=32)
+    model = STATES[state](model) or model  # cpu_offload changes the model itself
+    with pytest.raises(UnsupportedModel) as refused:
+        rl.export(model, ONE_HEAD, out=tmp_path / "out")
+    assert state in refused.value.line
+
+
+def test_folders_are_checked_before_the_work_and_created_after_it(tmp_path, llama):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadArgument, match="cannot be written to"):
+        rl.export(llama, "no variant", out=tmp_path / "file" / "out")
+    arguments = ["export", "no/model", "--variant", "nope"]
+    arguments += ["--out", str(tmp_path / "file" / "out")]
+    with pytest.raises(BadArgument, match="cannot be written to"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+    folder = rl.export(llama, ONE_HEAD, out=tmp_path / "a" / "b" / "out")
+    assert (folder / "model.safetensors").is_file()
 
 
 def test_measurements_of_an_exported_and_an_edited_model_agree(tmp_path: Path, llama):

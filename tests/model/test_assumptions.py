@@ -217,7 +217,7 @@ BROKEN = {
     "more than one way": Broken(two_factors),
     "the base of its RoPE": Broken(without_base),
     "to the logits is not linear": Broken(
-        lambda: tiny("gemma2"), seen="a norm or a factor on the path"
+        lambda: tiny("gemma2"), seen="a norm on the path"
     ),
 }
 """Each broken model, by words of its error."""

@@ -13,7 +13,7 @@ from oracles.tiny import random_tokens, sighted, tiny
 from oracles.versions import tiny_class
 from torch import nn
 from transformers import Cache, DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, QuantizedLayer
 
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
@@ -349,6 +349,47 @@ def test_positions_follow_the_rows_of_a_cache(name: str, change: str):
     with rl.edit_rope(model, EDIT), outcome:
         edited = go_on_after_change(model)
         torch.testing.assert_close(edited, expected, rtol=0, atol=1e-4)
+
+
+class CoarseLayer(QuantizedLayer):
+    """Layer of a cache that rounds keys to multiples of a quarter if they are old."""
+
+    def __init__(self) -> None:
+        super().__init__(residual_length=2)
+
+    def _quantize(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
+        return (4 * tensor).round()
+
+    def _dequantize(self, q_tensor: torch.Tensor) -> torch.Tensor:
+        return q_tensor / 4
+
+
+@torch.no_grad()
+def go_on_coarsely(model: nn.Module) -> torch.Tensor:
+    cache = Cache(layer_class_to_replicate=CoarseLayer)
+    model(TOKENS[:, :18], past_key_values=cache)
+    for token in range(18, 23):
+        logits = model(TOKENS[:, token : token + 1], past_key_values=cache).logits
+    return logits
+
+
+def test_a_cache_that_quantizes_old_keys_can_be_observed_and_not_edited(llama: Any):
+    keys: list[torch.Tensor] = []
+
+    def keep_keys(call: Any, planes: Any) -> None:
+        if call.layer == 1:
+            keys.append(call.key)
+
+    expected = go_on_coarsely(llama)
+    with rl.observe(llama, keep_keys):
+        assert torch.equal(go_on_coarsely(llama), expected)
+    assert [x.shape[2] for x in keys] == [18, *range(19, 24)]
+    old = keys[-1][:, :, :18]
+    torch.testing.assert_close(old, (4 * old).round() / 4)
+    assert not torch.equal(old, keys[0])
+    with rl.edit_rope(llama, EDIT), UNKNOWN as refused:
+        go_on_coarsely(llama)
+    assert "a Cache, which rounds old keys" in refused.value.line
 
 
 class SinkLayer(DynamicLayer):

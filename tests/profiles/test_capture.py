@@ -275,7 +275,8 @@ class Stream:
             return cls(embed, outputs, mlps, neox.final_layer_norm, centers=True)
         outputs = [layer.self_attn.o_proj for layer in model.model.layers]
         mlps = [layer.mlp for layer in model.model.layers]
-        return cls(embed, outputs, mlps, model.model.norm, centers=False)
+        centers = name == "cohere"
+        return cls(embed, outputs, mlps, model.model.norm, centers)
 
     def modules(self) -> dict[str, torch.nn.Module]:
         modules = {"embed": self.embed, "norm": self.norm}
@@ -287,30 +288,67 @@ class Stream:
         """Apply the norm to a part of its input, with the scale by which `x` became `y`."""
         if not self.centers:
             return rest * y / x
-        shift = self.norm.bias.detach()
+        bias = vars(self.norm)["_parameters"].get("bias")
+        shift = torch.zeros(()) if bias is None else bias.detach()
         centered = rest - rest.mean(-1, keepdim=True)
         scaled = centered * (y - shift) / (x - x.mean(-1, keepdim=True))
         return scaled + shift
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "smollm3", "gpt_oss", "gpt_neox"])
+# Constant factors of configurations. Granite divides its logits by `logits_scaling`.
+SCALED: dict[str, dict[str, float]] = {
+    "cohere": {"logit_scale": 0.0625},
+    "granite": {
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 8.0,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["llama_gqa", "smollm3", "gpt_oss", "gpt_neox", "cohere", "granite"]
+)
 def test_heads_and_the_rest_of_the_stream_sum_to_the_logit(name: str):
-    model = tiny(name)
+    factors = SCALED.get(name, {})
+    model = tiny(name, **factors)
     answers = [7, 40]
     stream = Stream.of(model, name)
     given, logits = running(model, tokens(), stream.modules())
     seen = rl.capture(model, tokens(), logits_of=answers)
-    rest = given["embed"][1]
+    rest = factors.get("embedding_multiplier", 1.0) * given["embed"][1]
     for layer, output in enumerate(stream.outputs):
-        rest = rest + given[f"mlp {layer}"][1]
+        of_mlp = given[f"mlp {layer}"][1]
+        rest = rest + factors.get("residual_multiplier", 1.0) * of_mlp
         if output.bias is not None:
             rest = rest + output.bias.detach()
     unembed = model.get_output_embeddings().weight.detach()[answers]
-    of_rest = stream.normed(rest, *given["norm"]) @ unembed.T
+    factor = factors.get("logit_scale", 1 / factors.get("logits_scaling", 1.0))
+    assert seen.attrs["logit_factor"] == pytest.approx(factor)
+    of_rest = factor * stream.normed(rest, *given["norm"]) @ unembed.T
     of_heads = seen["logit"].sum(("head", "key")).transpose("query", "answer")
     total = of_heads + of_rest.numpy()
     atol = 1e-3 * float(logits.abs().max())
     np.testing.assert_allclose(total, logits[:, answers], rtol=1e-3, atol=atol)
+
+
+def test_a_cap_of_the_logits_is_undone():
+    model = tiny("nanochat")
+    assert model.config.final_logit_softcapping == 15.0
+    seen = rl.capture(model, tokens(), logits_of=[7])
+    assert seen.attrs["logit_factor"] == 1.0
+
+
+def test_weights_from_inference_mode_have_no_parts_of_logits():
+    with torch.inference_mode():
+        model = tiny("llama_gqa")
+    words = "has no gradients in torch.inference_mode"
+    with pytest.raises(UnsupportedModel, match=words):
+        rl.capture(model, tokens(), logits_of=[7])
+    rl.capture(model, tokens(), values=True)
+    usual = tiny("llama_gqa")
+    with torch.inference_mode(), pytest.raises(UnsupportedModel, match=words):
+        rl.capture(usual, tokens(), logits_of=[7])
 
 
 def test_heads_of_a_bridge_write_the_same(tmp_path):
@@ -328,7 +366,7 @@ def test_heads_and_answers_that_cannot_be_captured_are_refused(llama: LlamaForCa
     with pytest.raises(IndexError, match="index 99 is out of bounds"):
         rl.capture(llama, tokens(), runner_up=99)
     llama.model.layers[1].self_attn.register_forward_hook(
-        lambda m, x, y: (y[0] * 0.5, y[1])
+        lambda m, x, y: (y[0].tanh(), y[1])
     )
     for model in (tiny("gemma2"), tiny("gemma3").requires_grad_(False), llama):
         with pytest.raises(UnsupportedModel, match="to the logits is not linear"):
