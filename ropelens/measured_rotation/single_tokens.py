@@ -82,9 +82,10 @@ def probe_single_tokens(
     The differences of several runs at the first position are noise. Some of them have rounded
     embeddings, because a few models (gpt-oss in half precision) amplify such rounding.
     """
+    number = torch.arange(1, 1 + settings.tokens, device="cpu")
     runs = TokenRuns(
         class_name=live.class_name,
-        tokens=torch.arange(1, 1 + settings.tokens) * live.vocabulary // 6,
+        tokens=number * live.vocabulary // 6,
         settings=settings,
         given=positions,
         row_scales=_row_scales(live.model, positions),
@@ -92,8 +93,8 @@ def probe_single_tokens(
     )
     tokens = runs.tokens.repeat_interleave(runs.count)[:, None]
     position_ids = torch.cat([runs.positions] * settings.tokens, dim=-1)[..., None]
-    is_rounded = torch.arange(runs.count) >= runs.first_rounded
-    change = live.eps / 2 * is_rounded.repeat(settings.tokens)
+    is_rounded = torch.arange(runs.count, device="cpu") >= runs.first_rounded
+    change = live.eps / 2 * is_rounded.float().repeat(settings.tokens)
     with live.without_hooks(), _autocast(live.model, live.device.type):
         if live.depends_on_length and settings.forgets_length:
             live.forward(tokens[:1])  # a short sequence resets dynamic RoPE
