@@ -5,11 +5,22 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, wraps
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_type_hints
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from beartype.door import is_bearable
 from beartype.vale import Is
@@ -39,6 +50,9 @@ IN_WORDS: dict[Any, str] = {
     Number: "a number",
 }
 """Annotations in words. Modules that define further types of arguments add them."""
+
+CONTAINERS = (list, Sequence, Iterable, Mapping)
+"""Types of the containers that annotations of arguments name with their items."""
 
 DATASET_IN_WORDS = (
     "results, such as the profile, truncation or reach of rl.open(FOLDER)"
@@ -73,7 +87,7 @@ def check_value(
     name: str, value: object, hint: Any, *, bounds: Bounds | None = None
 ) -> None:
     """Raise `BadArgument` if `value` does not fit the annotation `hint`, or the `bounds`."""
-    fits = is_bearable(value, hint)
+    fits = _fits(value, hint)
     if fits and bounds is not None and isinstance(value, Number):
         fits = bounds.contain(value)
     if fits:
@@ -83,6 +97,34 @@ def check_value(
         words += bounds.in_words()
     seen = f"{type(value).__name__} {value!r}"[:80]
     raise BadArgument(f"{name} must be {words}.", seen=seen)
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Whether `value` fits the annotation `hint`.
+
+    beartype checks one item of a list, which it chooses with the global state of `random`.
+    Here, every item of a list is checked, and the state stays as it is.
+    """
+    if hint is Any:
+        return True
+    if isinstance(hint, type):
+        return isinstance(value, hint)
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        return any(_fits(value, each) for each in get_args(hint))
+    if origin not in CONTAINERS:
+        return is_bearable(value, hint)
+    if not isinstance(value, origin):
+        return False
+    if isinstance(value, Mapping):
+        key_hint, item_hint = get_args(hint)
+        if not all(_fits(key, key_hint) for key in value):
+            return False
+        return all(_fits(item, item_hint) for item in value.values())
+    if isinstance(value, (str, list, tuple)) or origin is Sequence:
+        item_hint = get_args(hint)[0]
+        return all(_fits(item, item_hint) for item in value)
+    return True  # an iterator would be used up
 
 
 def _in_words(hint: Any) -> str:

@@ -37,7 +37,7 @@ def noise_tokens(vocabulary: int, context: int) -> Int[Tensor, "4 position"]:
     low = vocabulary // 8
     high = max(vocabulary // 2, low + 1)
     random = torch.Generator().manual_seed(0)
-    ids = torch.randint(low, high, (4, length), generator=random)
+    ids = torch.randint(low, high, (4, length), generator=random, device="cpu")
     common = common_tokens(length)
     ids[:, :common] = ids[0, :common]
     return ids

@@ -137,7 +137,7 @@ class Question:
     def words(self, tokenizer: TokenNames | None) -> dict[str, str]:
         """The names of the likeliest token and the two tokens."""
         likeliest = int(self.chances.argmax())
-        ids = torch.tensor([likeliest, *self.tokens])
+        ids = torch.tensor([likeliest, *self.tokens], dtype=torch.long, device="cpu")
         likeliest_name, first, second = token_names(ids, tokenizer)
         return {
             "next": visible_token(likeliest_name),

@@ -82,8 +82,8 @@ def center_queries(profile: xr.Dataset) -> dict[str, bytes | str]:
     Source: scripts/calibrate.py and triattention/methods/pruning_utils.py of
     github.com/WeianMao/triattention.
     """
-    mean = torch.tensor(profile["q_mean"].values, dtype=torch.float32)
-    length = torch.tensor(profile["q_norm"].values, dtype=torch.float32)
+    mean = torch.tensor(profile["q_mean"].values, dtype=torch.float32, device="cpu")
+    length = torch.tensor(profile["q_norm"].values, dtype=torch.float32, device="cpu")
     heads = np.argwhere(profile["q_norm"].values[..., 0]).tolist()
     stats: dict[str, dict[str, torch.Tensor]] = {}
     for layer, head in heads:

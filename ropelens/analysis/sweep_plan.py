@@ -150,7 +150,7 @@ def _check_heads(sweep: PlaneSweep, config: PreTrainedConfig) -> None:
         return
     if "-" in re.sub(r"[0-9]+-[0-9]+", "", sweep.heads):
         return  # such as full-2: only a measurement counts the kinds of one name
-    able = torch.zeros(layers, heads, dtype=torch.bool)
+    able = torch.zeros(layers, heads, dtype=torch.bool, device="cpu")
     able[config_facts.attending_layers(config, turning=True)] = True
     heads_by_layer(sweep.heads, able, lambda: stated_kinds(config), doing="rotate")
 

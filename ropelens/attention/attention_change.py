@@ -7,7 +7,7 @@ from torch import Tensor
 from ropelens.attention.block import Block, blocks_of
 from ropelens.attention.call import AttentionCall
 from ropelens.attention.sampled_call import SampledCall
-from ropelens.rope.planes import Planes
+from ropelens.rope.planes import Planes, zero_frequencies
 from ropelens.text.rows import Rows
 
 
@@ -23,8 +23,10 @@ def attention_change(
     divergence is exactly 0 if both calls have the same queries and keys, and NaN if their rows
     see different keys.
     """
-    still = Planes(torch.zeros(0), after.query.shape[-1], "none")
-    total = torch.zeros(sets.shape[1], after.query.shape[1], dtype=torch.float64)
+    still = Planes(zero_frequencies(0), after.query.shape[-1], "none")
+    total = torch.zeros(
+        sets.shape[1], after.query.shape[1], dtype=torch.float64, device="cpu"
+    )
     if not before.visibility.agrees(after.visibility):
         return total + torch.nan
     sampled_before = SampledCall(before, rows, still)

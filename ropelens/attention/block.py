@@ -312,7 +312,9 @@ class Block:
 @kept(most=2)
 def _sink_columns(visible: Visibility, sinks: Tensor) -> Int[Tensor, " sink"]:
     position = sink_positions(sinks)
-    ends = torch.tensor([visible.keys.start, visible.keys.stop])
+    ends = torch.tensor(
+        [visible.keys.start, visible.keys.stop], dtype=torch.long, device="cpu"
+    )
     first, last = torch.searchsorted(position, ends).tolist()
     here = on_device(position, visible.position.device)[first:last]
     return here - visible.keys.start

@@ -42,7 +42,7 @@ def exchange_order(
     length: Int[Tensor, " batch"], *, width: int, seed: int, numbers: Sequence[int]
 ) -> Float[Tensor, "batch draw token"]:
     """Random numbers that permute the tokens of sequences; they do not depend on the batch."""
-    order = torch.zeros(len(length), DRAWS, width)
+    order = torch.zeros(len(length), DRAWS, width, dtype=torch.float32, device="cpu")
     for row, number, count in zip(order, numbers, length.tolist(), strict=True):
         for draw in range(DRAWS):
             row[draw, :count].uniform_(generator=generator_of(seed, number, draw))
@@ -143,7 +143,7 @@ def permute_keys(
 ) -> Exchange:
     """Permute tokens that are not sinks; if rows see W keys, within blocks of W/2 keys."""
     assert rows.order is not None
-    index = torch.arange(rows.order.shape[-1])
+    index = torch.arange(rows.order.shape[-1], device="cpu")
     is_sink = (by_kv_head(sinks, kv_heads) > 0).any(2)
     real = ~rows.padding(index)
     movable = ~is_sink & real[:, None]
@@ -155,7 +155,7 @@ def permute_keys(
     pi = pi.masked_fill(~movable, -1).flatten(1, 2)
     twice = [*turns.draws, *turns.draws]
     rows_in_turn = rows.in_turn(twice, turns.step).from_share(EARLY)
-    sequences = torch.arange(len(real)).repeat(len(twice))
+    sequences = torch.arange(len(real), device="cpu").repeat(len(twice))
     of_sequences = visibility.of_sequences(sequences)
     return Exchange(
         rows=rows_in_turn,
@@ -179,9 +179,9 @@ def _permute(
     movable: Bool[Tensor, "batch shared key"],
 ) -> Permutation:
     """Order the movable tokens by their `number`, whose integer part is their block."""
-    index = torch.arange(movable.shape[-1])
+    index = torch.arange(movable.shape[-1], device="cpu")
     # Both orders list the movable tokens of each block first, and then all other tokens.
-    last = index + 2.0 + len(index)
+    last = index.float() + 2.0 + len(index)
     drawn = torch.where(movable, number, last).argsort(-1)
     places = torch.where(movable, index, last).argsort(-1).expand_as(drawn)
     return Permutation(
@@ -220,7 +220,7 @@ def follow_sums(
     """
     if sampled.rows.order is None:  # rows that are scored without exchanged keys
         shape = (len(sampled.k), sets.shape[1], sampled.q.shape[1], len(FOLLOW))
-        return torch.zeros(shape, dtype=torch.float64)
+        return torch.zeros(shape, dtype=torch.float64, device="cpu")
     at_once = AT_ONCE[sampled.k.device.type]
     parts = []
     for first in range(0, DRAWS, at_once):

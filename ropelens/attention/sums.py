@@ -20,7 +20,8 @@ from ropelens.rope.planes import Planes
 from ropelens.schema.rows import Statistic, stack
 from ropelens.text.text import GROUPS
 
-ZERO = torch.zeros(GROUPS, dtype=torch.float64)  # of each group; never changed in place
+# One for each group. It is never changed in place.
+ZERO = torch.zeros(GROUPS, dtype=torch.float64, device="cpu")
 
 SequenceSums = dict[str, Float[Tensor, "batch _ ..."]]
 """Sums over the tokens or rows of each sequence, by the names of the statistics, in float64."""

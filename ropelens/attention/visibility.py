@@ -46,7 +46,7 @@ class Visibility:
     ) -> "Visibility":
         """The visibility that a mask states. Rows of padding, which see no key, are ignored."""
         first = mask.byte().argmax(-1).cpu()
-        position = torch.arange(rows.start, rows.stop)
+        position = torch.arange(rows.start, rows.stop, device="cpu")
         interval = cls(position[None], first, range(mask.shape[2]))
         is_padding = ~mask.any(-1, keepdim=True)
         agrees = mask == interval.sees().to(mask.device)
@@ -204,7 +204,7 @@ class Visibility:
     def _hide(self, keys: range) -> "Penalty":
         key = torch.arange(keys.start, keys.stop, device=self.position.device)
         hidden = self.sees(key).logical_not()
-        number = (hidden * fast_products.HIDDEN)[:, None, None]
+        number = (hidden.float() * fast_products.HIDDEN)[:, None, None]
         first = self.keys.start
         return Penalty(slice(keys.start - first, keys.stop - first), number)
 
@@ -252,7 +252,7 @@ class Visibility:
         Keys begin at position 0. Keys ahead of their row do not count.
         """
         assert self.mask is not None
-        offset = self.position[..., None] - torch.arange(len(self.keys))
+        offset = self.position[..., None] - torch.arange(len(self.keys), device="cpu")
         weight_of_key = weight[..., None] * (self.mask.cpu() & (offset >= 0))
         offset = offset.clamp(min=0).expand(weight_of_key.shape)
         total = weight.new_zeros(2, len(self.keys))
@@ -273,7 +273,7 @@ class Penalty:
 
 @lru_cache(maxsize=2)  # all layers of a pass share their tables
 def _causal(rows: range, window: int | None, inference: bool) -> Visibility:
-    position = torch.arange(rows.start, rows.stop)[None]
+    position = torch.arange(rows.start, rows.stop, device="cpu")[None]
     seen = window or rows.stop
     first = (position - seen + 1).clamp_min(0)
     return Visibility(position, first, range(rows.stop))
@@ -291,7 +291,7 @@ def offset_edges(context: int) -> Int[Tensor, " edge"]:
     while edges[-1] < context:
         octave = (edges[-1] // EXACT_OFFSETS).bit_length() - 1
         edges.append(edges[-1] + (step << octave))
-    return torch.tensor(edges)
+    return torch.tensor(edges, dtype=torch.long, device="cpu")
 
 
 def sum_bins(mass: torch.Tensor, edges: Int[Tensor, " edge"]) -> torch.Tensor:

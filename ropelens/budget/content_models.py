@@ -175,7 +175,8 @@ def parts_of(sampled: SampledCall, folds: int) -> list[Part]:
     kv_heads, group = sampled.row_q.shape[1:3]
     few_rows = sampled.with_rows(_curvature_rows(sampled.rows, folds))
     few_rows = normalize_weights(few_rows, folds)
-    problems = torch.arange(folds * kv_heads * group).view(-1, kv_heads, group)
+    problems = torch.arange(folds * kv_heads * group, device="cpu")
+    problems = problems.view(-1, kv_heads, group)
     step = folds if sampled.k.device.type == "cpu" else 1
     parts = []
     for fold in range(step):
@@ -224,10 +225,11 @@ def covariance(
     P + U. These keys include the keys with a large P. Each key is weighted by P / (P + U).
     """
     share = softmax(log_weights(block, weights)).weights
-    seen = share > 0
+    seen = (share > 0).float()
     drawn = share + seen / seen.sum(-1, keepdim=True)
     running = drawn.cumsum(-1)
-    steps = (torch.arange(CURVATURE_KEYS, device=share.device) + 0.5) / CURVATURE_KEYS
+    number = torch.arange(CURVATURE_KEYS, dtype=torch.float32, device=share.device)
+    steps = (number + 0.5) / CURVATURE_KEYS
     key = torch.searchsorted(running, running[..., -1:] * steps)
     key.clamp_(max=len(block.keys) - 1)  # NaN ends the fit
     key_weight = share.gather(-1, key) / drawn.gather(-1, key)
@@ -276,8 +278,8 @@ def _curvature_rows(rows: Rows, folds: int) -> Rows:
     """A few rows of each sequence, spread evenly and different for each sequence."""
     batch, available = rows.position.shape
     number = min(-(-CURVATURE_ROWS * folds // batch), available)
-    step = torch.arange(number) * available // number
-    sequence = torch.arange(batch)
+    step = torch.arange(number, device="cpu") * available // number
+    sequence = torch.arange(batch, device="cpu")
     turn = 2 * (sequence // folds) + sequence % folds
     shift = turn % max(1, available // number)
     index = step + shift[:, None]

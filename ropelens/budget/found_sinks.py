@@ -23,7 +23,7 @@ def find_sinks(sampled: SampledCall) -> Bool[Tensor, "head position"]:
     """
     rows = sampled.rows
     is_single = len(sampled.q) == 1
-    rank = torch.arange(rows.position.shape[1])
+    rank = torch.arange(rows.position.shape[1], device="cpu")
     tested_rows = [rank >= 0]
     if is_single:
         is_early = rank < len(rank) // 2
@@ -34,7 +34,7 @@ def find_sinks(sampled: SampledCall) -> Bool[Tensor, "head position"]:
         tests.append(mark_keys(sampled.with_rows(tested)))
     exceeds = torch.cat([test.exceeds for test in tests])
     count = torch.cat([test.later_rows for test in tests])
-    often = exceeds.sum(0) > (count > 0).sum(0) / 2
+    often = 2 * exceeds.sum(0) > (count > 0).sum(0)
     enough = count.amin(0) if is_single else count.sum(0)
     return often & (enough >= SINK_ROWS)
 

@@ -148,7 +148,7 @@ class Sample:
         compared = compared.with_rows(self.surrogate_rows)
         drawn = draw_surrogates(compared, draws=surrogates, seed=seed)
         if self.text.single_long_sequence:  # it is in both folds, with every second row
-            twice = sampled.of_sequences(torch.zeros(2, dtype=torch.long))
+            twice = sampled.of_sequences(torch.zeros(2, dtype=torch.long, device="cpu"))
             sampled = twice.with_rows(_in_turn(self.rows, range(2), 2))
         weights = fit_models(sampled, folds=2).float().cpu()
         return LayerFit(weights, planes.terms, found_sinks, drawn)
@@ -160,7 +160,7 @@ _in_turn = kept()(Rows.in_turn)
 
 @kept()
 def _all_rows(rows: Rows, context: int) -> Bool[Tensor, "batch 1 position"]:
-    return torch.ones(len(rows.position), 1, context, dtype=torch.bool)
+    return torch.ones(len(rows.position), 1, context, dtype=torch.bool, device="cpu")
 
 
 def _sequences_per_fold(context: int) -> int:
@@ -190,7 +190,7 @@ def _draw_sequences(
     seed: int,
 ) -> list[int]:
     """Draw up to `count` of the candidates, from different groups where possible."""
-    order = torch.randperm(len(group), generator=generator_of(seed))
+    order = torch.randperm(len(group), generator=generator_of(seed), device="cpu")
     drawn: Counter[int] = Counter()
     rank_in_group: dict[int, int] = {}
     for sequence in order[is_candidate[order]].tolist():

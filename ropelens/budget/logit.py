@@ -123,7 +123,7 @@ def score_models(
     batch, heads = sampled.q.shape[:2]
     device = sampled.k.device
     if sets is None:
-        sets = torch.ones(batch, 1, sampled.k.shape[2], dtype=torch.bool)
+        sets = torch.ones(batch, 1, sampled.k.shape[2], dtype=torch.bool, device="cpu")
     shape = (batch, sets.shape[1], heads, len(SCORES))
     scores = torch.zeros(shape, dtype=torch.float64, device=device)
     by_kv_head = on_device(weights, device).unflatten(2, (sampled.k.shape[1], -1))

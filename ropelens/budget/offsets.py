@@ -63,14 +63,18 @@ class Samples:
 
 def sampled_offsets(context: int, *, generator: torch.Generator) -> Samples:
     """One offset from each stretch of a long context, and the lengths of the stretches."""
-    edges = torch.arange(context + 1)
+    edges = torch.arange(context + 1, device="cpu")
     if context > EVERY_OFFSET:
         count = READ_OFFSETS * math.ceil(math.log2(context))
-        octaves = torch.arange(count) * 2 / READ_OFFSETS
+        octaves = torch.arange(count, dtype=torch.float32, device="cpu")
+        octaves = octaves * 2 / READ_OFFSETS
         far = (READ_OFFSETS * 2**octaves).long()
         edges = torch.cat([edges[:READ_OFFSETS], far]).clamp(max=context).unique()
     size = edges.diff()
-    within = (torch.rand(len(size), generator=generator) * size).long()
+    share = torch.rand(
+        len(size), generator=generator, dtype=torch.float32, device="cpu"
+    )
+    within = (share * size).long()
     return Samples(torch.stack([edges[:-1] + within, size]))
 
 

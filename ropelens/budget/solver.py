@@ -241,7 +241,7 @@ class _Fits:
         self.observed = observed
         self.penalty = penalty
         self.tolerance = tolerance
-        self.batch = torch.arange(len(start))
+        self.batch = torch.arange(len(start), device="cpu")
         self.alive = self.batch
         self.problems = torch.arange(len(start), device=start.device)
         self.active = self.problems >= 0

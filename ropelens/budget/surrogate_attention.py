@@ -347,7 +347,7 @@ class _AttendingHeads:
         bias = self._of_heads(keys.bias).permute(2, 0, 1, 3)
         scores[:count] += bias[:, :, :, None]
         is_no_sink = self._of_heads(self.draws.table.sinks.kind[:, keys.rows]) == 0
-        hidden = is_no_sink.permute(3, 0, 1, 2) * HIDDEN
+        hidden = is_no_sink.permute(3, 0, 1, 2).float() * HIDDEN
         scores[count:] += hidden[:, :, :, None]
         return scores
 

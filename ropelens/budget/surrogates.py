@@ -64,8 +64,10 @@ def _orders(
 ) -> Int[Tensor, "draw kv_head frequency"]:
     """Index of the frequency of each plane: the model's order, then `draws` random orders."""
     size = (1 + draws, kv_heads, planes.rotary_dim // 2)
-    orders = torch.rand(size, generator=generator_of(seed, layer)).argsort(-1)
-    orders[0] = torch.arange(size[-1])
+    generator = generator_of(seed, layer)
+    numbers = torch.rand(size, generator=generator, dtype=torch.float32, device="cpu")
+    orders = numbers.argsort(-1)
+    orders[0] = torch.arange(size[-1], device="cpu")
     return orders
 
 
@@ -74,7 +76,8 @@ def _samples_of(sampled: SampledCall, *, seed: int) -> Samples:
     if sampled.visibility.mask is None:
         generator = generator_of(seed, sampled.call.layer, context)
         return sampled_offsets(context, generator=generator)
-    every = torch.arange(1 - context, context)  # negative: keys ahead of their row
+    # Keys ahead of their row have a negative offset.
+    every = torch.arange(1 - context, context, device="cpu")
     return Samples(torch.stack([every, torch.ones_like(every)]))
 
 

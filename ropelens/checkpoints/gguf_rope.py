@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -86,7 +87,8 @@ def add_rope(
     config.rope_parameters = parameters
     if rope["rope_type"] == "yarn":
         layer_type = None if rope is parameters else "full_attention"
-        inv_freq, _ = ROPE_INIT_FUNCTIONS["yarn"](config, layer_type=layer_type)
+        with torch.device("cpu"):
+            inv_freq, _ = ROPE_INIT_FUNCTIONS["yarn"](config, layer_type=layer_type)
         return inv_freq.numpy()
     return stated.inv_freq
 

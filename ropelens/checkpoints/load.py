@@ -119,7 +119,9 @@ class Opened:
         """Read and check the model; raises the errors of `load`."""
         self._check_memory()
         quantized = _is_quantized(self.config)  # reading may change the configuration
-        with quiet_transformers(), quick_gguf(self.checkpoint.path):
+        # Buffers without a device are made on the CPU, not on the default device.
+        on_cpu = torch.device("cpu")
+        with quiet_transformers(), quick_gguf(self.checkpoint.path), on_cpu:
             model = self._from_pretrained()
             if quantized and not _is_quantized(model.config):  # some stayed bfloat16
                 for parameter in model.parameters():

@@ -118,7 +118,7 @@ def _reversal_by_order(block: Block, *, seed: int) -> Tensor:
     random = np.random.default_rng(seed)
     means = []
     for number in range(1 + SETS):
-        order = torch.arange(len(moved))
+        order = torch.arange(len(moved), device="cpu")
         if number > 0:
             order[turning] = turning[random.permutation(len(turning))]
         reversed_order = reverses(lead.terms, moved[order])
@@ -135,8 +135,12 @@ def _token_sets(text: Text, seed: int, tokenizer: TokenNames | None) -> TokenSet
         return TokenSets([], "there is no tokenizer")
     ids, counts = text.ids[text.real].unique(return_counts=True)
     names = token_names(ids, tokenizer)
-    is_apostrophe = torch.tensor([APOSTROPHE in name for name in names])
-    is_word = torch.tensor([name.strip().isalpha() for name in names])
+    is_apostrophe = torch.tensor(
+        [APOSTROPHE in name for name in names], dtype=torch.bool, device="cpu"
+    )
+    is_word = torch.tensor(
+        [name.strip().isalpha() for name in names], dtype=torch.bool, device="cpu"
+    )
     total = int(counts[is_apostrophe].sum())
     if total < MIN_TOKENS:
         why = f"{total} tokens have an apostrophe; a verdict needs {MIN_TOKENS}"
@@ -157,4 +161,6 @@ def _draw_words(
     for _ in range(10 * SETS):
         words = {int(random.choice(ids[of_apostrophe])) for of_apostrophe in similar}
         sets[tuple(sorted(words))] = None
-    return [torch.tensor(words) for words in [*sets][:SETS]]
+    return [
+        torch.tensor(words, dtype=torch.long, device="cpu") for words in [*sets][:SETS]
+    ]

@@ -97,7 +97,8 @@ def attribute_planes(
         "answer": answer_to(live, measurement.text, number),
     }
     if steps > 1:
-        with live.intervene(gradients.ScaledQueries(chosen, torch.zeros(()))):
+        no_query = torch.zeros((), dtype=torch.float32, device="cpu")
+        with live.intervene(gradients.ScaledQueries(chosen, no_query)):
             attrs["answer_without"] = answer_to(live, measurement.text, number)
     if check:
         checks = PlaneChecks(measurement, number, attrs["answer"], check)
@@ -148,7 +149,9 @@ class Attribution:
         self.steps = steps
         self.planes = measurement.rotation.planes(measurement.text.context)
         terms = max(layer.terms for layer in self.planes)
-        self.total = torch.full((*chosen.shape, terms), torch.nan, dtype=torch.float64)
+        self.total = torch.full(
+            (*chosen.shape, terms), torch.nan, dtype=torch.float64, device="cpu"
+        )
         for layer, head in chosen.nonzero().tolist():
             self.total[layer, head, : self.planes[layer].terms] = 0.0
         self.by_pair: list[Any] = [0.0] * len(pair_heads)
@@ -173,7 +176,8 @@ class Attribution:
     def _add_head(
         self, gradient: gradients.LayerGradient, layer: int, head: int, size: float
     ) -> None:
-        of_head = gradient.of_scores(torch.tensor([head]))
+        number = torch.tensor([head], dtype=torch.long, device="cpu")
+        of_head = gradient.of_scores(number)
         q = of_head.query[0, 0]
         k = of_head.key[0, 0]
         by_coordinate = (q * (of_head.slope[0, 0] @ k)).sum(0)
@@ -191,7 +195,8 @@ class Attribution:
         self, gradient: gradients.LayerGradient, layer: int, head: int
     ) -> Float[Tensor, "term query key"]:
         """Attribution of each pair of tokens; NaN if the query does not see the key."""
-        of_head = gradient.of_scores(torch.tensor([head]))
+        number = torch.tensor([head], dtype=torch.long, device="cpu")
+        of_head = gradient.of_scores(number)
         products = of_head.query[0, 0][:, None] * of_head.key[0, 0]
         contributions = self.planes[layer].sum_coordinates(products)
         slope = of_head.slope[0, 0]

@@ -94,7 +94,7 @@ def rescale(
     return Rescale(
         select=select,
         heads=heads,
-        inv_freq=torch.as_tensor(inv_freq, dtype=torch.float32),
+        inv_freq=torch.as_tensor(inv_freq, dtype=torch.float32, device="cpu"),
         gain=float(attention_factor),
     )
 

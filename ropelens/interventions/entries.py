@@ -158,7 +158,7 @@ def _move_heads(
                 seen=f"{len(heads)} of {int(attending[layer].sum())} heads are chosen",
                 hint="at most half of the heads of a layer, or controls=0",
             )
-        order = torch.randperm(len(free), generator=generator)
+        order = torch.randperm(len(free), generator=generator, device="cpu")
         drawn = free[order[: len(heads)]]
         moved[:, layer, drawn] = chosen[:, layer, heads]
     return moved

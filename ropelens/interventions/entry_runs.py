@@ -117,13 +117,16 @@ class EntryRuns:
     def _nothing(self) -> SweepProgress:
         live = self.live
         sets = 1 + len(self.split.classes)
-        change = torch.full((sets, live.layers, live.heads), torch.nan).double()
+        shape = (sets, live.layers, live.heads)
+        change = torch.full(shape, torch.nan, dtype=torch.float64, device="cpu")
         change[:, live.attending_heads] = 0  # heads without attention have NaN
         empty = EntrySums(
             sums=Sums(),
-            losses=torch.zeros(0, self.split.bins + sets, dtype=torch.float64),
+            losses=torch.zeros(
+                0, self.split.bins + sets, dtype=torch.float64, device="cpu"
+            ),
             change=change,
-            rows=torch.zeros(sets).double(),
+            rows=torch.zeros(sets, dtype=torch.float64, device="cpu"),
         )
         return SweepProgress(
             fits=[],
@@ -257,7 +260,7 @@ class EntryPass:
         self.unmodified = unmodified
         self.sets: Bool[Tensor, "sequence set position"] = split.sets(batch.text.ids)
         shape = (self.sets.shape[1], live.layers, live.heads)
-        self.change = torch.zeros(shape, dtype=torch.float64)
+        self.change = torch.zeros(shape, dtype=torch.float64, device="cpu")
 
     def run(self, fits: Mapping[int, LayerFit], progress: Progress) -> EntrySums:
         """Run the model once. If attention is compared, the unmodified model must run first."""

@@ -195,7 +195,8 @@ def _longrope(
 ) -> dict[str, Any]:
     """`rope_parameters` of planes that rotate at `inv_freq`, with the attention factor."""
     shape, size = stated_shape(config, part), 2 * len(inv_freq)
-    wavelength = shape.base ** (torch.arange(0, size, 2).float() / size)
+    exponent = torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size
+    wavelength = shape.base**exponent
     slower = 1 / (wavelength.double() * inv_freq.double().abs())
     factors = (
         torch.where((slower - 1).abs() < 1e-7, 1.0, slower).clamp(max=STOPPED).tolist()
@@ -245,7 +246,8 @@ def scaled_queries(live: LiveModel, gains: Mapping[int, Gains]) -> dict[str, Ten
             linear = isinstance(module, nn.Linear)
             size = len(module.weight) if linear else module.weight.numel()
             rows = likeness.argmax(1)[copied] % size
-            factor = torch.ones(size).to(gain).index_put((rows,), gain)
+            ones = torch.ones(size, dtype=gain.dtype, device=gain.device)
+            factor = ones.index_put((rows,), gain)
             if (factor[rows] != gain).any():
                 _refuse(live, f"{name}, whose weights multiply several heads at once")
             weights = dict(module.named_parameters(recurse=False)) if len(rows) else {}
@@ -267,7 +269,8 @@ def scaled_queries(live: LiveModel, gains: Mapping[int, Gains]) -> dict[str, Ten
                 f"queries of layer {call.layer} that no weight multiplies by itself",
             )
 
-    tokens = torch.arange(PROBE_TOKENS)[:, None] * live.vocabulary // PROBE_TOKENS
+    number = torch.arange(PROBE_TOKENS, device="cpu")[:, None]
+    tokens = number * live.vocabulary // PROBE_TOKENS
     with ExitStack() as hooks, live.without_hooks():
         for name, module in live.model.named_modules() if gains else ():
             if isinstance(module._parameters.get("weight"), Tensor):

@@ -121,7 +121,7 @@ def _part_of(whole: PlanePatch, over: Over, index: list[int]) -> PlanePatch:
         chosen[layer] = True
     pairs = whole.pairs
     if over == "position":
-        position = torch.tensor(index[1:])
+        position = torch.tensor(index[1:], dtype=torch.long, device="cpu")
         pairs = PositionPairs(position, position)
     return replace(whole, chosen=chosen & whole.chosen, pairs=pairs)
 
@@ -213,7 +213,7 @@ class RowPatches(Intervention):
             replace_outputs([patch], of_row)
             for patch, of_row in zip(self.patches, rows, strict=True)
         ]
-        all_heads = torch.ones(outputs.output.shape[2], dtype=torch.bool)
+        all_heads = torch.ones(outputs.output.shape[2], dtype=torch.bool, device="cpu")
         return ReplacedOutputs(all_heads, torch.cat(changed))
 
     def _rows(self, table: Tensor) -> Sequence[Tensor]:

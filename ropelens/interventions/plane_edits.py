@@ -45,7 +45,7 @@ class HeadRotations:
         """The rotations of the heads of a layer before the first edit."""
         heads = int(attending.sum())
         inv_freq = planes.inv_freq.float().expand(heads, -1)
-        ones = torch.ones(heads, planes.terms)
+        ones = torch.ones(heads, planes.terms, dtype=torch.float32, device="cpu")
         return cls(layer, length, planes, attending, inv_freq, gain=ones, factor=ones)
 
     @property
@@ -134,7 +134,8 @@ class Scale(Edit):
     ) -> HeadRotations:
         planes = rotations.planes
         scaled = pad(self.select(planes), (0, planes.terms - len(planes.inv_freq)))
-        factor = torch.where(scaled, self.by, 1.0)
+        ones = torch.ones(scaled.shape, dtype=torch.float32, device=scaled.device)
+        factor = ones.masked_fill(scaled, self.by)
         if self.keep_length is not None:
             lengths = self._lengths(self.keep_length, rotations)
             change = lengths.norm(dim=1) / (lengths * factor).norm(dim=1)
@@ -156,7 +157,8 @@ class Scale(Edit):
         )
         query = norms["q_norm"].values
         key = norms["k_norm"].values
-        return torch.tensor(query * key.repeat(len(query) // len(key), axis=0))
+        key_of_query = key.repeat(len(query) // len(key), axis=0)
+        return torch.from_numpy(query * key_of_query)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -128,12 +128,16 @@ class PositionPairs:
                 "Positions to patch must exist in both sequences, counted from 0.",
                 seen=f"{pairs}; the source has {length} tokens"[:200],
             )
-        return cls(torch.tensor([*pairs]), torch.tensor([*pairs.values()]))
+        return cls(
+            torch.tensor([*pairs], dtype=torch.long, device="cpu"),
+            torch.tensor([*pairs.values()], dtype=torch.long, device="cpu"),
+        )
 
     def in_source(self, tokens: Int[Tensor, "_ token"]) -> Int[Tensor, "_ token"]:
         """Position in the source for each token; -1 if the token is not patched."""
         size = int(self.patched.max()) + 2
-        table = torch.full((size,), -1).index_copy(0, self.patched, self.source)
+        nowhere = torch.full((size,), -1, dtype=torch.long, device="cpu")
+        table = nowhere.index_copy(0, self.patched, self.source)
         return table.to(tokens.device)[tokens.clamp(max=size - 1)]
 
 

@@ -203,14 +203,16 @@ def two_copies(
     """First token of the text, random tokens, text, and the copies `distance` tokens later."""
     text = measurement.text
     generator = generator_of(measurement.seed, distance, draw)
-    permutation = torch.randperm(measurement.live.vocabulary, generator=generator)
-    once = permutation[torch.arange(copied) % len(permutation)]
+    permutation = torch.randperm(
+        measurement.live.vocabulary, generator=generator, device="cpu"
+    )
+    once = permutation[torch.arange(copied, device="cpu") % len(permutation)]
     stream = text.ids.cpu()[:, 1:][text.real[:, 1:]]
     between = distance - copied
     most = max(1, len(stream) - between)
-    begin = int(torch.randint(most, (), generator=generator))
-    filler = stream[(begin + torch.arange(between)) % len(stream)]
-    first = torch.tensor([text.first_token])
+    begin = int(torch.randint(most, (), generator=generator, device="cpu"))
+    filler = stream[(begin + torch.arange(between, device="cpu")) % len(stream)]
+    first = torch.tensor([text.first_token], dtype=torch.long, device="cpu")
     return torch.cat([first, once, filler, once])[None]
 
 
@@ -223,14 +225,14 @@ def share_found(
 ) -> Float[Tensor, "head 1+n"]:
     """Share of rows in which the right key has the highest score, in place and turned."""
     last = call.query.shape[2] - 1  # no token follows its second occurrence
-    row = torch.arange(last + 1 - copied, last)
+    row = torch.arange(last + 1 - copied, last, device="cpu")
     right = (row - distance + 1).to(call.key.device)
     query = call.query[0][:, row].float() * call.scale
     key = call.key[0].float()
     seen = call.visibility.at(row[None]).sees()[0].to(key.device)
     sees_right = seen.gather(1, right[:, None])[:, 0]
     seen[:, 0] = False
-    seen[torch.arange(len(row)), row] = False
+    seen[torch.arange(len(row), device="cpu"), row] = False
     scores = query @ key.mT
     right_key = right.expand(len(query), -1)[..., None]
     best_other = (

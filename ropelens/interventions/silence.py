@@ -144,7 +144,7 @@ def _other_sequences(
             seen=f"sequences of {', '.join(lengths)} tokens",
             hint='a batch_size of 2 or more that divides the text, or to="mean" with text=',
         )
-    order = torch.randperm(len(real), generator=generator_of(seed))
+    order = torch.randperm(len(real), generator=generator_of(seed), device="cpu")
     others = torch.empty_like(order).scatter_(0, order, order.roll(1))
     return others.to(real.device)
 

@@ -34,7 +34,8 @@ class TokenSplit:
         if tokenizer is not None:
             for name in CLASSES:
                 classes[name] = ids_of(text.ids, name, tokenizer)
-        return cls(torch.tensor([*inner, context]), classes)
+        stop = torch.tensor([*inner, context], dtype=torch.long, device="cpu")
+        return cls(stop, classes)
 
     @property
     def bins(self) -> int:

@@ -145,7 +145,8 @@ class SweptHeads:
             rotating_planes(planes)
             for planes in measurement.rotation.planes(alike=True)
         ]
-        rotates = torch.tensor([bool(planes) for planes in turning])
+        is_turning = [bool(planes) for planes in turning]
+        rotates = torch.tensor(is_turning, dtype=torch.bool, device="cpu")
         able = measurement.live.attending_heads & rotates[:, None]
         layer_types = measurement.rotation.kind_names
         if heads is None:

@@ -108,7 +108,7 @@ class WrittenArrays:
         if "positions" in self.tensors:
             return self.tensors["positions"].long()
         longest = max((len(array) for array in self.after.values()), default=0)
-        return torch.arange(longest)
+        return torch.arange(longest, device="cpu")
 
     def in_order(self) -> RuntimeArrays:
         """The checked arrays by layer, q before k, at ascending positions."""

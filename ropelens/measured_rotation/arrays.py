@@ -29,7 +29,7 @@ from ropelens.measured_rotation.read import (
     read_rotation,
 )
 from ropelens.noise import FLOOR, allowed_residual
-from ropelens.rope.planes import PAIRINGS, Planes
+from ropelens.rope.planes import PAIRINGS, Planes, zero_frequencies
 
 NOT_A_ROTATION = 0.05  # relative change of lengths; bfloat16 stays below
 EXACT = 1e-5  # relative noise in float32
@@ -189,7 +189,7 @@ def _shifts(
     z: Complex[Tensor, "head position plane"], rotation: ArrayRotation
 ) -> tuple[int, ...]:
     """Positions by which RoPE rotates each head too far, from its factor of each plane."""
-    turned = torch.arange(-FARTHEST_SHIFT, FARTHEST_SHIFT + 1)
+    turned = torch.arange(-FARTHEST_SHIFT, FARTHEST_SHIFT + 1, device="cpu")
     inv_freq = rotation.measured.planes.inv_freq.double()
     angle = (rotation.positions[0] + turned)[:, None] * inv_freq
     agreement = (z[:, :1] * torch.exp(-1j * angle.nan_to_num(0))).real.sum(-1)
@@ -213,7 +213,7 @@ def _candidate_planes(before: HeadVectors, token: TokenVectors) -> list[Planes]:
     candidates = []
     for count in (*token.counts, size // 2):
         if changed[-1] < 2 * count <= size:
-            inv_freq = torch.zeros(count)
+            inv_freq = zero_frequencies(count)
             candidates += [Planes(inv_freq, size, pairing) for pairing in PAIRINGS]
     candidates += [planes_around(changed, size, pairing) for pairing in PAIRINGS]
     return candidates
@@ -269,7 +269,8 @@ def _fault(token: TokenVectors, measured: MeasuredRotation) -> str:
     z = measured.planes.complex(x)
     distance = (token.positions - token.positions[0])[:, None]
     inv_freq = measured.planes.inv_freq.double().nan_to_num(0)
-    still = z * torch.exp(-1j * distance * inv_freq)
+    angle = distance * inv_freq
+    still = z * torch.exp(-1j * angle)
     error = distance * measured.resolution.nan_to_num(0, 0, 0) * z.abs()
     moved = ((still - still[:, :1]).abs() - error).clamp(min=0).square().sum(-1)
     change = (moved / x.square().sum(-1)).sqrt()

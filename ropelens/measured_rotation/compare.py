@@ -190,7 +190,9 @@ class LayerComparison:
 
     @cached_property
     def scores(self) -> ScoreComparison:
-        scale = torch.tensor([self.one.scale, self.other.scale], dtype=torch.float64)
+        scale = torch.tensor(
+            [self.one.scale, self.other.scale], dtype=torch.float64, device="cpu"
+        )
         tokens, _, kv_heads, _ = self.one.values.shape
         by_token = self._vectors[:, :, 0].unflatten(1, (tokens, -1))
         query, key = by_token.tensor_split([-kv_heads], dim=2)

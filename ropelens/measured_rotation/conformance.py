@@ -14,7 +14,13 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from ropelens.compatibility import options_of_formula
 from ropelens.measured_rotation.read import LayerRotation
 from ropelens.measured_rotation.stated import unused_keys
-from ropelens.rope.planes import PAIRINGS, Frequencies, Pairing, Planes
+from ropelens.rope.planes import (
+    PAIRINGS,
+    Frequencies,
+    Pairing,
+    Planes,
+    zero_frequencies,
+)
 from ropelens.rope.rope_types import stated_shape
 from ropelens.rope.variant_config import frequencies
 from ropelens.rope.variants import parse_variant
@@ -105,9 +111,9 @@ def asked_rotations(
         layer_type = layer_types[layer % len(layer_types)]
         inv_freq = ropes[layer_type].inv_freq
         if only_sliding and layer_type != "sliding_attention":
-            inv_freq = torch.zeros(0)
+            inv_freq = zero_frequencies(0)
         if not rotates[layer % len(rotates)]:
-            inv_freq = torch.zeros(0)
+            inv_freq = zero_frequencies(0)
         asked.append(
             AskedRotation(
                 inv_freq=inv_freq,
@@ -143,9 +149,10 @@ def _configured(
     with suppress(AttributeError, KeyError, TypeError, ValueError):  # unknown keys
         if formula is not None:
             options = options_of_formula(parameters, settings)
-            inv_freq, factor = formula(
-                config, "cpu", seq_len=length, layer_type=layer_type, **options
-            )
+            with torch.device("cpu"):  # some formulas use the default device as well
+                inv_freq, factor = formula(
+                    config, "cpu", seq_len=length, layer_type=layer_type, **options
+                )
             return ConfiguredRope(inv_freq.double(), float(factor))
         shape = stated_shape(config, parameters)
         share = parameters.get("partial_rotary_factor") or 1

@@ -221,7 +221,7 @@ def _by_term(
     inv_freq: Float[Tensor, " frequency"] | None, planes: Planes
 ) -> Float[Tensor, " term"]:
     if inv_freq is None:
-        return torch.full((planes.terms,), math.nan)
+        return torch.full((planes.terms,), math.nan, dtype=torch.float32, device="cpu")
     inv_freq = inv_freq[: planes.terms].double()
     return pad(inv_freq, (0, planes.terms - len(inv_freq)), value=math.nan)
 

@@ -28,7 +28,7 @@ from ropelens.measured_rotation.single_tokens import (
 from ropelens.measured_rotation.stated import match_stated, stated_ropes
 from ropelens.model.live_model import LiveModel
 from ropelens.noise import NOISE_FACTOR, allowed_residual
-from ropelens.rope.planes import Planes
+from ropelens.rope.planes import Planes, zero_frequencies
 
 
 def measure_layers(
@@ -83,9 +83,9 @@ def _farthest_position(config: PreTrainedConfig, context: int | None) -> int:
 
 def _unmeasured(positions: Int[Tensor, " position"]) -> LayerRotation:
     """The rotation of a layer that does not attend."""
-    nothing = Planes(torch.zeros(0), 0, "none")
+    nothing = Planes(zero_frequencies(0), 0, "none")
     return LayerRotation(
-        measured=MeasuredRotation(nothing, math.nan, math.nan, torch.zeros(0)),
+        measured=MeasuredRotation(nothing, math.nan, math.nan, zero_frequencies(0)),
         stated=None,
         planes=nothing,
         query_scale=dict.fromkeys(positions.tolist(), math.nan),
@@ -132,7 +132,7 @@ def _with_axes(
     """Layers with the axis, of the three axes of M-RoPE, by which each plane rotates."""
     moved: dict[int, list[Tensor]] = {}
     for axis in range(3):
-        on_axis = positions * (torch.arange(3) == axis)[:, None]
+        on_axis = positions * (torch.arange(3, device="cpu") == axis)[:, None]
         for layer, probe in probe_single_tokens(live, on_axis).items():
             first = layers[layer].planes.first
             x = probe.vectors[..., first]

@@ -80,7 +80,7 @@ class RotationProbe:
         masks = dict.fromkeys(live.attending, LayerMask("full", context))
         widths = stated_windows(live.config, context)
         if widths:
-            tokens = torch.ones(1, max(widths) + 2, dtype=torch.long)
+            tokens = torch.ones(1, max(widths) + 2, dtype=torch.long, device="cpu")
             with live.without_hooks(), skip_mlp_work(live.model):
                 masks = live.record_calls(tokens, partial(mask_of, context=context))
         return layer_kinds(live.config, masks, self.layers())
@@ -161,7 +161,8 @@ class RotationProbe:
     def _rotated_length(self) -> float:
         """Sum of the absolute coordinates of queries and keys that rotate, at position 0."""
         layers = self.layers()
-        probes = probe_single_tokens(self.live, torch.tensor([0]))
+        position = torch.tensor([0], dtype=torch.long, device="cpu")
+        probes = probe_single_tokens(self.live, position)
         length = 0.0
         for layer, probe in probes.items():
             first = layers[layer].planes.first

@@ -10,7 +10,13 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from ropelens.noise import FLOOR, NOISE_FACTOR
-from ropelens.rope.planes import PAIRINGS, Frequencies, Pairing, Planes
+from ropelens.rope.planes import (
+    PAIRINGS,
+    Frequencies,
+    Pairing,
+    Planes,
+    zero_frequencies,
+)
 
 LARGEST_ANGLE = 1024.0  # rad: the error of float32 is 6e-8 of an angle
 
@@ -45,14 +51,14 @@ def probe_positions(longest: int) -> Int[Tensor, " position"]:
     """0, 1, 2, 4, 8, ... and `longest`. Each doubling refines every frequency."""
     powers = [2**power for power in range(longest.bit_length())]
     positions = {0, longest, *powers}
-    return torch.tensor(sorted(positions))
+    return torch.tensor(sorted(positions), dtype=torch.long, device="cpu")
 
 
 def planes_around(changed: list[int], head_dim: int, pairing: Pairing) -> Planes:
     """The fewest planes that contain all `changed` coordinates."""
     offset = changed[0] - changed[0] % 2
     count = (changed[-1] - offset) // 2 + 1
-    return Planes(torch.zeros(count), head_dim, pairing, offset)
+    return Planes(zero_frequencies(count), head_dim, pairing, offset)
 
 
 def read_rotation(
@@ -73,10 +79,10 @@ def read_rotation(
     changed = samples.changed_coordinates()
     if not changed:
         return MeasuredRotation(
-            planes=Planes(torch.zeros(0), head_dim, "none"),
+            planes=Planes(zero_frequencies(0), head_dim, "none"),
             residual=0.0,
             noise=samples.relative_noise,
-            resolution=torch.zeros(0),
+            resolution=zero_frequencies(0),
         )
     candidates = _candidate_planes(changed, head_dim, counts)
     residuals = [samples.residual(planes) for planes in candidates]
@@ -99,9 +105,9 @@ def _candidate_planes(
     candidates = []
     for count in counts:
         if changed[-1] < 2 * count <= head_dim:
-            inv_freq = torch.zeros(count)
+            inv_freq = zero_frequencies(count)
             candidates += [Planes(inv_freq, head_dim, pairing) for pairing in PAIRINGS]
-    candidates.append(Planes(torch.zeros(head_dim // 2), head_dim, "half"))
+    candidates.append(Planes(zero_frequencies(head_dim // 2), head_dim, "half"))
     candidates += [planes_around(changed, head_dim, pairing) for pairing in PAIRINGS]
     return candidates
 

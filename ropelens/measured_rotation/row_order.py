@@ -56,7 +56,9 @@ class PermutedRows(Intervention):
             x.device
         )
         unrotated = rotate_by(x, -angle, planes)
-        rotated = torch.arange(planes.offset, planes.offset + planes.rotary_dim)
+        rotated = torch.arange(
+            planes.offset, planes.offset + planes.rotary_dim, device="cpu"
+        )
         for row, shape in enumerate(ORDERS):
             order = rotated.view(shape).mT.flatten()
             unrotated[row, ..., rotated] = unrotated[row, ..., order]
@@ -96,7 +98,7 @@ def order_losses(
     Instead of rows, queries and keys before RoPE are permuted, which gives the same scores.
     """
     others = tokens.expand(len(ORDERS), -1)
-    lengths = torch.full((len(ORDERS),), len(tokens))
+    lengths = torch.full((len(ORDERS),), len(tokens), dtype=torch.long, device="cpu")
     with live.without_hooks():
         present = live.losses(tokens[None], lengths[:1])
         with live.intervene(PermutedRows(layers)):
@@ -111,7 +113,7 @@ def order_losses(
 def story_tokens(live: LiveModel) -> Int[Tensor, " position"]:
     """Tokens of the story; no tokens without a tokenizer that fits the model."""
     if live.tokenizer is None:
-        return torch.zeros(0, dtype=torch.long)
+        return torch.zeros(0, dtype=torch.long, device="cpu")
     tokens = prompt_tokens(STORY, live.tokenizer)[: live.context]
     if len(tokens) < 3 or tokens.max() >= live.vocabulary:
         return tokens[:0]

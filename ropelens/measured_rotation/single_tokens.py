@@ -73,7 +73,8 @@ class SingleTokenProbe:
 
 def probe_tokens(vocabulary: int, count: int) -> Int[Tensor, " token"]:
     """The different tokens of a probe."""
-    return torch.arange(1, 1 + count) * vocabulary // 6
+    number = torch.arange(1, 1 + count, device="cpu")
+    return number * vocabulary // 6
 
 
 @torch.no_grad()
@@ -98,8 +99,8 @@ def probe_single_tokens(
     )
     tokens = runs.tokens.repeat_interleave(runs.count)[:, None]
     position_ids = torch.cat([runs.positions] * settings.tokens, dim=-1)[..., None]
-    is_rounded = torch.arange(runs.count) >= runs.first_rounded
-    change = live.eps / 2 * is_rounded.repeat(settings.tokens)
+    is_rounded = torch.arange(runs.count, device="cpu") >= runs.first_rounded
+    change = live.eps / 2 * is_rounded.float().repeat(settings.tokens)
     with live.without_hooks(), _autocast(live.model, live.device.type):
         if live.depends_on_length and settings.forgets_length:
             live.forward(tokens[:1])  # a short sequence resets dynamic RoPE

@@ -159,7 +159,7 @@ class BridgeLayer:
         rows = range(past, visible.shape[2])
         tokens = call.tokens
         if tokens is None:
-            tokens = torch.arange(rows.start, rows.stop)[None]
+            tokens = torch.arange(rows.start, rows.stop, device="cpu")[None]
         outputs = HeadOutputs(
             self.layer,
             output=output.reshape(*call.inputs["query"].shape[:3], -1),

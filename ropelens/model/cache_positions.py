@@ -76,7 +76,7 @@ class CachedKeys:
         None if there are no such rows. A cache may select, repeat or crop rows.
         """
         old = self.marks[:, past - marks.shape[1] : past]
-        row = torch.arange(len(marks))
+        row = torch.arange(len(marks), device="cpu")
         if not torch.equal(old, marks):
             if old.shape[1] != marks.shape[1]:
                 return None

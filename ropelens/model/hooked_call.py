@@ -108,7 +108,8 @@ def call_with_hooks(
         row_tokens = places.of_rows.tokens
         call = change_inputs(call, hooks.input_changes, places)
     else:
-        row_tokens = torch.arange(rows.past, rows.past + len(rows.keys))[None]
+        last = rows.past + len(rows.keys)
+        row_tokens = torch.arange(rows.past, last, device="cpu")[None]
         keeps_all = rounds_keys(module) and not rows.dropped
         if hooks.observers and cache_of(module) is not None and not keeps_all:
             call.positions(rows)  # records the keys; refuses a cache that drops keys

@@ -188,7 +188,7 @@ class LiveModel:
         self, tokens: Ids, lengths: Lengths, hidden: TokenMask | None = None
     ) -> Float[Tensor, "sequence position"]:
         """Loss of the token at each position in nats; NaN at position 0 and in padding."""
-        losses = torch.full(tokens.shape, torch.nan, dtype=torch.float64)
+        losses = torch.full(tokens.shape, torch.nan, dtype=torch.float64, device="cpu")
         for first, logits in self.logits(tokens, hidden=hidden):
             rows = max(1, LOSS_ELEMENTS[self.device.type] // logits.shape[-1])
             for sequence, length in enumerate(lengths.tolist()):
@@ -215,7 +215,7 @@ class LiveModel:
         """Run one token: dynamic RoPE keeps the rotation of the longest sequence until then."""
         if self.depends_on_length:
             with self.without_hooks(), torch.no_grad():  # one token cannot be resampled
-                self.forward(torch.zeros(1, 1, dtype=torch.long), last=1)
+                self.forward(torch.zeros(1, 1, dtype=torch.long, device="cpu"), last=1)
 
     @cached_property
     def logits_cost(self) -> float:
@@ -330,7 +330,8 @@ class LiveModel:
             raise attends_again(self.class_name, min(self.noise.repeated))
         self.check_layers(seen)
         heads = [self.noise.heads.get(layer, 0) for layer in range(self.layers)]
-        return torch.arange(self.heads) < torch.tensor(heads)[:, None]
+        number = torch.tensor(heads, dtype=torch.long, device="cpu")
+        return torch.arange(self.heads, device="cpu") < number[:, None]
 
     def check_layers(self, seen: set[int]) -> None:
         """Raise `UnsupportedModel` unless every layer that attends showed its attention."""

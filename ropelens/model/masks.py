@@ -28,7 +28,7 @@ def visible_keys(rows: range, mask: Tensor | None, window: int | None) -> Visibi
 def real_rows(rows: range, mask: Tensor | None) -> Bool[Tensor, "_ row"]:
     """Whether each row is a token: it sees its own key, or any key of a sparse mask."""
     if mask is None:
-        return torch.ones(1, len(rows), dtype=torch.bool)
+        return torch.ones(1, len(rows), dtype=torch.bool, device="cpu")
     if mask.ndim == 2:  # one value for each key, as in flash attention
         return mask[:, rows.start : rows.stop].bool()
     visible = shown(mask[:, 0, : len(rows)])

@@ -43,7 +43,10 @@ def changed_embeddings(
     def change(module: nn.Module, args: Any, x: Tensor) -> Tensor:
         if len(share) not in (1, len(x)):
             return x
-        random = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
+        generator = torch.Generator().manual_seed(0)
+        random = torch.randn(
+            x.shape, generator=generator, dtype=torch.float32, device="cpu"
+        ).to(x)
         other_axes = [1] * (x.ndim - 1)
         return x * (1 + share.view(-1, *other_axes).to(x) * random)
 
@@ -94,7 +97,8 @@ def measure_noise(model: PreTrainedModel, run: RunObserved, ids: Ids) -> Noise:
         errors = CallErrors(run)
         logit_noise = run_noise(errors.run, ids)
         change = max(torch.finfo(model.dtype).eps / 2, EMBEDDING_CHANGE)
-        with changed_embeddings(model, torch.tensor([change])):
+        share = torch.tensor([change], dtype=torch.float32, device="cpu")
+        with changed_embeddings(model, share):
             errors.run(ids[-1:])
         of_model[numerics] = Noise(
             run=logit_noise,
@@ -123,7 +127,8 @@ class CallErrors:
         return self.run_observed(ids, self._record)
 
     def _record(self, call: AttentionCall) -> None:
-        rows = torch.arange(1, call.query.shape[2])  # other blocks of rows
+        # other blocks of rows
+        rows = torch.arange(1, call.query.shape[2], device="cpu")
         call = call.of_rows(rows)
         error = output_error(call, attention_map(call).nan_to_num(0))
         self.heads[call.layer] = call.query.shape[1]

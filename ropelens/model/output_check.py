@@ -87,7 +87,9 @@ class ComparedRows:
     def of(cls, call: AttentionCall, real: Bool[Tensor, "_ row"]) -> "ComparedRows":
         """Up to `COMPARED_ROWS` rows of a call. Rows that are not finite are not real."""
         rows = call.query.shape[2]
-        row = torch.linspace(0, rows - 1, min(rows, COMPARED_ROWS)).long()
+        row = torch.linspace(
+            0, rows - 1, min(rows, COMPARED_ROWS), dtype=torch.float32, device="cpu"
+        ).long()
         sample = call.of_rows(row)
         output = sample.output
         real = real.expand(len(call.query), -1)[:, row.to(real.device)]
@@ -112,7 +114,7 @@ class ComparedRows:
         """Calls in which one component is left out or has a usual value."""
         call = self.call
         visibility = call.visibility
-        key = torch.arange(call.key.shape[2])
+        key = torch.arange(call.key.shape[2], device="cpu")
         real = self.real[..., None]
         earlier = (key <= visibility.position[..., None]).to(real.device) & real
         every = real.expand(-1, -1, len(key))

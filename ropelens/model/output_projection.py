@@ -43,7 +43,7 @@ def output_projections(live: LiveModel) -> dict[int, nn.Linear]:
         live.observe(search.begin_layer),
         _modules_recorded(live, search.compare),
     ):
-        live.forward(torch.ones(1, 2, dtype=torch.long), last=1)
+        live.forward(torch.ones(1, 2, dtype=torch.long, device="cpu"), last=1)
     missing = [layer for layer in live.attending if layer not in search.projections]
     if missing:
         raise UnsupportedModel(
@@ -235,7 +235,9 @@ class ResidualPath:
         if not self.stream.requires_grad:  # norms cut all paths, and weights are frozen
             return None
         random = torch.Generator().manual_seed(0)
-        direction = torch.randn(self.stream.shape, generator=random).to(self.stream)
+        direction = torch.randn(
+            self.stream.shape, generator=random, dtype=torch.float32, device="cpu"
+        ).to(self.stream)
         gradients = torch.autograd.grad(
             self.stream,
             [*self.head_outputs.values()],

@@ -192,7 +192,9 @@ class CaptureRun:
         self.arrays: dict[str, Tensor] = {}
         sizes = wanted.sizes(text.context, self.planes)
         for name, shape in wanted.shapes(sizes).items():
-            self.arrays[name] = torch.full(shape, torch.nan, dtype=array_dtype(live))
+            self.arrays[name] = torch.full(
+                shape, torch.nan, dtype=array_dtype(live), device="cpu"
+            )
         self.projections = {}
         if "write_norm" in self.arrays:
             self.projections = output_projections(live)

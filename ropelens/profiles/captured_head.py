@@ -15,7 +15,7 @@ class CapturedHead:
     """One query head of a call with one sequence; it writes the variables of `CAPTURE`."""
 
     def __init__(self, call: AttentionCall, head: int, planes: Planes) -> None:
-        self.call = call.of_heads(torch.tensor([head]))
+        self.call = call.of_heads(torch.tensor([head], dtype=torch.long, device="cpu"))
         self.planes = planes
         self.attention = attention_map(self.call)[0, 0]
         self.query = self.call.query[0, 0].to(self.attention.dtype)
@@ -40,7 +40,7 @@ class CapturedHead:
         """Write the length in each plane, and the vector without its rotation."""
         planes = self.planes
         arrays[f"{side}_norm"][:, : planes.terms] = planes.norms(x)
-        still = unrotate(x, torch.arange(len(x)), planes)
+        still = unrotate(x, torch.arange(len(x), device="cpu"), planes)
         by_plane = arrays[f"{side}_still"][:, : len(planes.inv_freq)]
         by_plane[..., 0] = still[:, planes.first]
         by_plane[..., 1] = still[:, planes.second]

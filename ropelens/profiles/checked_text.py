@@ -40,7 +40,8 @@ def model_text(
         raise BadArgument("A text must have 3 tokens or more.", seen=f"{tokens} tokens")
     check_ids(text.ids, vocabulary=live.vocabulary)
     if sinks:
-        check_ids(torch.tensor([*sinks]), vocabulary=live.vocabulary)
+        sink_ids = torch.tensor([*sinks], dtype=torch.long, device="cpu")
+        check_ids(sink_ids, vocabulary=live.vocabulary)
     check_padding(live.model, text.ids.cpu(), text.lengths)
     return replace(text, bos=live.bos, sink_ids=tuple(sinks))
 
@@ -58,7 +59,7 @@ def check_ids(ids: Int[Tensor, "*shape"], *, vocabulary: int) -> None:
 
 def check_padding(model: PreTrainedModel, ids: Ids, lengths: Lengths) -> None:
     """Raise `BadArgument` if lengths count padding on the left of a sequence."""
-    beyond = torch.arange(ids.shape[1]) >= lengths[:, None]
+    beyond = torch.arange(ids.shape[1], device="cpu") >= lengths[:, None]
     if not beyond.any():
         return
     ends = stated_tokens(model, "eos_token_id")
@@ -108,7 +109,9 @@ def attention_across(live: LiveModel, row: PackedRow) -> float:
     """Mean share of the attention of a packed row on other documents; warns if it is not 0."""
     sequence = row.sequence.to(live.device)
     rows = len(sequence) - 1
-    position = torch.linspace(1, rows, min(rows, ROWS_ACROSS)).long()
+    position = torch.linspace(
+        1, rows, min(rows, ROWS_ACROSS), dtype=torch.float32, device="cpu"
+    ).long()
     is_other = sequence[position, None] != sequence
     is_real = sequence[position] > 0
     shares: list[float] = []

@@ -58,7 +58,7 @@ def chosen_excerpts(measurement: Measurement) -> list[Int[Tensor, " position"]]:
         first_token=common_first_token(measurement.text.ids[:, 0], bos=live.bos),
         seed=measurement.seed,
     )
-    bits = torch.zeros(len(candidates)).double()
+    bits = torch.zeros(len(candidates), dtype=torch.float64, device="cpu")
     for layer_bits in live.record_calls(candidates, divergence_from_even).values():
         bits = bits + layer_bits
     sharpest = bits.argsort(descending=True, stable=True)[:COUNT]
@@ -86,14 +86,14 @@ def draw_pieces(
     length = min(longest, int(real_tokens.max()))
     long = (real_tokens >= length).nonzero().flatten()
     generator = generator_of(seed, len(long))
-    order = long[torch.randperm(len(long), generator=generator)].tolist()
+    order = long[torch.randperm(len(long), generator=generator, device="cpu")].tolist()
     pieces = []
     for number in range(CANDIDATES):
         sequence = order[number % len(order)]  # few sequences give several pieces
         real = text.real[sequence].to(text.ids.device)
         ids = text.ids[sequence][real]
         starts = len(ids) - length + 1
-        start = int(torch.randint(starts, (), generator=generator))
+        start = int(torch.randint(starts, (), generator=generator, device="cpu"))
         piece = ids[start : start + length].clone()
         if first_token is not None:
             piece[0] = first_token
@@ -104,7 +104,7 @@ def draw_pieces(
 def divergence_from_even(call: AttentionCall) -> Float[Tensor, " piece"]:
     """Divergence from even attention without the first key, over heads, mean of queries."""
     weights = attention_map(call)[..., 1:, 1:].double().cpu()
-    keys = torch.arange(1, weights.shape[-1] + 1).double()[:, None]
+    keys = torch.arange(1, weights.shape[-1] + 1, device="cpu")[:, None].double()
     conditional = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
     log_ratio = (conditional * keys).clamp(min=1e-30).log2()
     return (weights * log_ratio).sum(-1).mean(-1).sum(-1)

@@ -122,10 +122,11 @@ def still_parts(
     planes. Planes that rotate clockwise are mirrored, so that every plane turns by |inv_freq|.
     """
     planes = planes.of_keys(x.shape[1])  # with a row for each head of `x`
-    still = unrotate(x.float(), torch.arange(x.shape[2]), planes).cpu()
-    direction = torch.where(planes.inv_freq < 0, -1.0, 1.0)[..., None, :].cpu()
+    still = unrotate(x.float(), torch.arange(x.shape[2], device="cpu"), planes).cpu()
+    is_clockwise = (planes.inv_freq < 0)[..., None, :].cpu()
     real = still[..., planes.first]
-    imaginary = still[..., planes.second] * direction
+    imaginary = still[..., planes.second]
+    imaginary = torch.where(is_clockwise, -imaginary, imaginary)
     before = still[..., : planes.offset]
     after = still[..., planes.offset + planes.rotary_dim :]
     return torch.cat([real, imaginary, before, after], dim=-1)
@@ -212,7 +213,7 @@ def next_tokens(
             return {}
         slopes = {}
         for layer, gradient in derivative.layers.items():
-            layer_heads = torch.arange(gradient.of_output.shape[2])
+            layer_heads = torch.arange(gradient.of_output.shape[2], device="cpu")
             slopes[layer] = gradient.of_scores(layer_heads).slope
         gradients += by_layer(slopes, live.layers).unbind(1)
         names += added.names[-len(batch) :]  # a pass may have run twice

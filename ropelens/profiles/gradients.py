@@ -128,7 +128,8 @@ def differentiate(
     pass, except if their experts get other tokens then, because of rounding.
     """
     recorder = OutputRecorder()
-    scaled = ScaledQueries(chosen, torch.tensor(size, requires_grad=True))
+    factor = torch.tensor(size, requires_grad=True, dtype=torch.float32, device="cpu")
+    scaled = ScaledQueries(chosen, factor)
     enabled = gradients_enabled(live.model, recomputed=recomputed)
     try:
         with (

@@ -62,9 +62,11 @@ class Repeats:
             seed=measurement.seed,
         )
         self.lengths = whole_lengths(self.ids)
-        second_copy = torch.arange(self.length + 1, 2 * self.length + 1)
+        second_copy = torch.arange(self.length + 1, 2 * self.length + 1, device="cpu")
         position = second_copy.expand(len(self.ids), -1)
-        weight = torch.full(position.shape, 1 / self.length)
+        weight = torch.full(
+            position.shape, 1 / self.length, dtype=torch.float32, device="cpu"
+        )
         self.rows = Rows(position, weight, self.lengths, dense=False)
         self.tokens = self.ids.numel()
         self.coordinates: dict[str, np.ndarray] = {}
@@ -102,7 +104,8 @@ class Repeats:
         mass = sum_attention(sampled, OFFSET_MASS)["offset_mass"]
         position = self.rows.position[:1]
         sees = call.visibility.at(position).sees().cpu()
-        sees_earlier = sees[:, torch.arange(self.length), position[0] - self.length]
+        row = torch.arange(self.length, device="cpu")
+        sees_earlier = sees[:, row, position[0] - self.length]
         return mass.masked_fill(~sees_earlier.any(), torch.nan)
 
 
@@ -158,17 +161,18 @@ def repeated_tokens(
 ) -> Int[Tensor, "trial position"]:
     """The token `first`, then `length` random tokens and the same again (arXiv 2209.11895)."""
     generator = generator_of(seed)
-    index = torch.arange(length)
+    index = torch.arange(length, device="cpu")
     copies = []
     for _ in range(REPEATS):
-        drawn = torch.randperm(vocabulary, generator=generator)
+        drawn = torch.randperm(vocabulary, generator=generator, device="cpu")
         copies.append(drawn[index % len(drawn)])
     once = torch.stack(copies)
-    return torch.cat([torch.full((REPEATS, 1), first), once, once], dim=1)
+    begin = torch.full((REPEATS, 1), first, dtype=torch.long, device="cpu")
+    return torch.cat([begin, once, once], dim=1)
 
 
 def whole_lengths(tokens: Ids) -> Lengths:
-    return torch.full(tokens.shape[:1], tokens.shape[1])
+    return torch.full(tokens.shape[:1], tokens.shape[1], dtype=torch.long, device="cpu")
 
 
 def doublings(least: int, most: int) -> tuple[int, ...]:

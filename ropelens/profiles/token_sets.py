@@ -260,7 +260,7 @@ def ids_of(
     else:
         texts = {what} if isinstance(what, str) else set(what)
         chosen = [name in texts or name.strip() in texts for name in names]
-    return ids[torch.tensor(chosen, dtype=torch.bool)]
+    return ids[torch.tensor(chosen, dtype=torch.bool, device="cpu")]
 
 
 def is_wildcard(text: str) -> bool:

@@ -81,8 +81,10 @@ class Planes:
     @property
     def term_of(self) -> Int[Tensor, " coordinate"]:
         """The term of each coordinate of a head."""
-        term = torch.full((self.head_dim,), self.terms - 1)
-        planes = torch.arange(self.rotary_dim // 2)
+        term = torch.full(
+            (self.head_dim,), self.terms - 1, dtype=torch.long, device="cpu"
+        )
+        planes = torch.arange(self.rotary_dim // 2, device="cpu")
         term[self.first] = planes
         term[self.second] = planes
         return term
@@ -149,6 +151,11 @@ class Planes:
         waves = torch.cat([angle.cos(), -angle.sin()], dim=-2).to(products.real)
         parts = torch.cat([products.real, products.imag], dim=-1)
         return (parts[..., None, :] @ waves)[..., 0, :]
+
+
+def zero_frequencies(count: int) -> Frequencies:
+    """Frequencies of `count` planes that do not rotate, or whose frequency is not known."""
+    return torch.zeros(count, dtype=torch.float32, device="cpu")
 
 
 @kept(most=1)

@@ -35,6 +35,8 @@ def _own_frequencies(
         parameters = parameters[layer_type]
     inv_freq = _own_variant(parameters).inv_freq(stated_shape(config, parameters))
     assert inv_freq is not None, "transformers knows this type"
+    if device is None:  # of the model that is built
+        device = torch.get_default_device()
     return inv_freq.to(device), 1.0
 
 

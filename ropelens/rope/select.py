@@ -36,7 +36,7 @@ class Slowest:
 
     def __call__(self, planes: Planes) -> Bool[Tensor, " frequency"]:
         kept = kept_planes(1 - self.fraction, planes.rotary_dim)
-        return torch.arange(len(planes.inv_freq)) >= kept
+        return torch.arange(len(planes.inv_freq), device="cpu") >= kept
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class PlaneNumbers:
     numbers: Sequence[int]
 
     def __call__(self, planes: Planes) -> Bool[Tensor, " frequency"]:
-        numbers = torch.tensor(self.numbers, dtype=torch.long)
-        return torch.isin(torch.arange(len(planes.inv_freq)), numbers)
+        numbers = torch.tensor(self.numbers, dtype=torch.long, device="cpu")
+        return torch.isin(torch.arange(len(planes.inv_freq), device="cpu"), numbers)
 
 
 ALL_PLANES = Slowest(1)
@@ -100,7 +100,9 @@ def _listed_heads(item: str, able: HeadMask, kinds: Sequence[str]) -> HeadMask:
     layers, heads = able.shape
     layer, _, head = item.partition(".")
     if layer in kinds:
-        in_layer = torch.tensor([layer == kind for kind in kinds])
+        in_layer = torch.tensor(
+            [layer == kind for kind in kinds], dtype=torch.bool, device="cpu"
+        )
     else:
         in_layer = _listed_numbers(layer, layers)
     return in_layer[:, None] & _listed_numbers(head, heads)
@@ -109,13 +111,13 @@ def _listed_heads(item: str, able: HeadMask, kinds: Sequence[str]) -> HeadMask:
 def _listed_numbers(text: str, count: int) -> Bool[Tensor, " number"]:
     """Which of the numbers from 0 are in "*", "3" or "0-2"; none for any other text."""
     if text == "*":
-        return torch.ones(count, dtype=torch.bool)
+        return torch.ones(count, dtype=torch.bool, device="cpu")
     match = NUMBERS.fullmatch(text)
     if match is None:
-        return torch.zeros(count, dtype=torch.bool)
+        return torch.zeros(count, dtype=torch.bool, device="cpu")
     first = match["first"]
     last = first if match["last"] is None else match["last"]
-    number = torch.arange(count)
+    number = torch.arange(count, device="cpu")
     return (number >= min(int(first), count)) & (number <= min(int(last), count))
 
 

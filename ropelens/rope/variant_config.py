@@ -4,6 +4,7 @@ import copy
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -30,7 +31,8 @@ def frequencies(variant: Variant, shape: Shape) -> tuple[Tensor, float]:
         standardize_rope_params=lambda: None,
     )
     formula = ROPE_INIT_FUNCTIONS[variant.rope_type]
-    return formula(config, "cpu", seq_len=shape.length)
+    with torch.device("cpu"):  # some formulas use the default device as well
+        return formula(config, "cpu", seq_len=shape.length)
 
 
 @public

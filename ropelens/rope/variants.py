@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ropelens.errors import BadArgument, explained
-from ropelens.rope.planes import Planes
+from ropelens.rope.planes import Planes, zero_frequencies
 from ropelens.rope.select import ALL_PLANES, Fastest, Selection, Slowest, kept_planes
 
 OWN = "ropelens-"
@@ -107,7 +107,7 @@ def _read_nothing(text: str) -> None:
 
 def _powers(base: float, dim: int) -> Float[Tensor, " frequency"]:
     """base^(-2f / dim), f = 0, 1, ..."""
-    exponent = torch.arange(0, dim, 2, dtype=torch.float32) / dim
+    exponent = torch.arange(0, dim, 2, dtype=torch.float32, device="cpu") / dim
     return 1.0 / (base**exponent)
 
 
@@ -117,7 +117,7 @@ def _plain_rope(base: float | None, shape: Shape) -> Float[Tensor, " frequency"]
 
 def _partial_rope(p: float, shape: Shape) -> Float[Tensor, " frequency"]:
     """The first int(p D // 2) planes rotate, and the frequencies are spread over these."""
-    inv_freq = torch.zeros(shape.head_dim // 2)
+    inv_freq = zero_frequencies(shape.head_dim // 2)
     rotated = kept_planes(p, shape.head_dim)
     if rotated:
         inv_freq[:rotated] = _powers(shape.base, 2 * rotated)

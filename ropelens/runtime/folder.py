@@ -5,6 +5,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
@@ -35,6 +36,27 @@ def _lock_file(folder: Path) -> Path:
     name = os.fsencode(folder.resolve())
     digest = hashlib.sha256(name).hexdigest()[:32]
     return Path(gettempdir()) / f"ropelens-{os.getuid()}-{digest}.lock"
+
+
+def numbered(folder: Path) -> Iterator[Path]:
+    """`folder`, `folder`-2, `folder`-3, ... without end."""
+    yield folder
+    for number in count(2):
+        yield folder.with_name(f"{folder.name}-{number}")
+
+
+def new_folder(folder: Path) -> Path:
+    """Make the first of the `numbered` folders that does not exist, and return it.
+
+    Raises BadArgument if it cannot be made.
+    """
+    candidates = numbered(folder)
+    with explained(f"{folder} cannot be written to.", error=BadArgument):
+        while True:
+            candidate = next(candidates)
+            with suppress(FileExistsError):
+                candidate.mkdir(parents=True)
+                return candidate
 
 
 @contextmanager

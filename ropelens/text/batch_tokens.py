@@ -96,7 +96,7 @@ def number_tokens(
     mask = number_of_each_token(
         "attention_mask", encoding.get("attention_mask", torch.ones_like(ids)), ids
     )
-    columns = torch.arange(ids.shape[1]).expand_as(ids)
+    columns = torch.arange(ids.shape[1], device="cpu").expand_as(ids)
     position = number_of_each_token(
         "position_ids", encoding.get("position_ids", columns), ids
     )
@@ -118,7 +118,7 @@ def check_inputs(encoding: Mapping[str, Any]) -> None:
     zeros = {
         name
         for name in encoding
-        if "type_ids" in name and not torch.as_tensor(encoding[name]).any()
+        if "type_ids" in name and not tensor_of(encoding[name]).any()
     }
     unknown = encoding.keys() - READ_INPUTS - UNREAD_INPUTS - zeros
     if unknown:
@@ -129,9 +129,16 @@ def check_inputs(encoding: Mapping[str, Any]) -> None:
         )
 
 
+def tensor_of(values: Any) -> Tensor:
+    """The values of an encoding. A tensor stays on its device, and lists are on the CPU."""
+    if isinstance(values, Tensor):
+        return values
+    return torch.as_tensor(values, device="cpu")
+
+
 def dense_ids(encoding: Mapping[str, Any]) -> ByToken:
     """Dense input_ids on the CPU; torch computes little with unsigned numbers."""
-    ids = torch.atleast_2d(torch.as_tensor(encoding["input_ids"]).to_dense()).cpu()
+    ids = torch.atleast_2d(tensor_of(encoding["input_ids"]).to_dense()).cpu()
     if ids.dtype in (torch.uint16, torch.uint32, torch.uint64):
         return ids.long()
     return ids
@@ -141,7 +148,7 @@ def document_numbers(documents: Any, ids: ByToken) -> Tensor:
     """The numbers of the documents of rows, as a table; the document 0 by default."""
     if documents is None:
         return torch.zeros_like(ids)
-    numbers = torch.as_tensor(documents)
+    numbers = tensor_of(documents)
     if numbers.ndim == 1:
         return numbers[:, None].expand_as(ids)
     return numbers
@@ -149,7 +156,7 @@ def document_numbers(documents: Any, ids: ByToken) -> Tensor:
 
 def number_of_each_token(name: str, values: Any, ids: ByToken) -> ByToken:
     """The values as a table of whole numbers; raises `BadArgument` for another shape."""
-    numbers = torch.atleast_2d(torch.as_tensor(values).to_dense()).cpu().long()
+    numbers = torch.atleast_2d(tensor_of(values).to_dense()).cpu().long()
     if numbers.ndim == 3 and bool((numbers == numbers[0]).all()):
         numbers = numbers[0]  # text has the same position on all axes of M-RoPE
     if numbers.shape == ids.shape:

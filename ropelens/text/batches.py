@@ -13,6 +13,7 @@ from ropelens.text.batch_tokens import (
     BatchTokens,
     first_and,
     number_tokens,
+    tensor_of,
 )
 
 
@@ -69,7 +70,7 @@ class Slots:
     def within(self) -> Bool[Tensor, "sequence position"]:
         """Slots before the end of their sequence."""
         longest = int(self.lengths.max())
-        return torch.arange(longest) < self.lengths[:, None]
+        return torch.arange(longest, device="cpu") < self.lengths[:, None]
 
     @property
     def hidden(self) -> Bool[Tensor, "sequence position"]:
@@ -81,7 +82,7 @@ class Slots:
     def ids(self, tokens: BatchTokens) -> Int[Tensor, "sequence position"]:
         """The id in each slot; hidden tokens have the ids of their columns, padding 0."""
         within = self.within
-        columns = self.column[:, None] + torch.arange(within.shape[1])
+        columns = self.column[:, None] + torch.arange(within.shape[1], device="cpu")
         columns = columns.clamp(max=tokens.ids.shape[1] - 1)
         ids = tokens.ids[self.row].gather(1, columns) * within
         ids[self.sequence, self.slot] = tokens.ids[tokens.real]
@@ -102,7 +103,7 @@ def split_batch(
     numbers = None
     if int(tokens.sequence.max()) > 1:
         packed = packed_row(encoding, tokens)
-        numbers = torch.arange(len(slots.lengths))
+        numbers = torch.arange(len(slots.lengths), device="cpu")
     if documents is not None:
         numbers = slots.documents(tokens)
     long = slots.lengths >= 2
@@ -120,6 +121,6 @@ def packed_row(encoding: Mapping[str, Any], tokens: BatchTokens) -> PackedRow:
     row = (tokens.sequence.amax(1) > 1).nonzero().flatten()[:1]
     inputs = {}
     for name in encoding.keys() & READ_INPUTS:
-        values = torch.atleast_2d(torch.as_tensor(encoding[name]))
+        values = torch.atleast_2d(tensor_of(encoding[name]))
         inputs[name] = values[..., row, :]
     return PackedRow(inputs, tokens.sequence[row[0]])

@@ -65,7 +65,7 @@ class Rows:
         """Every `step`-th row of each sequence; rows of weight 0 fill up the last step."""
         missing = -self.position.shape[1] % step
         filling = self.position[:, -1:].expand(-1, missing)
-        no_weight = 0.0 * filling
+        no_weight = torch.zeros_like(filling, dtype=self.weight.dtype)
         position = torch.cat([self.position, filling], dim=1)
         weight = torch.cat([self.weight, no_weight], dim=1)
         return replace(
@@ -97,7 +97,7 @@ class Rows:
 
     def from_share(self, share: float) -> "Rows":
         """The rows after this share of each sequence. Others have weight 0 or are left out."""
-        late = self.position >= self.length[:, None] * share
+        late = self.position >= self.length[:, None].float() * share
         first = int(late.any(0).long().argmax())
         weight = self.weight * late
         return replace(
@@ -109,14 +109,16 @@ class Rows:
 
     def by_position(self, context: int) -> Float[Tensor, "batch position"]:
         """Total weight of the rows at each position."""
-        total = torch.zeros(len(self.position), context, dtype=torch.float64)
+        total = torch.zeros(
+            len(self.position), context, dtype=torch.float64, device="cpu"
+        )
         return total.scatter_add_(1, self.position, self.weight.double())
 
 
 def all_rows(length: Int[Tensor, " batch"]) -> Rows:
     """All rows of each sequence except the first."""
     longest = int(length.max())
-    position = torch.arange(1, max(longest, 2)).expand(len(length), -1)
+    position = torch.arange(1, max(longest, 2), device="cpu").expand(len(length), -1)
     weight = (position < length[:, None]).float()
     return Rows(position, weight, length, dense=True)
 
@@ -133,12 +135,12 @@ def sample_rows(
     longest = int(length.max())
     last_row = max(longest - 1, 1)
     count = min(count, last_row)
-    draws = torch.empty(len(length), count)
+    draws = torch.empty(len(length), count, dtype=torch.float32, device="cpu")
     for sequence, draw in zip(numbers or range(len(length)), draws, strict=True):
         draw.uniform_(generator=generator_of(seed, sequence))
     rows = (length - 1)[:, None]
     taken = rows.clamp(max=count)
-    stretch = torch.arange(count + 1).minimum(taken)
+    stretch = torch.arange(count + 1, device="cpu").minimum(taken)
     edges = 1 + stretch * rows // taken.clamp(min=1)
     begin = edges[:, :-1]
     size = edges.diff()

@@ -157,7 +157,7 @@ class Text:
     @cached_property
     def real(self) -> TokenMask:
         """Tokens that are neither padding nor hidden by a mask."""
-        within = torch.arange(self.ids.shape[1]) < self.lengths[:, None]
+        within = torch.arange(self.ids.shape[1], device="cpu") < self.lengths[:, None]
         return within if self.hidden is None else within & ~self.hidden
 
     @cached_property
@@ -182,8 +182,8 @@ class Text:
         zeros = self.lengths.new_zeros(count)
         longest = zeros.scatter_reduce(0, self.group, self.lengths, "amax")
         order = longest.argsort(descending=True, stable=True)
-        fold = torch.zeros(count, dtype=torch.long)
-        fold[order] = torch.arange(count) % 2
+        fold = torch.zeros(count, dtype=torch.long, device="cpu")
+        fold[order] = torch.arange(count, device="cpu") % 2
         return fold[self.group]
 
     @cached_property
@@ -191,7 +191,7 @@ class Text:
         """Long sequences, to which models are fitted. Short sequences lack far offsets."""
         ordered = self.lengths.sort(descending=True).values
         half = (2 * ordered.cumsum(0) < ordered.sum()).sum()
-        return self.lengths >= LONG * ordered[half]
+        return self.lengths >= LONG * ordered[half].float()
 
     @cached_property
     def single_long_sequence(self) -> bool:
@@ -215,7 +215,7 @@ def own_copy(name: str, values: Any) -> Any:
     hint = "lengths= for the number of tokens of each row; rl.tokenize for strings"
     with explained(fault, hint, error=BadArgument):
         if not isinstance(values, Tensor):
-            values = torch.tensor(np.asarray(values))
+            values = torch.from_numpy(np.array(values))
         copy = values.detach().to_dense().clone()
     if name == "hidden":
         return copy.bool()
@@ -235,7 +235,7 @@ def checked_lengths(ids: Tensor, lengths: Tensor | None) -> Tensor:
             seen=f"shape {tuple(ids.shape)}",
         )
     if lengths is None:
-        return torch.full(ids.shape[:1], ids.shape[1])
+        return torch.full(ids.shape[:1], ids.shape[1], dtype=torch.long, device="cpu")
     check_shape("lengths", lengths, ids)
     return lengths.cpu()
 
@@ -271,7 +271,7 @@ def assign_groups(
         count = int(rank.max()) + 1
         return rank * min(count, GROUPS) // count
     blocks = min(sequences, BLOCKS)
-    return torch.arange(sequences) * blocks // sequences
+    return torch.arange(sequences, device="cpu") * blocks // sequences
 
 
 def seen_before(tokens: Ids) -> TokenMask:
@@ -293,7 +293,7 @@ def known_sinks(
     ids = ids.cpu()
     first_tokens = ids[:, 0]
     token = first_tokens[0]
-    is_named = torch.isin(ids, torch.tensor(list(named), dtype=ids.dtype))
+    is_named = torch.isin(ids, torch.tensor(list(named), dtype=ids.dtype, device="cpu"))
     kinds = (1 + SINKS.index("named")) * is_named.long()
     first = 1 + SINKS.index("first")
     begin_alike = bool((first_tokens == token).all())

@@ -120,10 +120,13 @@ def tokenize(
         chosen = sample_sequences(candidates, sequences, seed)
     characters = sum(len(text) for text in texts)
     begin = first_tokens(tokenizer, bos)
+    rows = [torch.tensor(x.tokens, dtype=torch.long, device="cpu") for x in chosen]
+    lengths = [len(x.tokens) for x in chosen]
+    numbers = [x.document for x in chosen]
     return Text(
-        pad_sequence([torch.tensor(x.tokens) for x in chosen], batch_first=True),
-        lengths=torch.tensor([len(x.tokens) for x in chosen]),
-        documents=torch.tensor([x.document for x in chosen]),
+        pad_sequence(rows, batch_first=True),
+        lengths=torch.tensor(lengths, dtype=torch.long, device="cpu"),
+        documents=torch.tensor(numbers, dtype=torch.long, device="cpu"),
         documents_sha256=documents_sha256(texts),
         beginning=name_beginning(begin, tokenizer),
         source=f"{len(chosen):,} of {len(cut):,} sequences of up to {context:,} tokens "
@@ -162,7 +165,7 @@ def sample_sequences(
             f"all {len(cut):,} sequences of the text are used: {sequences:,} were asked for",
             stacklevel=4,
         )
-    order = torch.randperm(len(cut), generator=generator_of(seed)).numpy()
+    order = torch.randperm(len(cut), generator=generator_of(seed), device="cpu").numpy()
     documents = pd.Series([cut[index].document for index in order])
     # The first sequences of all documents come first.
     turn = documents.groupby(documents).cumcount()
@@ -278,4 +281,4 @@ def prompt_tokens(
 ) -> Int[Tensor, " position"]:
     """Token ids of a prompt, which may contain special tokens; see `encode`."""
     encoded = encode(text, tokenizer, bos, prompt=True)
-    return torch.tensor([*encoded.begin, *encoded.ids], dtype=torch.long)
+    return torch.tensor([*encoded.begin, *encoded.ids], dtype=torch.long, device="cpu")

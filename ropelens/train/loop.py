@@ -92,7 +92,7 @@ class Training:
         self.held_out = held_out_sequences(data)
         device = device_named("auto")
         self.optimizer = make_optimizer(model.train().to(device))
-        no_loss = torch.zeros((), device=device)
+        no_loss = torch.zeros((), dtype=torch.float32, device=device)
         self.progress = TrainingProgress(step=0, rows=[], loss=no_loss)
         self.columns = [*METRICS]
         self.watching: RopeCallback | None = None

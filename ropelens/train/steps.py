@@ -65,7 +65,8 @@ def batches(
     for epoch, rows in enumerate(chain(stages, repeat(stages[-1]))):
         steps = rows.size // settings.tokens_per_step
         random = torch.Generator().manual_seed(settings.seed + epoch)
-        order = torch.randperm(len(rows), generator=random).view(steps, -1).numpy()
+        drawn = torch.randperm(len(rows), generator=random, device="cpu")
+        order = drawn.view(steps, -1).numpy()
         first = max(0, after - start)
         for chosen in order[first : settings.steps - start]:
             yield torch.from_numpy(rows[chosen].astype(np.int64))

@@ -1,11 +1,13 @@
 """Measurements of a model while it trains, which do not change the training."""
 
 import random
+import secrets
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,15 @@ from ropelens.profiles.measurement import versions
 from ropelens.profiles.measures import find_statistics
 from ropelens.profiles.profile import profile
 from ropelens.runtime.devices import devices_of, explain_full_memory
+from ropelens.runtime.folder import new_folder, numbered
 from ropelens.runtime.netcdf import save
 from ropelens.runtime.records import log_line
 from ropelens.runtime.result_folder import ResultFolder, check_out
+from ropelens.runtime.run_record import read_record
 from ropelens.text.tokenize import TextInput
 from ropelens.train.watched_numbers import step_folders, watched_numbers
 
+RUN = "rope_run"  # the name of a run in its run.json and in the log of the Trainer
 DEFAULT = ("reversal", "position_sensitivity")
 
 
@@ -58,9 +63,12 @@ class RopeCallback(TrainerCallback):
         Statistics as in `ropelens.profile`, and "labels", which fits the attention budget and
         takes much longer.
     out
-        Folder for the profiles, out/step-000100/profile.nc; by default "rope" in the output
-        folder of the Trainer. `ropelens report out` draws the page over the steps, and
-        `ropelens.open(out)` returns the numbers over `step`.
+        Folder for the profiles, out/step-000100/profile.nc. By default, each training gets its
+        own folder in the output folder of the Trainer: "rope", then "rope-2", ... A training
+        that resumes continues the folder of its own steps. In a folder that you name, a new
+        training replaces the earlier steps; further trainings of the same callback get
+        out-2, ... The attribute `out` is the folder of the present training. `ropelens report
+        out` draws the page over the steps, and `ropelens.open(out)` returns the numbers.
 
     Raises before the training: `UnsupportedModel` for a model without RoPE, or if processes
     hold parts of the weights (FSDP, ZeRO-3), and `BadArgument` if the Trainer does not evaluate
@@ -80,17 +88,17 @@ class RopeCallback(TrainerCallback):
         statistics = find_statistics([name for name in names if name != "labels"])
         self.text = text
         self.every = every
-        self.out = out
+        self.out: Path | None = None
+        self.numbers: dict[str, float] = {}
         self.steps = 0
+        self._named_out = None if out is None else Path(out)
+        self._run = ""
+        self._begun = 0
         self._statistics = statistics
         self._budget = "labels" in names
         self._tokenizer: Any = None
         self._model: Any = None
         self._trainer: Trainer | None = None
-
-    @property
-    def _folder(self) -> Path:
-        return Path(self.out or "watch")
 
     def attach(self, trainer: Trainer) -> "RopeCallback":
         """Add the callback to `trainer`, whose log gets the numbers; return the callback."""
@@ -109,9 +117,14 @@ class RopeCallback(TrainerCallback):
             log_line(
                 "for tensorboard, wandb and trackio: RopeCallback(...).attach(trainer)"
             )
-        self.out = self.out or Path(args.output_dir, "rope")
         self._tokenizer = more["processing_class"]
-        numbers = self.begin(more["model"], state.global_step)
+        earlier = _run_in_log(state.log_history)
+        numbers = self._begin(
+            more["model"], state.global_step, Path(args.output_dir, "rope"), earlier
+        )
+        if numbers and self._run != earlier:
+            # A checkpoint of the Trainer saves the log, so that a resumed training finds it.
+            state.log_history.append({RUN: self._run, "step": state.global_step})
         self._log(numbers, state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -134,22 +147,55 @@ class RopeCallback(TrainerCallback):
 
     def begin(self, model: Model, step: int = 0) -> dict[str, float]:
         """Measure `model` before a training that starts, or resumes, after `step`."""
+        return self._begin(model, step, Path("watch"), "")
+
+    def _begin(
+        self, model: Model, step: int, default: Path, run: str
+    ) -> dict[str, float]:
+        """As `begin`, in the folder of the `run` that resumes, or in one like `default`."""
         self._model = model
         self.steps = step
-        out = self._folder
         require_whole_weights(model)
-        if is_first_process():
-            out.parent.mkdir(parents=True, exist_ok=True)
-            check_out(out, "watch")
-            for measured_step, folder in step_folders(out).items():
-                if measured_step > step:  # of an earlier run
-                    shutil.rmtree(folder)
-        numbers = self.measure(step, first=True)
-        if numbers:  # a folder without a measured step has no record
-            record = {"command": sys.argv, "versions": versions()}
-            results = ResultFolder("watch", findings=(), files={}, record=record)
-            results.write_numbers(out)
+        if not is_first_process():
+            return {}
+        out = self._folder_of(run, default)
+        self.out = out
+        check_out(out, "watch")
+        for measured_step, folder in step_folders(out).items():
+            if measured_step > step:  # of an earlier run
+                shutil.rmtree(folder)
+        try:
+            numbers = self.measure(step, first=True)
+        except BaseException:
+            with suppress(OSError):
+                out.rmdir()  # only if it is empty
+            raise
+        record = {"command": sys.argv, "versions": versions(), RUN: self._run}
+        results = ResultFolder("watch", findings=(), files={}, record=record)
+        results.write_numbers(out)
+        if self._run != run:
+            self._begun += 1
         return numbers
+
+    def _folder_of(self, run: str, default: Path) -> Path:
+        """The folder of the `run` that resumes; otherwise a folder for a new training."""
+        first = self._named_out or default
+        if run:
+            for folder in numbered(first):
+                if not folder.exists():
+                    break
+                if read_record(folder).get(RUN) == run:
+                    self._run = run
+                    return folder
+        self._run = secrets.token_hex(8)
+        if self._named_out is None:
+            folder = new_folder(first)
+        else:
+            folder = next(islice(numbered(first), self._begun, None))
+            folder.parent.mkdir(parents=True, exist_ok=True)
+        if folder != first:
+            log_line(f"the measurements of this training are in {folder}")
+        return folder
 
     def step(self) -> dict[str, float]:
         """Count a step of a training loop; return its numbers, or {} if it is not measured."""
@@ -162,6 +208,7 @@ class RopeCallback(TrainerCallback):
         """Measure the model after `step`, and save its profile; {} in other processes."""
         if not is_first_process():
             return {}
+        assert self.out is not None, "begin was called"
         try:
             with training_unchanged(self._model):
                 measured = profile(
@@ -176,9 +223,16 @@ class RopeCallback(TrainerCallback):
                 raise
             warnings.warn(f"step {step} was not measured: {error.line}", stacklevel=2)
             return {}
-        save(measured, self._folder / f"step-{step:06d}" / "profile.nc")
+        save(measured, self.out / f"step-{step:06d}" / "profile.nc")
         numbers = watched_numbers(measured)
-        return {f"rope/{name}": number for name, number in numbers.items()}
+        self.numbers = {f"rope/{name}": number for name, number in numbers.items()}
+        return self.numbers
+
+
+def _run_in_log(log_history: Sequence[Mapping[str, Any]]) -> str:
+    """The run whose measurements a resumed training continues; "" for a new training."""
+    runs = [row[RUN] for row in log_history if RUN in row]
+    return runs[-1] if runs else ""
 
 
 @public
@@ -189,7 +243,7 @@ def watch(
     *,
     every: Positive = 100,
     measures: str | Sequence[str] = DEFAULT,
-    out: str | Path = "watch",
+    out: str | Path | None = None,
 ) -> Iterator[RopeCallback]:
     """Measure `model` in your own training loop, as `RopeCallback` does in a Trainer.
 
@@ -198,8 +252,10 @@ def watch(
                 ...
                 numbers = watching.step()  # {} between the measured steps
 
-    `RopeCallback` describes the arguments and the errors. The first measurement is at the start
-    of the block.
+    The first measurement is at the start of the block, at step 0. `watching.numbers` has the
+    numbers of the latest measurement, and `watching.out` is the folder: `out`, whose earlier
+    steps are replaced; by default "watch", or "watch-2", ... if another run has written there.
+    `RopeCallback` describes the other arguments and the errors.
     """
     watching = RopeCallback(text, every=every, measures=measures, out=out)
     watching.begin(model)

@@ -2,6 +2,7 @@
 
 import random
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ MODES: dict[str, dict[str, Any]] = {
     "bf16": {"bf16": True},
     "compiled": {"torch_compile": True, "torch_compile_backend": "aot_eager"},
     "peft": {},
+    "saving": {"save_strategy": "steps", "save_steps": 2},
 }
 
 
@@ -55,9 +57,8 @@ def trainer_of(mode: str, out: Path) -> Trainer:
         per_device_train_batch_size=2,
         use_cpu=True,
         report_to="none",
-        save_strategy="no",
         disable_tqdm=True,
-        **MODES[mode],
+        **{"save_strategy": "no", **MODES[mode]},
     )
     return Trainer(
         model,
@@ -210,6 +211,111 @@ def test_without_attach(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     ]
     assert steps == [0, 4]
     assert capsys.readouterr().err.count("RopeCallback(...).attach(trainer)") == 1
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    """The content of all files, by path."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_one_callback_gives_each_trainer_its_own_folder(tmp_path: Path):
+    callback = rl.RopeCallback(TEXT, every=2)
+    for name in ("first", "second"):
+        trainer = trainer_of("bf16", tmp_path / name)
+        callback.attach(trainer)
+        trainer.train()
+        assert callback.out == tmp_path / name / "rope"
+        if name == "first":
+            kept = files_in(tmp_path / "first")
+    assert files_in(tmp_path / "first") == kept
+    assert [*step_folders(tmp_path / "second/rope")] == [0, 2, 4]
+
+
+def test_a_new_training_in_the_same_folder_keeps_the_measurements_of_the_old_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    trainer = trainer_of("bf16", tmp_path)
+    rl.RopeCallback(TEXT, every=2).attach(trainer)
+    trainer.train()
+    kept = files_in(tmp_path / "rope")
+    trainer.train()
+    again = trainer_of("bf16", tmp_path)
+    rl.RopeCallback(TEXT, every=4).attach(again)
+    again.train()
+    assert files_in(tmp_path / "rope") == kept
+    assert [*step_folders(tmp_path / "rope-2")] == [0, 2, 4]
+    assert [*step_folders(tmp_path / "rope-3")] == [0, 4]
+    assert f"are in {tmp_path / 'rope-3'}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_training_that_resumes_continues_its_own_steps(named: bool, tmp_path: Path):
+    out = tmp_path / "named" if named else None
+    callback = rl.RopeCallback(TEXT, every=1, out=out)
+    first = trainer_of("saving", tmp_path)
+    callback.attach(first)
+    first.train()
+    checkpoint = shutil.copytree(tmp_path / "checkpoint-2", tmp_path / "saved")
+    own = callback.out
+    other = trainer_of("bf16", tmp_path)
+    callback.attach(other)
+    other.train()
+    assert callback.out == own.with_name(f"{own.name}-2")
+    of_other = files_in(callback.out)
+    resumed = trainer_of("saving", tmp_path)
+    callback = rl.RopeCallback(TEXT, every=2, out=out)
+    callback.attach(resumed)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert callback.out == own
+    assert [*step_folders(own)] == [0, 1, 2, 4]
+    assert files_in(own.with_name(f"{own.name}-2")) == of_other
+
+
+def test_a_training_that_goes_on_elsewhere_does_not_change_the_first_one(
+    tmp_path: Path,
+):
+    first = trainer_of("saving", tmp_path / "first")
+    rl.RopeCallback(TEXT, every=2).attach(first)
+    first.train()
+    kept = files_in(tmp_path / "first")
+    branch = trainer_of("bf16", tmp_path / "branch")
+    rl.RopeCallback(TEXT, every=2).attach(branch)
+    branch.train(resume_from_checkpoint=str(tmp_path / "first/checkpoint-2"))
+    assert files_in(tmp_path / "first") == kept
+    assert [*step_folders(tmp_path / "branch/rope")] == [2, 4]
+
+
+def test_each_block_of_watch_has_its_own_folder(tmp_path: Path, monkeypatch: Any):
+    monkeypatch.chdir(tmp_path)
+    for name in ("watch", "watch-2"):
+        with rl.watch(tiny("llama_gqa"), TEXT, every=2) as watching:
+            assert watching.out == Path(name)
+            assert watching.numbers["rope/text_loss"] > 0, "step 0 is measured"
+            before = dict(watching.numbers)
+            assert watching.step() == {}
+            assert watching.numbers == before
+            assert watching.step() == watching.numbers
+        assert [*step_folders(tmp_path / name)] == [0, 2]
+
+
+def test_a_named_folder_is_replaced_by_the_same_program(tmp_path: Path):
+    out = tmp_path / "watch"
+    for every in (1, 2):
+        with rl.watch(tiny("llama_gqa"), TEXT, every=every, out=out) as watching:
+            watching.step()
+            watching.step()
+    assert [*step_folders(out)] == [0, 2]
+    assert [path.name for path in tmp_path.iterdir()] == ["watch"]
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_the_training(tmp_path: Path):
+    (tmp_path / "file").touch()
+    trainer = trainer_of("bf16", tmp_path)
+    trainer.args.output_dir = str(tmp_path / "file")
+    rl.RopeCallback(TEXT, every=2).attach(trainer)
+    with pytest.raises(BadArgument, match="rope cannot be written to"):
+        trainer.train()
 
 
 def test_a_run_that_is_watched(trained_run: Path, prose: Path, tmp_path: Path):
