@@ -87,7 +87,10 @@ def check_value(
     name: str, value: object, hint: Any, *, bounds: Bounds | None = None
 ) -> None:
     """Raise `BadArgument` if `value` does not fit the annotation `hint`, or the `bounds`."""
-    fits = _fits(value, hint)
+    if _names_container(hint):
+        fits = _fits(value, hint)
+    else:
+        fits = is_bearable(value, hint)
     if fits and bounds is not None and isinstance(value, Number):
         fits = bounds.contain(value)
     if fits:
@@ -99,8 +102,15 @@ def check_value(
     raise BadArgument(f"{name} must be {words}.", seen=seen)
 
 
+def _names_container(hint: Any) -> bool:
+    """Whether an annotation names a container with its items."""
+    if get_origin(hint) in CONTAINERS:
+        return True
+    return any(_names_container(each) for each in get_args(hint))
+
+
 def _fits(value: object, hint: Any) -> bool:
-    """Whether `value` fits the annotation `hint`.
+    """Whether `value` fits an annotation that names a container.
 
     beartype checks one item of a list, which it chooses with the global state of `random`.
     Here, every item of a list is checked, and the state stays as it is.
@@ -116,7 +126,7 @@ def _fits(value: object, hint: Any) -> bool:
         return is_bearable(value, hint)
     if not isinstance(value, origin):
         return False
-    if isinstance(value, Mapping):
+    if origin is Mapping:
         key_hint, item_hint = get_args(hint)
         if not all(_fits(key, key_hint) for key in value):
             return False

@@ -67,7 +67,7 @@ def _losses(
     """Losses of the compared tokens in nats, if sequences begin with these tokens."""
     special = torch.tensor(begin, dtype=torch.long, device="cpu")
     tokens = torch.cat([special.expand(len(rows), -1), rows], dim=1)
-    lengths = torch.full((len(rows),), tokens.shape[1], device="cpu")
+    lengths = torch.full((len(rows),), tokens.shape[1], dtype=torch.long, device="cpu")
     with live.without_hooks():
         losses = live.losses(tokens, lengths)
     return losses[:, len(begin) + SKIPPED :].flatten().numpy()

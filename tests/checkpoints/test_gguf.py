@@ -186,8 +186,8 @@ def test_texts_begin_as_a_file_states(tmp_path: Path, stated: bool, first: str):
     file = tmp_path / "small.gguf"
     write_bundled(file, bos=stated)
     text = tmp_path / "text.txt"
-    text.write_text("The old man lived by the sea. " * 60)
-    few = rl.Options(context=64, sequences=2, surrogates=0)
+    text.write_text(rl.read_documents([sample_path()])[0])
+    few = rl.Options(context=64, sequences=4, surrogates=0)
     with nullcontext() if stated else pytest.warns(UserWarning, match="--bos always"):
         analysis = rl.analyze(file, text, options=few)
     bos = analysis.tokenizer.bos_token_id
