@@ -140,7 +140,7 @@ def evaluate(
         values["token_class"] = np.array(list(split.classes), dtype=object)
     values |= evaluation.task_values(tasks)
     finite = evaluation.finite_values(values)
-    warn_unless_finite(measurement.live, measurement.text, finite)
+    warn_unless_finite(measurement, finite)
     return evaluation.dataset(values)
 
 

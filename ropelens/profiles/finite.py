@@ -9,12 +9,11 @@ from numpy.typing import ArrayLike
 from torch import nn
 
 from ropelens.checkpoints.not_finite import first_not_finite, remedy
-from ropelens.model.live_model import LiveModel
-from ropelens.text.text import Text
+from ropelens.profiles.measurement import Measurement
 
 
 def warn_unless_finite(
-    live: LiveModel, text: Text, results: Mapping[str, ArrayLike]
+    measurement: Measurement, results: Mapping[str, ArrayLike]
 ) -> None:
     """Warn if one of `results`, which should be finite, is not; name the first module."""
     wrong = []
@@ -23,6 +22,8 @@ def warn_unless_finite(
             wrong.append(name)
     if not wrong:
         return
+    live = measurement.live
+    text = measurement.text
     runs = []
     for index in range(len(text)):
         sequence = text[[index]]
