@@ -19,7 +19,7 @@ from ropelens.profiles.measures import open_profile
 from ropelens.runtime.folder import locked
 from ropelens.runtime.keys import Key
 from ropelens.runtime.netcdf import open_results
-from ropelens.runtime.run_record import read_record
+from ropelens.runtime.run_record import read_record, this_command
 
 if TYPE_CHECKING:
     from ropelens.analysis.plan import Plan
@@ -79,6 +79,21 @@ def is_measured(folder: Path, plan: Plan) -> bool:
     """True if `folder` has the results of the plan, with the same model and versions."""
     record = read_record(folder)
     return plan.key.fits(saved_key(record))
+
+
+def is_joined(folder: Path, plan: Plan) -> bool:
+    """Whether the sweep of the plan joins results in `folder`, and replaces no other sweep."""
+    record = read_record(folder)
+    text = plan.text.documents_sha256
+    same = Key({"model": plan.model["fingerprint"], "text": text})
+    if text == "" or not same.fits(saved_key(record)):
+        return False
+    if record.get("kind") != "truncation":
+        return record.get("kind") == "analysis"
+    with suppress(BadArgument):
+        sweep = open_results(folder / "truncation.nc", "truncation")
+        return sweep.attrs.get("command") == this_command()
+    return False
 
 
 def check_model(folder: Path, model: Mapping[str, Any], *, again: str = "") -> None:
