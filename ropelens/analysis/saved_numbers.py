@@ -99,8 +99,7 @@ def is_joined(folder: Path, plan: Plan) -> bool:
 def check_model(folder: Path, model: Mapping[str, Any], *, again: str = "") -> None:
     """Raise `BadArgument` if `folder` has results of another model than `model` in a run.json.
 
-    Results of the model argument `again` may be replaced. If the fingerprints are of different
-    kinds, the names count.
+    Results of the model argument `again` may be replaced.
     """
     record = read_record(folder)
     if record.get("kind") not in OF_ANALYSES:
@@ -108,18 +107,28 @@ def check_model(folder: Path, model: Mapping[str, Any], *, again: str = "") -> N
     if again != "" and again == record.get("arguments", {}).get("model"):
         return
     before = record.get("model", {})
-    old = str(before.get("fingerprint"))
-    new = str(model.get("fingerprint"))
-    same_kind = old.partition(":")[0] == new.partition(":")[0]
-    same_name = before.get("name") in (None, model.get("name"))
-    if old == new or (same_name and not same_kind):
+    if is_same_model(before, model):
         return
+    old = str(before.get("fingerprint"))[:18]
+    new = str(model.get("fingerprint"))[:18]
     raise BadArgument(
         f"{folder} has results of another model, {before.get('name')}.",
-        seen=f"its fingerprint is {old[:18]}, now it is {new[:18]}; it covers the weights, "
+        seen=f"its fingerprint is {old}, now it is {new}; it covers the weights, "
         "configuration, adapters, tokenizer, dtype and quantization",
         hint="another --out, or delete the folder",
     )
+
+
+def is_same_model(before: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
+    """Whether the models in two run.json are the same, by their fingerprints.
+
+    If the fingerprints are of different kinds, the names count.
+    """
+    old = str(before.get("fingerprint"))
+    new = str(model.get("fingerprint"))
+    if old.partition(":")[0] == new.partition(":")[0]:
+        return old == new
+    return before.get("name") in (None, model.get("name"))
 
 
 def check_sweep(folder: Path, arguments: Mapping[str, Any]) -> None:
