@@ -28,7 +28,7 @@ import typer
 import xarray as xr
 
 import ropelens as rl
-from ropelens.analysis.answer import Answer
+from ropelens.analysis.answer import Answer, comparison_folder
 from ropelens.commands.terminal import run_script
 from ropelens.intervals import paired_interval
 from ropelens.report import write_index
@@ -72,7 +72,8 @@ def main(
         more=tables,
     )
     lead = who_copies(comparison)
-    page = answer.save(REPORTS / "copying" / runs[0].name, comparison, lead=lead)
+    folder = comparison_folder(REPORTS / "copying" / runs[0].name, comparison)
+    page = answer.save(folder, comparison, lead=lead)
     write_index(REPORTS)
     typer.echo(page)
 

@@ -27,7 +27,7 @@ import typer
 import xarray as xr
 
 import ropelens as rl
-from ropelens.analysis.answer import Answer
+from ropelens.analysis.answer import Answer, comparison_folder
 from ropelens.commands.terminal import run_script
 from ropelens.report import write_index
 from ropelens.train.run import run_study
@@ -57,7 +57,8 @@ def main(
     findings = [where_norms_peak(comparison), *stopped_planes(comparison)]
     question = "How do variants of RoPE differ after training?"
     answer = Answer(question, findings, figures={})
-    page = answer.save(REPORTS / "variants" / study.stem, comparison)
+    folder = comparison_folder(REPORTS / "variants" / study.stem, comparison)
+    page = answer.save(folder, comparison)
     write_index(REPORTS)
     typer.echo(page)
 

@@ -51,6 +51,7 @@ def test_uses_the_public_api_only(script: Path):
     code = script.read_text()
     for_scripts = {
         "analysis.answer import Answer",
+        "analysis.answer import Answer, comparison_folder",
         "claims.arrays import parts_by_kind",
         "commands.terminal import run_analysis",
         "commands.terminal import run_script",

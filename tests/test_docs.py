@@ -72,12 +72,31 @@ def test_names_are_public(page: Path):
     assert set(re.findall(r"\brl\.(\w+)", page.read_text())) <= set(rl.__all__)
 
 
-@pages
+LINK = re.compile(r"\]\((?P<path>[^)#:]*)(?:#(?P<anchor>[^)]*))?\)")
+WITH_LINKS = [*PAGES, ROOT / "reports/README.md", ROOT / "tools/README.md"]
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    anchors = set()
+    without_code = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    for heading in re.findall(r"^#+ (.+)$", without_code, re.M):
+        letters = re.sub(r"[^\w\- ]", "", heading.lower())
+        anchors.add(letters.replace(" ", "-"))
+    return anchors
+
+
+@pytest.mark.parametrize("page", WITH_LINKS, ids=str)
 def test_links_have_targets(page: Path):
-    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-        if "reports/" in link:
+    if "reports" in page.parts:
+        repository_path("reports/claims")
+    for link in LINK.finditer(page.read_text()):
+        if "reports/" in link["path"]:
             repository_path("reports/claims")  # an sdist has no reports
-        assert (page.parent / link).exists(), link
+        target = page.parent / link["path"] if link["path"] else page
+        assert target.exists(), link[0]
+        if link["anchor"] and target.suffix == ".md":
+            assert link["anchor"] in anchors_of(target), link[0]
 
 
 def test_llms_txt_is_up_to_date_and_short(monkeypatch: pytest.MonkeyPatch):

@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.analysis.analysis_result import Analysis, open_analysis
+from ropelens.analysis.saved_numbers import is_same_model
 from ropelens.comparison.compare import compare
 from ropelens.comparison.summary import summarize_comparison
 from ropelens.report.comparison_page import QUESTION, render_comparison
@@ -20,10 +21,12 @@ from ropelens.report.run_facts import profile_facts
 from ropelens.report.sentences.comparison import comparison_sentences
 from ropelens.report.sentences.profile import scope_sentence
 from ropelens.runtime.folder import file_name
+from ropelens.runtime.own_folder import own_folder
 from ropelens.runtime.result_folder import ResultFolder, Results
-from ropelens.runtime.run_record import this_command
+from ropelens.runtime.run_record import read_record, this_command
 
 # Attributes of a profile that the datasets of an answer get too
+OF_TEXT = ("text", "context", "sequences")  # arguments that choose the tokens
 PROVENANCE = ("revision", "backend", "text", "command", "warnings")
 
 
@@ -83,7 +86,11 @@ def _comparison_record(comparison: xr.Dataset) -> dict[str, Any]:
 
 
 def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path:
-    """Write the answer and all numbers to a folder in `folder` named after the model."""
+    """Write the answer and all numbers to a folder in `folder` named after the model.
+
+    An answer about another model, text, context or number of sequences is not replaced: the
+    folder is then NAME-2, ...
+    """
     attrs = analysis.profile.attrs
     name = file_name(str(attrs["model"])).strip(".-") or "model"
     provenance = {attribute: attrs[attribute] for attribute in PROVENANCE}
@@ -101,7 +108,26 @@ def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path
         record={**analysis.provenance, "question": answer.question},
         page=partial(_render_answer, answer, analysis),
     )
-    return results.write(Path(folder) / name)
+    owns = partial(_is_same_measurement, provenance=analysis.provenance)
+    return results.write(own_folder(Path(folder) / name, owns))
+
+
+def _is_same_measurement(folder: Path, provenance: Mapping[str, Any]) -> bool:
+    """Whether `folder` has an answer about the same model and the same part of a text."""
+    record = read_record(folder)
+    before = record.get("arguments", {})
+    after = provenance.get("arguments", {})
+    if any(before.get(name) != after.get(name) for name in OF_TEXT):
+        return False
+    return is_same_model(record.get("model", {}), provenance.get("model", {}))
+
+
+def comparison_folder(first: Path, comparison: xr.Dataset) -> Path:
+    """`first`, or the next folder in which no comparison of other runs is saved."""
+    fingerprints = _comparison_record(comparison).get("fingerprints")
+    return own_folder(
+        first, lambda folder: read_record(folder).get("fingerprints") == fingerprints
+    )
 
 
 def _render_answer(answer: Answer, analysis: Analysis) -> str:

@@ -184,3 +184,16 @@ TextOption = Annotated[
     ),
 ]
 OutOption = Annotated[Path, option("DIR", "Folder for the results.", parser=path_of)]
+
+
+def _own_out(name: str) -> Any:
+    """The option --out of a command that chooses a folder by itself."""
+    words = "Folder for the results. "
+    words += f"[default: {name}; {name}-2, ... if another command wrote there]"
+    return option("DIR", words, parser=path_of)
+
+
+AnalysisOut = Annotated[Path | None, _own_out("out")]
+ClaimsOut = Annotated[Path | None, _own_out("claims")]
+ComparisonOut = Annotated[Path | None, _own_out("compared")]
+PromptOut = Annotated[Path | None, _own_out("prompt")]

@@ -19,7 +19,7 @@ from ropelens.profiles.measures import open_profile
 from ropelens.runtime.folder import locked
 from ropelens.runtime.keys import Key
 from ropelens.runtime.netcdf import open_results
-from ropelens.runtime.run_record import read_record
+from ropelens.runtime.run_record import read_record, this_command
 
 if TYPE_CHECKING:
     from ropelens.analysis.plan import Plan
@@ -84,11 +84,25 @@ def is_measured(folder: Path, plan: Plan) -> bool:
     return plan.key.fits(saved_key(record))
 
 
+def is_joined(folder: Path, plan: Plan) -> bool:
+    """Whether the sweep of the plan joins results in `folder`, and replaces no other sweep."""
+    record = read_record(folder)
+    text = plan.text.documents_sha256
+    same = Key({"model": plan.model["fingerprint"], "text": text})
+    if text == "" or not same.fits(saved_key(record)):
+        return False
+    if record.get("kind") != "truncation":
+        return record.get("kind") == "analysis"
+    with suppress(BadArgument):
+        sweep = open_results(folder / "truncation.nc", "truncation")
+        return sweep.attrs.get("command") == this_command()
+    return False
+
+
 def check_model(folder: Path, model: Mapping[str, Any], *, again: str = "") -> None:
     """Raise `BadArgument` if `folder` has results of another model than `model` in a run.json.
 
-    Results of the model argument `again` may be replaced. If the fingerprints are of different
-    kinds, the names count.
+    Results of the model argument `again` may be replaced.
     """
     record = read_record(folder)
     if record.get("kind") not in OF_ANALYSES:
@@ -96,18 +110,28 @@ def check_model(folder: Path, model: Mapping[str, Any], *, again: str = "") -> N
     if again != "" and again == record.get("arguments", {}).get("model"):
         return
     before = record.get("model", {})
-    old = str(before.get("fingerprint"))
-    new = str(model.get("fingerprint"))
-    same_kind = old.partition(":")[0] == new.partition(":")[0]
-    same_name = before.get("name") in (None, model.get("name"))
-    if old == new or (same_name and not same_kind):
+    if is_same_model(before, model):
         return
+    old = str(before.get("fingerprint"))[:18]
+    new = str(model.get("fingerprint"))[:18]
     raise BadArgument(
         f"{folder} has results of another model, {before.get('name')}.",
-        seen=f"its fingerprint is {old[:18]}, now it is {new[:18]}; it covers the weights, "
+        seen=f"its fingerprint is {old}, now it is {new}; it covers the weights, "
         "configuration, adapters, tokenizer, dtype and quantization",
         hint="another --out, or delete the folder",
     )
+
+
+def is_same_model(before: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
+    """Whether the models in two run.json are the same, by their fingerprints.
+
+    If the fingerprints are of different kinds, the names count.
+    """
+    old = str(before.get("fingerprint"))
+    new = str(model.get("fingerprint"))
+    if old.partition(":")[0] == new.partition(":")[0]:
+        return old == new
+    return before.get("name") in (None, model.get("name"))
 
 
 def check_sweep(folder: Path, arguments: Mapping[str, Any]) -> None:

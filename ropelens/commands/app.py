@@ -8,9 +8,11 @@ import typer
 
 import ropelens as rl
 from ropelens.analysis.options import (
+    ComparisonOut,
     ModelArgument,
     Options,
     OutOption,
+    PromptOut,
     path_of,
     with_options,
 )
@@ -19,7 +21,7 @@ from ropelens.checkpoints.load_options import Loading, option
 from ropelens.commands.claims import claims_command
 from ropelens.commands.measure import analyze_command, truncate_command
 from ropelens.commands.rope import rope_command
-from ropelens.commands.terminal import finish, print_path, run_app
+from ropelens.commands.terminal import finish, out_or_own, print_path, run_app
 from ropelens.interventions.edit_grammar import EDIT_EXAMPLES, parse_edit
 from ropelens.runtime.folder import check_new_folder, check_writable
 from ropelens.runtime.progress import opening, show_progress
@@ -87,7 +89,7 @@ def prompt_command(
             "TEXT", "A token, or another prompt. [default: the second likeliest token]"
         ),
     ] = None,
-    out: OutOption = Path("prompt"),
+    out: PromptOut = None,
     options: Loading,
 ) -> None:
     """Explain the next token of a prompt: which heads and planes add to its logit.
@@ -106,6 +108,7 @@ def prompt_command(
     """
     from ropelens.runtime.result_folder import check_out
 
+    out = out_or_own(out, "prompt")
     check_out(out, "prompt")
     with opening(show_progress, "loading"):
         from ropelens.analysis.prompt import explain_prompt
@@ -169,7 +172,7 @@ def compare_command(
         ),
     ],
     *,
-    out: OutOption = Path("compared"),
+    out: ComparisonOut = None,
     sequences: Annotated[
         int, option("N", "Validation sequences of a run.", min=2, max=10**7)
     ] = 512,
@@ -190,12 +193,14 @@ def compare_command(
     """
     from ropelens.runtime.result_folder import check_out
 
+    out = out_or_own(out, "compared")
     check_out(out, "comparison", parts=["measured"])
     from ropelens.analysis.answer import Answer
     from ropelens.comparison.compare import compare
+    from ropelens.runtime.own_folder import begun
     from ropelens.runtime.processes import processes, shared
 
-    with shared():
+    with begun(out), shared():
         comparison = compare(
             paths,
             cache=out / "measured",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ropelens.analysis.options import OutOption, TextOption, check_names, with_options
+from ropelens.analysis.options import ClaimsOut, TextOption, check_names, with_options
 from ropelens.checkpoints.names import name_checkpoints
 from ropelens.commands.claim_settings import (
     Ledger,
@@ -20,7 +19,7 @@ from ropelens.commands.claim_settings import (
     settings_of,
 )
 from ropelens.commands.measure import PlanOption
-from ropelens.commands.terminal import finish, print_lines
+from ropelens.commands.terminal import finish, out_or_own, print_lines
 from ropelens.errors import BadArgument
 from ropelens.runtime.progress import opening, show_progress
 
@@ -48,7 +47,7 @@ def claims_command(
         typer.Argument(metavar="MODEL|DIR", help=PLACES_HELP, callback=check_names),
     ] = None,
     *,
-    out: OutOption = Path("claims"),
+    out: ClaimsOut = None,
     text: TextOption = None,
     plan: PlanOption = False,
     options: Testing,
@@ -68,8 +67,10 @@ def claims_command(
       ropelens claims analyzed/llama --model ./my-llama --text book.txt --out out
       ropelens claims ./my-llama --text a.txt --text b.txt --contexts 1024,2048 --robust
     """
+    from ropelens.runtime.own_folder import begun
     from ropelens.runtime.result_folder import check_out
 
+    out = out_or_own(out, "claims")
     places = name_checkpoints(models or ["bundled"])
     if not plan:
         check_out(out, "claims", parts=places)
@@ -88,9 +89,10 @@ def claims_command(
     if options.robust:
         for of_model in settings.values():
             print_expected_time(of_model)
-    for name, of_model in settings.items():
-        ledgers[name] = ledger_of_settings(of_model, name, out, options)
-    _write(out, places, [ledgers[name] for name in places], options)
+    with begun(out):
+        for name, of_model in settings.items():
+            ledgers[name] = ledger_of_settings(of_model, name, out, options)
+        _write(out, places, [ledgers[name] for name in places], options)
     finish(out)
 
 
@@ -152,7 +154,6 @@ def _write(
     from ropelens.profiles.measurement import versions
     from ropelens.report.claims_page import render_claims
     from ropelens.report.sentences.claims import claims_sentences
-    from ropelens.runtime.folder import UNFINISHED
     from ropelens.runtime.result_folder import ResultFolder
     from ropelens.runtime.run_record import this_command
 
@@ -179,7 +180,6 @@ def _write(
         page=partial(render_claims, table, record),
     )
     results.write(out)
-    shutil.rmtree(out / UNFINISHED, ignore_errors=True)
 
 
 def _print_table(table: pd.DataFrame) -> None:

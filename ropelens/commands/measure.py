@@ -10,9 +10,9 @@ import typer
 
 from ropelens.analysis.options import (
     MODEL_HELP,
+    AnalysisOut,
     ModelArgument,
     Options,
-    OutOption,
     TextOption,
     check_names,
     names_in,
@@ -21,7 +21,7 @@ from ropelens.analysis.options import (
 from ropelens.checkpoints.bundled import check_text, sample_path
 from ropelens.checkpoints.load_options import option, setting
 from ropelens.checkpoints.names import name_checkpoints
-from ropelens.commands.terminal import finish, print_lines, print_message
+from ropelens.commands.terminal import finish, out_or_own, print_lines, print_message
 from ropelens.runtime.progress import opening, show_progress
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def analyze_command(
         ),
     ] = None,
     *,
-    out: OutOption = Path("out"),
+    out: AnalysisOut = None,
     plan: PlanOption = False,
     text: TextOption = None,
     options: Options,
@@ -67,8 +67,10 @@ def analyze_command(
       ropelens analyze ./my-llama --text book.txt --plan
       ropelens analyze runs/rope/history/* --text book.txt --out out
     """
+    from ropelens.runtime.own_folder import begun
     from ropelens.runtime.result_folder import check_out
 
+    out = out_or_own(out, "out")
     checkpoints = name_checkpoints(models or ["bundled"])
     several = len(checkpoints) > 1
     first = next(iter(checkpoints.values()))
@@ -96,11 +98,12 @@ def analyze_command(
     if plan:
         print_lines("\n".join(map(str, plans.values())))
         return
-    for name, planned in plans.items():
-        measure_and_save(planned, folders[name], once=several)
-    if several and processes().is_main_process:
-        with opening(show_progress, "writing"):
-            write_checkpoints(out, list(checkpoints))
+    with begun(out):
+        for name, planned in plans.items():
+            measure_and_save(planned, folders[name], once=several)
+        if several and processes().is_main_process:
+            with opening(show_progress, "writing"):
+                write_checkpoints(out, list(checkpoints))
     finish(out)
 
 
@@ -169,7 +172,7 @@ class Sweep(Options):
 def truncate_command(
     model: ModelArgument = "bundled",
     *,
-    out: OutOption = Path("out"),
+    out: AnalysisOut = None,
     text: TextOption = None,
     plan: PlanOption = False,
     options: Sweep,
@@ -188,9 +191,10 @@ def truncate_command(
       ropelens truncate ./my-llama --text book.txt --end slow --bands 8 --out out
     """
     from ropelens.interventions.measure_names import DEFAULT_MEASURES, wanted_measures
+    from ropelens.runtime.own_folder import begun
     from ropelens.runtime.result_folder import check_out
 
-    if not plan:
+    if out is not None and not plan:
         check_out(out, "truncation")
     wanted_measures(options.measures or DEFAULT_MEASURES)
     check_text(model, text or ())
@@ -200,13 +204,16 @@ def truncate_command(
     sweep["ends"] = ["slow", "fast"] if options.end is None else [options.end]
     with opening(show_progress, "reading"):  # importing torch takes seconds
         from ropelens.analysis.plan import plan_analysis
-        from ropelens.analysis.saved_numbers import check_model, check_sweep
+        from ropelens.analysis.saved_numbers import check_model, check_sweep, is_joined
 
         planned = plan_analysis(model, text, options, truncation=sweep, run=not plan)
     if plan:
         print_lines(planned)
         return
+    out = out_or_own(out, "out", joins=lambda folder: is_joined(folder, planned))
+    check_out(out, "truncation")
     check_model(out, planned.model)
     check_sweep(out, planned.arguments)
-    measure_and_save(planned, out)
+    with begun(out):
+        measure_and_save(planned, out)
     finish(out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import sys
 import warnings
@@ -49,11 +50,42 @@ def print_path(path: Path) -> None:
     typer.echo(bytes(path))  # the encoding of stdout may lack characters of a path
 
 
+def out_or_own(
+    out: Path | None,
+    name: str,
+    *,
+    joins: Callable[[Path], bool] | None = None,
+) -> Path:
+    """The folder `out`; if it is not named, `name` or the next folder that is not in use.
+
+    The same command continues or replaces its own results. Results that a command `joins` stay.
+    """
+    from ropelens.runtime.own_folder import (
+        is_begun_by_another,
+        is_of_this_command,
+        own_folder,
+    )
+
+    if out is not None:
+        return out
+
+    def owns(folder: Path) -> bool:
+        if is_of_this_command(folder):
+            return True
+        return joins is not None and not is_begun_by_another(folder) and joins(folder)
+
+    folder = own_folder(Path(name), owns)
+    if folder != Path(name):
+        print_message(f"{name} has results of another command; writing to {folder}")
+    return folder
+
+
 def finish(folder: Path) -> None:
     """Print the findings in `folder` on stderr, and the path of its page on stdout."""
-    from ropelens.runtime.folder import PAGE
+    from ropelens.runtime.folder import PAGE, UNFINISHED
     from ropelens.runtime.run_record import read_record
 
+    shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
     for finding in read_record(folder).get("findings", [])[:5]:
         print_message(finding, by="")
     print_path(folder / PAGE)

@@ -25,14 +25,16 @@ def load(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-    """Load a causal language model and its tokenizer.
+    """Load a causal language model and its tokenizer, to measure the model.
+
+    The model is in evaluation mode, and its weights do not require gradients. To train it, call
+    `model.requires_grad_(True)` and `model.train()` first.
 
     `name` is a local folder, a GGUF file, "bundled", "bundled:NAME", or a Hub id with an
     optional `revision`. Weights are read from safetensors or GGUF, never from a pickle. If a
     folder has an adapter (peft), the adapter is added to the model that it names, or to the
     model in the same folder. The tokenizer is None if the checkpoint has no tokenizer; the
-    model then takes only token ids. The model is in evaluation mode, and its weights do not
-    require gradients.
+    model then takes only token ids.
 
     The default `dtype` is float32, so that a measurement does not depend on the machine. "auto"
     is bfloat16 on a GPU that supports it, and float32 elsewhere. The `device` "auto" is CUDA if

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -22,7 +22,7 @@ from transformers import (
 )
 
 import ropelens as rl
-from ropelens.analysis.answer import Answer, write_answer
+from ropelens.analysis.answer import Answer, comparison_folder, write_answer
 from ropelens.analysis.plan import Plan, plan_analysis
 from ropelens.analysis.saved_numbers import saved_key
 from ropelens.checkpoints.identity import identity
@@ -203,6 +203,35 @@ def test_results_of_another_kind_are_not_lost(analysis: rl.Analysis, tmp_path: P
     assert scope.startswith("All text is from 1 document")
     assert scope == analysis.findings[-1]
     assert record["model"] == analysis.provenance["model"]
+
+
+def test_an_answer_about_another_text_does_not_replace_the_first(
+    analysis: rl.Analysis, tmp_path: Path
+):
+    answer = Answer("Why?", ["Because."])
+    first = write_answer(tmp_path, analysis, answer)
+    kept = first.read_bytes()
+    arguments = {**analysis.provenance["arguments"], "text": ["other.txt"]}
+    provenance = {**analysis.provenance, "arguments": arguments}
+    other = replace(analysis, provenance=provenance)
+    again = Answer("Why?", ["For another reason."])
+    assert write_answer(tmp_path, other, again).parent.name == "tiny-2"
+    assert write_answer(tmp_path, other, again).parent.name == "tiny-2"
+    assert first.read_bytes() == kept
+    assert write_answer(tmp_path, analysis, again) == first
+
+
+def test_a_comparison_of_other_runs_gets_another_folder(tmp_path: Path):
+    runs = xr.Dataset(coords={"entry": ["a"], "fingerprint": ("entry", ["1"])})
+    runs.attrs.update(versions="{}", model="a")
+    folder = tmp_path / "study"
+    assert comparison_folder(folder, runs) == folder
+    folder.mkdir()
+    record = {"kind": "comparison", "fingerprints": {"a": "1"}}
+    (folder / "run.json").write_text(json.dumps(record))
+    assert comparison_folder(folder, runs) == folder
+    others = runs.assign_coords(fingerprint=("entry", ["2"]))
+    assert comparison_folder(folder, others) == tmp_path / "study-2"
 
 
 @not_as_configured
