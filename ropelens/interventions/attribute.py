@@ -112,7 +112,7 @@ def attribute_planes(
             values["patched"] = checks.effects_of_patching(checked, other, heads)
             attrs["source_answer"] = answer_to(live, other, number)
     results = {"attribution": attribution.computed(), "answer": attrs["answer"]}
-    warn_unless_finite(measurement, results)
+    warn_unless_finite(measurement.runs(), live.model, results)
     dataset = xr.Dataset(
         labelled(values, ATTRIBUTION),
         coords={"layer": range(live.layers), "head": range(live.heads)},

@@ -140,7 +140,7 @@ def evaluate(
         values["token_class"] = np.array(list(split.classes), dtype=object)
     values |= evaluation.task_values(tasks)
     finite = evaluation.finite_values(values)
-    warn_unless_finite(measurement, finite)
+    warn_unless_finite(measurement.runs(), measurement.live.model, finite)
     return evaluation.dataset(values)
 
 

@@ -81,7 +81,9 @@ def patch_each(
     with display_of(progress)(Stage("patching", len(patches) * text.context)) as step:
         answers = patched_answers(live, text, number, patches, step)
     unpatched = answer_to(live, text, number)
-    warn_unless_finite(measurement, {"change": answers, "answer": unpatched})
+    warn_unless_finite(
+        measurement.runs(), live.model, {"change": answers, "answer": unpatched}
+    )
     dataset = _table_of_changes(live, text, over)
     dataset["change"].values[tuple(np.array(indices).T)] = np.array(answers) - unpatched
     if over == "position":

@@ -130,7 +130,7 @@ def capture(
         run = CaptureRun(measurement, wanted)
         text = measurement.text
         live.record_calls(text.ids, run.write_call, hidden=text.hidden)
-        warn_unless_finite(measurement, run.finite_arrays())
+        warn_unless_finite(measurement.runs(), live.model, run.finite_arrays())
         attrs = {"kind": "capture"} | measurement.result_attributes()
         if run.directions is not None:
             attrs["logit_factor"] = run.directions.logit_factor

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -137,6 +137,12 @@ class Measurement:
             rows=replace(rows.zero_hidden(text.hidden), order=order),
             scored=replace(scored.zero_hidden(text.hidden), order=order),
         )
+
+    def runs(self) -> Iterator[Callable[[], Tensor]]:
+        """A pass over each sequence, as a function."""
+        for index in range(len(self.text)):
+            sequence = self.text[[index]]
+            yield partial(self.live.forward, sequence.ids, hidden=sequence.hidden)
 
     def result_attributes(self) -> dict[str, str | int | float]:
         """Attributes of a result made now: model, noise, options, text, versions and time.

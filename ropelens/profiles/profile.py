@@ -134,7 +134,7 @@ def profile(
     attending = measurement.live.attending_heads.numpy()
     of_heads = dataset["entropy_bits"].values[attending]
     results = {"loss": dataset["group_loss"].values, "entropy_bits": of_heads}
-    warn_unless_finite(measurement, results)
+    warn_unless_finite(measurement.runs(), measurement.live.model, results)
     return dataset
 
 
