@@ -30,12 +30,10 @@ from ropelens.measured_rotation.probe import RotationProbe
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
 from ropelens.noise import logit_change, noise_tokens
-from ropelens.rope.rope_types import stated_shape
-from ropelens.rope.variant_config import variant_config
+from ropelens.rope.variant_config import longrope_parameters, variant_config
 from ropelens.rope.variants import OWN, parse_variant
 from ropelens.runtime.folder import check_new_folder, output_folder
 
-STOPPED = 1e39  # factor on the wavelength of a stopped plane: infinite in float32
 PROBE_TOKENS = 16
 SAME_DIRECTION = 1 - 1e-4  # cosine of a query coordinate and the output that it copies
 SAME_LOGITS = 1e-4  # change relative to the spread of the logits over the vocabulary
@@ -183,36 +181,11 @@ def _written_config(
                     live,
                     "new frequencies of planes, and a RoPE that depends on the length",
                 )
-            parts[kind] = _longrope(
-                text, whole.get(kind, whole), new, layers[number].factor
+            parts[kind] = longrope_parameters(
+                text, whole.get(kind, whole), new, factor=layers[number].factor or 1.0
             )
     text.rope_parameters = parts if nested else parts[""]
     return config, gains
-
-
-def _longrope(
-    config: Any, part: dict[str, Any], inv_freq: Tensor, factor: float | None
-) -> dict[str, Any]:
-    """`rope_parameters` of planes that rotate at `inv_freq`, with the attention factor."""
-    shape, size = stated_shape(config, part), 2 * len(inv_freq)
-    exponent = torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size
-    wavelength = shape.base**exponent
-    slower = 1 / (wavelength.double() * inv_freq.double().abs())
-    factors = (
-        torch.where((slower - 1).abs() < 1e-7, 1.0, slower).clamp(max=STOPPED).tolist()
-    )
-    kept = {name: value for name, value in part.items() if name.startswith("mrope_")}
-    if "partial_rotary_factor" in part:
-        kept["partial_rotary_factor"] = size / shape.head_dim
-    return kept | {
-        **{"rope_type": "longrope", "rope_theta": part["rope_theta"], "factor": 1.0},
-        **{
-            "short_factor": factors,
-            "long_factor": factors,
-            "attention_factor": factor or 1.0,
-        },
-        "original_max_position_embeddings": shape.context,
-    }
 
 
 def scaled_queries(live: LiveModel, gains: Mapping[int, Gains]) -> dict[str, Tensor]:

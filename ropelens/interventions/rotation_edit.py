@@ -125,9 +125,11 @@ def _place_edit(rotation: RotationProbe, edit: Edit) -> PlacedEdit:
 
 def _edit_of_variant(variant: Variant, rotation: RotationProbe) -> Edit:
     """Edit that makes a live model rotate as `variant`, from its own base and context."""
+    heads = f"{variant.layers or '*'}.*"
     if variant.stops is not None:
-        return Stop(select=variant.stops(variant.value))
+        return Stop(select=variant.stops(variant.value), heads=heads)
     return VariantEdit(
+        heads=heads,
         select=ALL_PLANES,
         variant=variant,
         live=rotation.live,

@@ -2,19 +2,23 @@
 
 import copy
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ropelens.arguments import public
-from ropelens.config_facts import rope_parameters
-from ropelens.errors import UnsupportedModel
+from ropelens.config_facts import layer_types, rope_parameters
+from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.rope.planes import Planes
 from ropelens.rope.rope_types import stated_shape
 from ropelens.rope.variants import Shape, Variant, parse_variant
 
 Config = TypeVar("Config")
+
+STOPPED = 1e39  # factor on the wavelength of a stopped plane: infinite in float32
+ROUNDING = 1e-7  # largest relative change of a frequency that is rounding
 
 
 def frequencies(variant: Variant, shape: Shape) -> tuple[Tensor, float]:
@@ -39,11 +43,13 @@ def frequencies(variant: Variant, shape: Shape) -> tuple[Tensor, float]:
 def variant_config(config: Config, variant: str) -> Config:
     """Copy of `config` for a model that rotates as `variant`, such as "p-rope:0.75".
 
-    The base is the base of `config`, unless the variant names one. The trained context is
-    max_position_embeddings. If types of layers have their own RoPE (Gemma 3), each type keeps
-    its base.
+    The model has the rotation that `edit_rope` gives a model of `config`. The base is the base
+    of `config`, unless the variant names one. If the RoPE of `config` is scaled (linear, yarn,
+    llama3, longrope), a variant that stops planes keeps the scaled frequencies of the other
+    planes. If types of layers have their own RoPE (Gemma 3), each type keeps its base.
 
-    Raises `UnsupportedModel` if the family cannot express the variant.
+    Raises `UnsupportedModel` if the family, or a configuration of transformers, cannot express
+    the variant.
     """
     parsed = parse_variant(variant)
     changed: Any = copy.deepcopy(config)
@@ -51,11 +57,11 @@ def variant_config(config: Config, variant: str) -> Config:
     text_config = changed.get_text_config()
     stated = text_config.to_dict()
     parameters = stated["rope_parameters"]
-    by_type = {
-        layer_type: _varied(of_type, parsed, text_config)
-        for layer_type, of_type in parameters.items()
-        if isinstance(of_type, dict)
-    }
+    _check_layers(text_config, parsed.layers)
+    by_type = {}
+    for layer_type, of_type in parameters.items():
+        if isinstance(of_type, dict) and parsed.layers in ("", _kind(layer_type)):
+            by_type[layer_type] = _varied(of_type, parsed, text_config)
     if by_type:
         text_config.rope_parameters = parameters | by_type
     else:
@@ -66,6 +72,25 @@ def variant_config(config: Config, variant: str) -> Config:
             of_layer = _varied(parameters | {"rope_theta": base}, parsed, text_config)
             text_config.layer_rope_theta[layer] = of_layer["rope_theta"]
     return changed
+
+
+def _kind(layer_type: str) -> str:
+    """The kind of layers in lists of heads, such as "full"."""
+    return layer_type.removesuffix("_attention")
+
+
+def _check_layers(config: Any, layers: str) -> None:
+    """Refuse a kind of layers that has no RoPE of its own."""
+    if not layers:
+        return
+    kinds = {_kind(layer_type) for layer_type in layer_types(config)}
+    parameters = config.to_dict()["rope_parameters"]
+    own = {_kind(name) for name, part in parameters.items() if isinstance(part, dict)}
+    if layers not in kinds:
+        seen = f"layers of {', '.join(sorted(kinds))}"
+        raise BadArgument(f"The model has no {layers} layers.", seen=seen)
+    if layers not in own and len(kinds) > 1:
+        _refuse(f"a RoPE of only {layers} layers", seen="one RoPE for all layers")
 
 
 def _check_expressible(config: Any, variant: str) -> None:
@@ -84,5 +109,83 @@ def _varied(
     parameters: dict[str, Any], variant: Variant, config: Any
 ) -> dict[str, Any]:
     """`rope_parameters` of a variant that keep the base and the axes (M-RoPE)."""
+    rope_type = parameters.get("rope_type", "default")
+    if variant.stops is not None and rope_type != "default":
+        return _with_stopped_planes(parameters, variant, config)
+    shape = stated_shape(config, parameters)
+    if (
+        variant.rope_type == "dynamic"
+        and shape.context != config.max_position_embeddings
+    ):
+        _refuse(
+            f"dynamic RoPE beyond {shape.context:,} tokens",
+            seen=f"max_position_embeddings {config.max_position_embeddings:,}, from which "
+            "transformers computes it",
+        )
     axes = {key: value for key, value in parameters.items() if key.startswith("mrope_")}
-    return axes | variant.rope_parameters(stated_shape(config, parameters))
+    return axes | variant.rope_parameters(shape)
+
+
+def _with_stopped_planes(
+    parameters: dict[str, Any], variant: Variant, config: Any
+) -> dict[str, Any]:
+    """`rope_parameters` of scaled RoPE, with the planes stopped that a variant stops."""
+    rope_type = parameters["rope_type"]
+    if rope_type == "dynamic":
+        _refuse("stopped planes of a RoPE that depends on the length", seen=rope_type)
+    flat = copy.deepcopy(config)
+    flat.rope_parameters = parameters
+    formula = ROPE_INIT_FUNCTIONS[rope_type]
+    with torch.device("cpu"):  # some formulas use the default device as well
+        inv_freq, factor = formula(flat, "cpu")
+    planes = Planes(inv_freq, 2 * len(inv_freq), "half")
+    assert variant.stops is not None
+    stopped = variant.stops(variant.value)(planes)
+    if not (stopped & (inv_freq != 0)).any():
+        return parameters
+    if rope_type == "longrope":
+        stopped_factors = {}
+        for name in ("short_factor", "long_factor"):
+            factors = torch.tensor(parameters[name], dtype=torch.float64, device="cpu")
+            stopped_factors[name] = factors.masked_fill(stopped, STOPPED).tolist()
+        return parameters | stopped_factors
+    inv_freq = inv_freq.masked_fill(stopped, 0.0)
+    return longrope_parameters(config, parameters, inv_freq, factor=factor)
+
+
+def longrope_parameters(
+    config: Any, stated: dict[str, Any], inv_freq: Tensor, *, factor: float
+) -> dict[str, Any]:
+    """`rope_parameters` of type "longrope" for planes that rotate at `inv_freq` (rad/token).
+
+    They keep the base and the axes (M-RoPE) of the `stated` parameters. `factor` is the
+    attention factor.
+    """
+    shape = stated_shape(config, stated)
+    rotary_dim = 2 * len(inv_freq)
+    exponent = torch.arange(0, rotary_dim, 2, dtype=torch.float32, device="cpu")
+    wavelength = shape.base ** (exponent / rotary_dim)
+    slower = 1 / (wavelength.double() * inv_freq.double().abs())
+    slower = torch.where((slower - 1).abs() < ROUNDING, 1.0, slower)
+    factors = slower.clamp(max=STOPPED).tolist()
+    parameters = {
+        "rope_type": "longrope",
+        "rope_theta": stated["rope_theta"],
+        "factor": 1.0,
+        "short_factor": factors,
+        "long_factor": factors,
+        "attention_factor": factor,
+        "original_max_position_embeddings": shape.context,
+    }
+    if "partial_rotary_factor" in stated:
+        parameters["partial_rotary_factor"] = rotary_dim / shape.head_dim
+    for name, value in stated.items():
+        if name.startswith("mrope_"):
+            parameters[name] = value
+    return parameters
+
+
+def _refuse(what: str, *, seen: str) -> NoReturn:
+    raise UnsupportedModel(
+        f"A configuration cannot express {what}.", seen=seen, hint="ropelens.edit_rope"
+    )

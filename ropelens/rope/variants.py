@@ -44,7 +44,8 @@ class Variant:
     of every plane (rad/token, 0 for a stopped plane) from the value and the shape. `stops`
     selects the planes that stop, if all remaining planes keep their frequencies. transformers
     has the formula of a variant with neither. `parameters` are added to the `rope_parameters`
-    of a configuration, next to `rope_type` and the base.
+    of a configuration, next to `rope_type` and the base. `layers` is the kind of layers that
+    change ("full", "sliding"); "" is all layers.
     """
 
     usage: str
@@ -54,6 +55,7 @@ class Variant:
     formula: Callable[[Any, Shape], Float[Tensor, " frequency"]] | None = None
     stops: Callable[[Any], Selection] | None = None
     value: Any = None
+    layers: str = ""
 
     def rope_parameters(self, shape: Shape) -> dict[str, Any]:
         """`rope_parameters` of the variant in a configuration of transformers."""
@@ -71,13 +73,14 @@ class Variant:
 
 
 def parse_variant(text: str) -> Variant:
-    """Parse NAME or NAME:VALUE. Raises `BadArgument`, which lists the variants."""
+    """Parse NAME[:VALUE][@LAYERS]. Raises `BadArgument`, which lists the variants."""
     usages = ", ".join(variant.usage for variant in VARIANTS.values())
     what = f"There is no RoPE variant {text[:80]!r}."
-    name, _, value = text.partition(":")
+    spelled, _, layers = text.partition("@")
+    name, _, value = spelled.partition(":")
     with explained(what, f"one of: {usages}", error=BadArgument):
         variant = VARIANTS[name]
-        return replace(variant, value=variant.read(value))
+        return replace(variant, value=variant.read(value), layers=layers)
 
 
 def _read_number(text: str, *, low: float, high: float) -> float:

@@ -227,6 +227,83 @@ def test_a_base_of_every_layer():
     assert rope["inv_freq_configured"].isnull().all()
 
 
+SCALED = {
+    "linear": {"factor": 4.0},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 32},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+    "longrope": {
+        "factor": 4.0,
+        "short_factor": [1.0 + plane / 8 for plane in range(8)],
+        "long_factor": [2.0 + plane for plane in range(8)],
+        "original_max_position_embeddings": 32,
+    },
+    "dynamic": {"factor": 4.0},
+    "default": {"partial_rotary_factor": 0.5},
+}
+
+
+def cannot_be_stored(rope_type: str, spelled: str) -> bool:
+    if rope_type == "default":  # a part of each head rotates
+        return True
+    if rope_type == "dynamic":  # it depends on the length
+        return VARIANTS[spelled.partition(":")[0]].stops is not None
+    has_earlier_context = "original_max_position_embeddings" in SCALED[rope_type]
+    return spelled == "dynamic:4" and has_earlier_context
+
+
+@pytest.mark.parametrize("rope_type", SCALED)
+@pytest.mark.parametrize("spelled", SPELLED)
+def test_a_config_of_scaled_rope_rotates_as_the_edit(rope_type: str, spelled: str):
+    """Before, a configuration forgot the scaling of planes that go on."""
+    scaled = ROPE | {"rope_type": rope_type} | SCALED[rope_type]
+    model = tiny("llama_gqa", rope_parameters=scaled, max_position_embeddings=CONTEXT)
+    tokens = random_tokens(sequences=1, length=48)
+    if cannot_be_stored(rope_type, spelled):
+        with pytest.raises(UnsupportedModel, match="cannot express") as refused:
+            rl.variant_config(model.config, spelled)
+        assert "edit_rope" in refused.value.parts["try"]
+        return
+    config = rl.variant_config(model.config, spelled)
+    other = type(model)(config).eval()
+    other.load_state_dict(model.state_dict())
+    with rl.edit_rope(model, spelled):
+        edited = logits(model, tokens)
+    torch.testing.assert_close(logits(other, tokens), edited, rtol=0, atol=1e-4)
+
+
+def test_a_variant_of_one_kind_of_layers():
+    model = tiny("gemma3")
+    config = rl.variant_config(model.config, "p-rope:0.5@full")
+    before = model.config.rope_parameters
+    changed = config.rope_parameters
+    assert changed["sliding_attention"] == before["sliding_attention"]
+    assert changed["full_attention"]["rope_type"] == "proportional"
+    other = type(model)(config).eval()
+    other.load_state_dict(model.state_dict())
+    with rl.edit_rope(model, "p-rope:0.5@full"):
+        edited = logits(model)
+    torch.testing.assert_close(logits(other), edited, rtol=0, atol=1e-4)
+    with rl.edit_rope(model, rl.stop_slowest(0.5, heads="full.*")):
+        torch.testing.assert_close(logits(model), edited, rtol=0, atol=0)
+
+
+def test_a_kind_of_layers_that_has_no_rope_of_its_own():
+    config = tiny("llama_gqa").config
+    assert (
+        rl.variant_config(config, "nope@full").to_dict()
+        == rl.variant_config(config, "nope").to_dict()
+    )
+    with pytest.raises(BadArgument, match="no sliding layers"):
+        rl.variant_config(config, "nope@sliding")
+    with pytest.raises(UnsupportedModel, match="a RoPE of only full layers"):
+        rl.variant_config(tiny("gemma2").config, "nope@full")
+
+
 def test_names_that_only_a_family_has():
     flash = rl.variant_config(hf.Glm4MoeLiteConfig(), "ntk:2").rope_parameters
     assert flash["rope_theta"] == pytest.approx(1e4 * 2 ** (64 / 62))
