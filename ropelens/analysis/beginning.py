@@ -1,4 +1,4 @@
-"""A check of how sequences begin: the other beginning may be the one that the model knows."""
+"""The check that a model knows how sequences begin: with BOS, or with the text."""
 
 import warnings
 

@@ -70,7 +70,7 @@ def _hub_id(model: Path) -> str:
 
 
 def _snapshot(model: Path) -> Path | None:
-    """The files of a commit in the cache: of the branch main, or else of the newest commit."""
+    """The files in the cache of the branch main, or otherwise of the newest commit."""
     main = model / "refs" / "main"
     if main.is_file():
         commit = model / "snapshots" / main.read_text("utf-8").strip()
@@ -108,7 +108,7 @@ def _training_checkpoints(folder: Path) -> BadCheckpoint | None:
         return None
     names = [by_step[step].name for step in sorted(by_step)]
     newest = by_step[max(by_step)]
-    what = f"{folder} has checkpoints of a training, but no model of its own."
+    what = f"{folder} has checkpoints of a training, but no model."
     seen = _first_names(names, last=True)
     return BadCheckpoint(what, seen=seen, hint=f"{newest}, the newest checkpoint")
 
@@ -149,7 +149,7 @@ def _fsdp(folder: Path) -> BadCheckpoint | None:
 
 
 def _with_config(folder: Path) -> str:
-    """What to pass after weights were written to `folder`."""
+    """The folder to pass after weights were written to `folder`."""
     if (folder / CONFIG).is_file():
         return str(folder)
     return (
@@ -190,9 +190,11 @@ def _several_models(folder: Path) -> BadCheckpoint | None:
     models = [config.parent for config in sorted(folder.glob(f"*/{CONFIG}"))]
     if not models:
         return None
-    what = f"{folder} has no model of its own, but folders with models."
+    what = f"{folder} has no model, but folders with models."
     seen = _first_names([model.name for model in models])
-    return BadCheckpoint(what, seen=seen, hint=f"one of them, such as {models[0]}")
+    return BadCheckpoint(
+        what, seen=seen, hint=f"a folder with a model, such as {models[0]}"
+    )
 
 
 @dataclass(frozen=True)
@@ -254,7 +256,7 @@ def _files_of(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
 
 
 def _first_names(names: list[str], *, last: bool = False) -> str:
-    """Up to `SHOWN` names, or the last ones."""
+    """The first `SHOWN` names, or the last."""
     if len(names) <= SHOWN:
         return ", ".join(names)
     if last:

@@ -1,4 +1,4 @@
-"""Causes of other logits after an export: what a checkpoint of transformers does not carry."""
+"""Causes of other logits after an export: parts that a checkpoint does not carry."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,14 +13,14 @@ from ropelens.model.attention_hooks import attention_modules
 from ropelens.model.live_model import LiveModel
 from ropelens.noise import noise_tokens
 
-PROBED = 16  # tokens of the one sequence on which outputs of modules are compared
+PROBED = 16  # tokens of the sequence on which outputs of modules are compared
 SHOWN = 3
 
 
 def cause_of_difference(
     live: LiveModel, loaded: LiveModel, *, run: Callable[[Tensor], object], close: float
 ) -> str:
-    """What the edited model has and the loaded checkpoint does not have, in words.
+    """The difference between the edited model and the loaded checkpoint, in words.
 
     `run` runs the edited model on tokens. The cause is a class, an attribute or a hook of a
     module, or the first module whose output differs by more than `close` of its size.

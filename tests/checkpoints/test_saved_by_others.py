@@ -180,7 +180,7 @@ def test_the_folder_of_a_training_names_the_newest_checkpoint(folder: Path):
         shutil.copytree(folder, out / f"checkpoint-{step}")
     (out / "checkpoint-best").mkdir()
     message = refusal(out)
-    assert "has checkpoints of a training, but no model of its own" in message
+    assert "has checkpoints of a training, but no model" in message
     assert "checkpoint-90, checkpoint-500, checkpoint-1000\n" in message
     assert f"try:   {out / 'checkpoint-1000'}, the newest checkpoint" in message
 
@@ -252,8 +252,8 @@ def test_pickles_are_mentioned_only_if_there_are_some(folder: Path):
 
 def test_a_folder_above_models_names_them(folder: Path):
     message = refusal(folder.parent)
-    assert "no model of its own, but folders with models" in message
-    assert f"one of them, such as {folder}" in message
+    assert "no model, but folders with models" in message
+    assert f"a folder with a model, such as {folder}" in message
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, "config.json"])
