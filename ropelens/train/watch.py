@@ -18,13 +18,13 @@ from torch import distributed as dist
 from transformers import Trainer, TrainerCallback
 
 from ropelens.arguments import Positive, public
-from ropelens.errors import BadArgument, RopelensError, UnsupportedModel, explained
+from ropelens.errors import BadArgument, RopelensError, UnsupportedModel
 from ropelens.model.as_live_model import Model, unwrapped
 from ropelens.profiles.measurement import versions
 from ropelens.profiles.measures import find_statistics
 from ropelens.profiles.profile import profile
 from ropelens.runtime.devices import devices_of, explain_full_memory
-from ropelens.runtime.folder import new_folder, numbered
+from ropelens.runtime.folder import make_parents, new_folder, numbered
 from ropelens.runtime.netcdf import save
 from ropelens.runtime.records import log_line
 from ropelens.runtime.result_folder import ResultFolder, check_out
@@ -204,8 +204,7 @@ class RopeCallback(TrainerCallback):
     def _next_of(self, named: Path) -> Path:
         """The folder that the user named, or FOLDER-2, ... for further trainings."""
         folder = next(islice(numbered(named), self._begun, None))
-        with explained(f"{folder} cannot be written to.", error=BadArgument):
-            folder.parent.mkdir(parents=True, exist_ok=True)
+        make_parents(folder)
         return folder
 
     def step(self) -> dict[str, float]:
