@@ -4,6 +4,7 @@ import ast
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import ropelens as rl
 
 PACKAGE = Path(rl.__file__).parent
 TOKENS = random_tokens(sequences=4, length=24)
+NAMES = SimpleNamespace(decode=lambda ids, **_: str(ids[0]), bos_token_id=None)
 NOPE = {"nope": "nope"}
 QUESTION = TOKENS[0, :16]
 SOURCE = TOKENS[1, :16]
@@ -37,6 +39,12 @@ def silenced(model: nn.Module) -> xr.Dataset:
     return xr.Dataset({"logits": (("sequence", "row", "token"), changed.numpy())})
 
 
+def attention_on_tokens(model: nn.Module) -> xr.Dataset:
+    text = TOKENS % 7 + 3  # its tokens are almost equally frequent
+    statistics = rl.attention_on(text, "3", NAMES)
+    return rl.profile(model, text, budget=False, statistics=statistics)
+
+
 def claims(model: nn.Module) -> xr.Dataset:
     profile = rl.profile(model, TOKENS, rows=8, surrogates=2)
     ledger = rl.test_claims(profile, model=model, text=TOKENS, draws=20)
@@ -46,6 +54,7 @@ def claims(model: nn.Module) -> xr.Dataset:
 CALLS: dict[str, Callable[[nn.Module], xr.Dataset]] = {
     "measure_rope": rl.measure_rope,
     "profile": lambda model: rl.profile(model, TOKENS, rows=8, surrogates=2),
+    "attention_on": attention_on_tokens,
     "capture": lambda model: rl.capture(model, QUESTION, heads="1.*", logits_of=[5]),
     "logits of an edit": logits_under("partial:0.5"),
     "logits of factors": logits_under(rl.scale(rl.Slowest(0.5), by=0.3)),
@@ -102,6 +111,14 @@ def test_other_kinds_of_rotation_do_not_depend_on_them_either(family):
         with process_with(setting):
             measured = rl.profile(model, TOKENS, rows=8, surrogates=1)
         xr.testing.assert_equal(measured, expected)
+
+
+def test_logarithms_of_counts_do_not_depend_on_the_default_dtype():
+    share, _ = rl.attention_on(TOKENS % 7 + 3, "3", NAMES)
+    token_set = share.values.__self__
+    expected = token_set.log_count(TOKENS % 7 + 3)
+    with process_with(torch.bfloat16):
+        assert torch.equal(token_set.log_count(TOKENS % 7 + 3), expected)
 
 
 def test_a_checkpoint_is_loaded_in_float32_on_the_cpu_in_any_process():

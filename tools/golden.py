@@ -103,7 +103,7 @@ MASKS = {
     re.compile(r"expected time: \S+"): "expected time: DURATION",
 }
 ALWAYS_VOLATILE = (
-    r"versions|created|seconds|times?|peak\w*memory\w*|python|platform|threads|device"
+    r"versions|created|seconds|times?|peak\w*memory\w*|python|platform|threads|device|rope_run"
     r"|tokens_per_second|started|finished|speed"
 )
 VOLATILE = re.compile(ALWAYS_VOLATILE)

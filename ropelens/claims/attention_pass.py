@@ -145,7 +145,8 @@ def _token_sets(text: Text, seed: int, tokenizer: TokenNames | None) -> TokenSet
     if total < MIN_TOKENS:
         why = f"{total} tokens have an apostrophe; a verdict needs {MIN_TOKENS}"
         return TokenSets([], why)
-    log_ratio = (counts[is_apostrophe].log2()[:, None] - counts.log2()).abs()
+    log_count = counts.float().log2()
+    log_ratio = (log_count[is_apostrophe][:, None] - log_count).abs()
     similar = (log_ratio <= 1) & is_word  # [apostrophe, id]
     return TokenSets([ids[is_apostrophe], *_draw_words(ids, similar, seed)])
 

@@ -193,7 +193,7 @@ class TokenSet:
         index = torch.searchsorted(self.vocabulary.to(tokens.device), tokens)
         index = index.clamp(max=len(self.vocabulary) - 1)
         counts = self.counts.to(tokens.device)[index]
-        return counts.log2().masked_fill(tokens < 0, torch.inf)
+        return counts.float().log2().masked_fill(tokens < 0, torch.inf)
 
 
 def _by_head(
@@ -240,8 +240,8 @@ def controls(
             costs.append(cost.masked_fill(never, torch.inf))
         least, best = torch.stack(costs).min(0)
         match = (position + side * (best + 1)).clamp(0, last)
-        half = 0.5 * (in_set & least.isfinite())
-        weight.scatter_add_(1, match, half.to(weight))
+        matched = (in_set & least.isfinite()).to(weight)
+        weight.scatter_add_(1, match, 0.5 * matched)
     return weight
 
 

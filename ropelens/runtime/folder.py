@@ -59,6 +59,12 @@ def new_folder(folder: Path) -> Path:
                 return candidate
 
 
+def make_parents(folder: Path) -> None:
+    """Make the folders above `folder`; raises BadArgument if they cannot be made."""
+    with explained(f"{folder} cannot be written to.", error=BadArgument):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+
+
 @contextmanager
 def output_folder(path: str | Path) -> Iterator[Path]:
     """Give a temporary folder, whose files move to `path` at the end of the block.

@@ -1,6 +1,7 @@
 """Measurements of a model while it trains, which do not change the training."""
 
 import random
+import re
 import secrets
 import shutil
 import sys
@@ -24,7 +25,7 @@ from ropelens.profiles.measurement import versions
 from ropelens.profiles.measures import find_statistics
 from ropelens.profiles.profile import profile
 from ropelens.runtime.devices import devices_of, explain_full_memory
-from ropelens.runtime.folder import new_folder, numbered
+from ropelens.runtime.folder import make_parents, new_folder, numbered
 from ropelens.runtime.netcdf import save
 from ropelens.runtime.records import log_line
 from ropelens.runtime.result_folder import ResultFolder, check_out
@@ -118,13 +119,13 @@ class RopeCallback(TrainerCallback):
                 "for tensorboard, wandb and trackio: RopeCallback(...).attach(trainer)"
             )
         self._tokenizer = more["processing_class"]
-        earlier = _run_in_log(state.log_history)
-        numbers = self._begin(
-            more["model"], state.global_step, Path(args.output_dir, "rope"), earlier
-        )
-        if numbers and self._run != earlier:
+        step = state.global_step
+        earlier_runs = _resumed_runs(state.log_history, step)
+        default = Path(args.output_dir, "rope")
+        numbers = self._begin(more["model"], step, default, earlier_runs)
+        if numbers:
             # A checkpoint of the Trainer saves the log, so that a resumed training finds it.
-            state.log_history.append({RUN: self._run, "step": state.global_step})
+            state.log_history.append({RUN: self._run, "step": step})
         self._log(numbers, state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -147,18 +148,24 @@ class RopeCallback(TrainerCallback):
 
     def begin(self, model: Model, step: int = 0) -> dict[str, float]:
         """Measure `model` before a training that starts, or resumes, after `step`."""
-        return self._begin(model, step, Path("watch"), "")
+        return self._begin(model, step, Path("watch"), earlier_runs=[])
 
     def _begin(
-        self, model: Model, step: int, default: Path, run: str
+        self, model: Model, step: int, default: Path, earlier_runs: Sequence[str]
     ) -> dict[str, float]:
-        """As `begin`, in the folder of the `run` that resumes, or in one like `default`."""
+        """As `begin`, in the folder of an earlier run that resumes, or one like `default`."""
         self._model = model
         self.steps = step
         require_whole_weights(model)
         if not is_first_process():
             return {}
-        out = self._folder_of(run, default)
+        named = self._named_out
+        out = self._folder_of_earlier(named or default, earlier_runs)
+        if out is None:
+            self._run = secrets.token_hex(8)
+            out = new_folder(default) if named is None else self._next_of(named)
+        if out != (named or default):
+            log_line(f"the measurements of this training are in {out}")
         self.out = out
         check_out(out, "watch")
         for measured_step, folder in step_folders(out).items():
@@ -173,28 +180,26 @@ class RopeCallback(TrainerCallback):
         record = {"command": sys.argv, "versions": versions(), RUN: self._run}
         results = ResultFolder("watch", findings=(), files={}, record=record)
         results.write_numbers(out)
-        if self._run != run:
+        if self._run not in earlier_runs:
             self._begun += 1
         return numbers
 
-    def _folder_of(self, run: str, default: Path) -> Path:
-        """The folder of the `run` that resumes; otherwise a folder for a new training."""
-        first = self._named_out or default
-        if run:
-            for folder in numbered(first):
-                if not folder.exists():
-                    break
-                if read_record(folder).get(RUN) == run:
-                    self._run = run
-                    return folder
-        self._run = secrets.token_hex(8)
-        if self._named_out is None:
-            folder = new_folder(first)
-        else:
-            folder = next(islice(numbered(first), self._begun, None))
-            folder.parent.mkdir(parents=True, exist_ok=True)
-        if folder != first:
-            log_line(f"the measurements of this training are in {folder}")
+    def _folder_of_earlier(self, first: Path, runs: Sequence[str]) -> Path | None:
+        """The folder of the first of the `runs` that has one with a name like `first`."""
+        folders = {}
+        for folder in first.parent.glob("*"):
+            if re.fullmatch(re.escape(first.name) + r"(-\d+)?", folder.name):
+                folders[read_record(folder).get(RUN)] = folder
+        for run in runs:
+            if run in folders:
+                self._run = run
+                return folders[run]
+        return None
+
+    def _next_of(self, named: Path) -> Path:
+        """The folder that the user named, or FOLDER-2, ... for further trainings."""
+        folder = next(islice(numbered(named), self._begun, None))
+        make_parents(folder)
         return folder
 
     def step(self) -> dict[str, float]:
@@ -229,10 +234,16 @@ class RopeCallback(TrainerCallback):
         return self.numbers
 
 
-def _run_in_log(log_history: Sequence[Mapping[str, Any]]) -> str:
-    """The run whose measurements a resumed training continues; "" for a new training."""
-    runs = [row[RUN] for row in log_history if RUN in row]
-    return runs[-1] if runs else ""
+def _resumed_runs(log_history: Sequence[Mapping[str, Any]], step: int) -> list[str]:
+    """The runs that a Trainer had logged when it was stopped, in their order.
+
+    Another callback of the Trainer may have resumed a run already. It is logged at this `step`.
+    """
+    steps_of_runs: dict[str, list[int]] = {}
+    for row in log_history:
+        if RUN in row:
+            steps_of_runs.setdefault(row[RUN], []).append(row["step"])
+    return [run for run, steps in steps_of_runs.items() if step not in steps]
 
 
 @public

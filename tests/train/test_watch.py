@@ -286,6 +286,21 @@ def test_a_training_that_goes_on_elsewhere_does_not_change_the_first_one(
     assert [*step_folders(tmp_path / "branch/rope")] == [2, 4]
 
 
+def test_two_callbacks_of_a_trainer_have_two_folders_that_both_resume(tmp_path: Path):
+    def trainer_with_two() -> Trainer:
+        trainer = trainer_of("saving", tmp_path)
+        rl.RopeCallback(TEXT, every=2).attach(trainer)
+        rl.RopeCallback(TEXT, every=4).attach(trainer)
+        return trainer
+
+    trainer_with_two().train()
+    folders = (tmp_path / "rope", tmp_path / "rope-2")
+    assert [[*step_folders(folder)] for folder in folders] == [[0, 2, 4], [0, 4]]
+    trainer_with_two().train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert [[*step_folders(folder)] for folder in folders] == [[0, 2, 4], [0, 2, 4]]
+    assert not (tmp_path / "rope-3").exists()
+
+
 def test_each_block_of_watch_has_its_own_folder(tmp_path: Path, monkeypatch: Any):
     monkeypatch.chdir(tmp_path)
     for name in ("watch", "watch-2"):
