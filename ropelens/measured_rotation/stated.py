@@ -16,6 +16,11 @@ from ropelens.model.live_model import LiveModel
 from ropelens.rope.rope_types import stated_shape
 from ropelens.rope.variants import Shape
 
+SLOWEST = 1e-9
+"""Rad/token. A model whose fastest plane is slower does not rotate in any text."""
+FASTEST = 1e30
+"""Rad/token. Angles of faster planes overflow float32."""
+
 
 def stated_inv_freq(model: PreTrainedModel, layer_type: str) -> list[Tensor]:
     """Buffers `inv_freq` of rotary modules, in rad/token; a buffer of this type comes first."""
@@ -27,6 +32,30 @@ def stated_inv_freq(model: PreTrainedModel, layer_type: str) -> list[Tensor]:
                     # cloned, because longrope changes the buffer in place
                     stated.append(module.get_buffer(name).float().cpu().clone())
     return stated
+
+
+def require_filled_buffers(model: PreTrainedModel) -> None:
+    """Refuse a model with a buffer of frequencies that was never filled.
+
+    The buffers are not in checkpoints. A model that is made on the device "meta" and then moved
+    by `to_empty` has in them what the memory held before.
+    """
+    for name, module in model.named_modules():
+        for buffer, content in module._buffers.items():
+            if not f"_{buffer}".endswith("_inv_freq"):
+                continue
+            if content is None or not content.numel():
+                continue
+            with align_module_device(module):
+                fastest = float(module.get_buffer(buffer).float().abs().max())
+            if fastest == 0 or SLOWEST < fastest < FASTEST:  # False for NaN
+                continue
+            raise UnsupportedModel(
+                f"{type(model).__name__} has frequencies that no model has.",
+                seen=f"{fastest:.3g} rad/token in model.{name}.{buffer}",
+                means="the buffer was not filled, as after to_empty, which fills no buffer",
+                hint=f"model.{name} = type(model.{name})(model.config), or from_pretrained",
+            )
 
 
 def stated_factor(model: PreTrainedModel, layer_type: str) -> float | None:
