@@ -26,7 +26,12 @@ from ropelens.interventions.export_differences import cause_of_difference
 from ropelens.interventions.plane_edits import Edit
 from ropelens.interventions.rotation_edit import RotationEdit, place_edits
 from ropelens.interventions.save_warning import save_pretrained
+from ropelens.measured_rotation.conformance import (
+    asked_rotations,
+    rotation_differences,
+)
 from ropelens.measured_rotation.probe import RotationProbe
+from ropelens.measured_rotation.read import LayerRotation
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
 from ropelens.noise import logit_change, noise_tokens
@@ -54,7 +59,8 @@ def export(
     They are compared first: in float32 they may differ by 1e-4 of their spread.
 
     A variant of transformers becomes its `rope_type`. Other frequencies become the `rope_type`
-    "longrope", whose factor for a stopped plane is 1e39. The factors of `drop`, `scale` and
+    "longrope", whose factor for a stopped plane is 1e39; so do the frequencies of a model that
+    does not rotate as its configuration states. The factors of `drop`, `scale` and
     `attention_factor` multiply the weights that make the queries, or weights of their norm.
 
     Raises `UnsupportedModel`, with the reason, for edits that neither can carry: frequencies of
@@ -75,7 +81,8 @@ def export(
     what = f"transformers cannot store {live.class_name} with this edit."
     with output_folder(out) as folder, explained(what, error=UnsupportedModel):
         with quiet_transformers():
-            save_pretrained(live.model, folder, state_dict=_in_float32(state))
+            weights = _in_float32(state, tied=_ties_weights(live))
+            save_pretrained(live.model, folder, state_dict=weights)
             config.save_pretrained(folder)
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)
@@ -113,8 +120,18 @@ def _whole_weights(live: LiveModel) -> dict[str, Tensor]:
     return state
 
 
-def _in_float32(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights in float32. Weights that share their memory still share it."""
+def _ties_weights(live: LiveModel) -> bool:
+    """Whether a configuration of the model lets its output and input share weights."""
+    configs = (live.model.config, live.config)
+    return any(config.to_dict().get("tie_word_embeddings", True) for config in configs)
+
+
+def _in_float32(state: Mapping[str, Tensor], *, tied: bool) -> dict[str, Tensor]:
+    """The weights in float32.
+
+    Weights that share their memory still share it if the configuration ties weights. Otherwise
+    they are copied, because transformers writes one of several weights that share memory.
+    """
     converted: dict[tuple[int, torch.Size], Tensor] = {}
     by_name = {}
     for name, weight in state.items():
@@ -122,14 +139,18 @@ def _in_float32(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if memory not in converted:
             is_float = weight.is_floating_point()
             converted[memory] = weight.float() if is_float else weight
-        by_name[name] = converted[memory]
+            by_name[name] = converted[memory]
+        elif tied:
+            by_name[name] = converted[memory]
+        else:
+            by_name[name] = converted[memory].clone()
     return by_name
 
 
 def _refuse(
     live: LiveModel, seen: str, *, hint: str = "ropelens.edit_rope"
 ) -> NoReturn:
-    what = f"{live.class_name} cannot be exported with this edit."
+    what = f"{live.class_name} cannot be exported."
     raise UnsupportedModel(what, seen=seen, hint=hint)
 
 
@@ -139,6 +160,8 @@ def _native_config(
     """The configuration of a single variant, if the family and plain transformers have it."""
     if len(edit.edits) != 1 or not isinstance(edits[0], str):
         return None
+    if any(_other_frequencies(live, edit.rotation.layers())):
+        return None  # the variant would start from the frequencies of the configuration
     variant = parse_variant(edits[0])
     scaled = any(
         part.get("rope_type") != "default" for part in rope_parameters(live.config)
@@ -158,6 +181,7 @@ def _written_config(
 ) -> tuple[Any, dict[int, Gains]]:
     """The configuration with the frequencies of the edit, and the gains of queries by layer."""
     config, layers = copy.deepcopy(live.model.config), edit.rotation.layers()
+    other = _other_frequencies(live, layers)
     text, gains, inv_freq = (
         config.get_text_config(),
         dict[int, Gains](),
@@ -177,7 +201,7 @@ def _written_config(
         new = inv_freq.setdefault(kind, query.inv_freq[0])
         if (query.inv_freq != new).any():
             _refuse(live, "new frequencies of planes of only some heads or layers")
-        if not torch.equal(new, planes.inv_freq.float()):
+        if other[number] or not torch.equal(new, planes.inv_freq.float()):
             if live.depends_on_length:
                 _refuse(
                     live,
@@ -188,6 +212,19 @@ def _written_config(
             )
     text.rope_parameters = parts if nested else parts[""]
     return config, gains
+
+
+def _other_frequencies(live: LiveModel, layers: list[LayerRotation]) -> list[bool]:
+    """Whether each layer rotates, but with other frequencies than its configuration states.
+
+    A user may have changed the buffer inv_freq, or the configuration after the model was made.
+    """
+    asked = asked_rotations(live.config, layers=len(layers))
+    other = []
+    for layer, wanted in zip(layers, asked, strict=True):
+        rotates = layer.planes.rotary_dim > 0 and wanted.inv_freq is not None
+        other.append(rotates and bool(rotation_differences(layer, wanted)))
+    return other
 
 
 def _longrope(
@@ -299,4 +336,5 @@ def _check_logits(live: LiveModel, edit: RotationEdit, loaded: LiveModel) -> Non
     seen = (
         f"logits of the checkpoint that differ by {change:.2g} of their spread; {cause}"
     )
-    _refuse(live, seen)
+    hint = "undo what differs, then export; or ropelens.edit_rope"
+    _refuse(live, seen, hint=hint)
