@@ -18,7 +18,11 @@ from transformers import (
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from ropelens.checkpoints.files import refuse_mlx, refuse_pointers
+from ropelens.checkpoints.files import (
+    refuse_gguf_part,
+    refuse_mlx,
+    refuse_pointers,
+)
 from ropelens.checkpoints.gguf_rope import add_rope, check_rope
 from ropelens.checkpoints.load_options import Loading
 from ropelens.checkpoints.locate import locate
@@ -59,6 +63,8 @@ def read_config(path: Path, loading: Loading) -> ConfiguredModel:
     what = f"transformers cannot read the configuration in {path}."
     with explained(what, _hint(path)):
         config_file = path if path.is_file() else path / "config.json"
+        if path.is_file():
+            refuse_gguf_part(path)
         if config_file.is_file():
             refuse_pointers([config_file])
         if path.is_dir() and config_file.is_file():

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import re
+import shlex
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path, PurePath
@@ -30,6 +32,9 @@ TOKENIZER_FILES = (
     "tiktoken.model",
     "*.tiktoken",
 )
+
+GGUF_PART = re.compile(r"-\d{5}-of-(?P<parts>\d{5})\.gguf$")
+"""End of the name of each part of a model that llama.cpp splits."""
 
 
 def weight_files(path: Path) -> list[Path]:
@@ -153,6 +158,21 @@ def refuse_mlx(folder: Path) -> None:
         what = f"{folder} has weights in {bits} bits, in the format of MLX."
         hint = "the model before its conversion by MLX, or mlx_lm.convert --dequantize"
         raise BadCheckpoint(what, hint=hint)
+
+
+def refuse_gguf_part(file: Path) -> None:
+    """Raise BadCheckpoint for one of several GGUF files of a model, by its name."""
+    match = GGUF_PART.search(file.name)
+    if match is None or int(match["parts"]) == 1:
+        return
+    beginning = file.name[: match.start()]
+    first = file.with_name(f"{beginning}-00001-of-{match['parts']}.gguf")
+    merge = f"llama-gguf-split --merge {shlex.quote(str(first))}"
+    raise BadCheckpoint(
+        f"{file} is one of {int(match['parts'])} files of a model.",
+        means="transformers reads only one GGUF file",
+        hint=f"{merge} MERGED.gguf (of llama.cpp), then MERGED.gguf",
+    )
 
 
 def sha256_of(file: Path) -> str:

@@ -30,7 +30,7 @@ def folder_without_weights(folder: Path) -> BadCheckpoint:
 
 def folder_without_config(folder: Path) -> BadCheckpoint | None:
     """The error for a folder without `CONFIG`, if it shows where the model is."""
-    return _first_fault(folder, (*PARTS, _several_models))
+    return _first_fault(folder, (*PARTS, _several_gguf_files, _several_models))
 
 
 FindFault = Callable[[Path], BadCheckpoint | None]
@@ -195,6 +195,16 @@ def _several_models(folder: Path) -> BadCheckpoint | None:
     return BadCheckpoint(
         what, seen=seen, hint=f"a folder with a model, such as {models[0]}"
     )
+
+
+def _several_gguf_files(folder: Path) -> BadCheckpoint | None:
+    """A folder of several GGUF files, such as the quantizations of a model, or its parts."""
+    files = _files_of(folder, ("*.gguf",))
+    if not files:
+        return None
+    what = f"{folder} has several GGUF files."
+    seen = _first_names([file.name for file in files])
+    return BadCheckpoint(what, seen=seen, hint=f"one of them, such as {files[0]}")
 
 
 @dataclass(frozen=True)

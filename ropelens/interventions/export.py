@@ -26,7 +26,12 @@ from ropelens.interventions.export_differences import cause_of_difference
 from ropelens.interventions.plane_edits import Edit
 from ropelens.interventions.rotation_edit import RotationEdit, place_edits
 from ropelens.interventions.save_warning import save_pretrained
+from ropelens.measured_rotation.conformance import (
+    asked_rotations,
+    rotation_differences,
+)
 from ropelens.measured_rotation.probe import RotationProbe
+from ropelens.measured_rotation.read import LayerRotation
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
 from ropelens.noise import logit_change, noise_tokens
@@ -52,7 +57,8 @@ def export(
     They are compared first: in float32 they may differ by 1e-4 of their spread.
 
     A variant of transformers becomes its `rope_type`. Other frequencies become the `rope_type`
-    "longrope", whose factor for a stopped plane is 1e39. The factors of `drop`, `scale` and
+    "longrope", whose factor for a stopped plane is 1e39; so do the frequencies of a model that
+    does not rotate as its configuration states. The factors of `drop`, `scale` and
     `attention_factor` multiply the weights that make the queries, or weights of their norm.
 
     Raises `UnsupportedModel`, with the reason, for edits that neither can carry: frequencies of
@@ -73,7 +79,8 @@ def export(
     what = f"transformers cannot store {live.class_name} with this edit."
     with output_folder(out) as folder, explained(what, error=UnsupportedModel):
         with quiet_transformers():
-            save_pretrained(live.model, folder, state_dict=_in_float32(state))
+            weights = _in_float32(state, tied=_ties_weights(live))
+            save_pretrained(live.model, folder, state_dict=weights)
             config.save_pretrained(folder)
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)
@@ -111,8 +118,18 @@ def _whole_weights(live: LiveModel) -> dict[str, Tensor]:
     return state
 
 
-def _in_float32(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights in float32. Weights that share their memory still share it."""
+def _ties_weights(live: LiveModel) -> bool:
+    """Whether a configuration of the model lets its output and input share weights."""
+    configs = (live.model.config, live.config)
+    return any(config.to_dict().get("tie_word_embeddings", True) for config in configs)
+
+
+def _in_float32(state: Mapping[str, Tensor], *, tied: bool) -> dict[str, Tensor]:
+    """The weights in float32.
+
+    Weights that share their memory still share it if the configuration ties weights. Otherwise
+    they are copied, because transformers writes one of several weights that share memory.
+    """
     converted: dict[tuple[int, torch.Size], Tensor] = {}
     by_name = {}
     for name, weight in state.items():
@@ -120,14 +137,18 @@ def _in_float32(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if memory not in converted:
             is_float = weight.is_floating_point()
             converted[memory] = weight.float() if is_float else weight
-        by_name[name] = converted[memory]
+            by_name[name] = converted[memory]
+        elif tied:
+            by_name[name] = converted[memory]
+        else:
+            by_name[name] = converted[memory].clone()
     return by_name
 
 
 def _refuse(
     live: LiveModel, seen: str, *, hint: str = "ropelens.edit_rope"
 ) -> NoReturn:
-    what = f"{live.class_name} cannot be exported with this edit."
+    what = f"{live.class_name} cannot be exported."
     raise UnsupportedModel(what, seen=seen, hint=hint)
 
 
@@ -137,6 +158,8 @@ def _native_config(
     """The configuration of a single variant, if the family and plain transformers have it."""
     if len(edit.edits) != 1 or not isinstance(edits[0], str):
         return None
+    if any(_other_frequencies(live, edit.rotation.layers())):
+        return None  # the variant would start from the frequencies of the configuration
     variant = parse_variant(edits[0])
     scaled = any(
         part.get("rope_type") != "default" for part in rope_parameters(live.config)
@@ -155,37 +178,51 @@ def _written_config(
     live: LiveModel, edit: RotationEdit
 ) -> tuple[Any, dict[int, Gains]]:
     """The configuration with the frequencies of the edit, and the gains of queries by layer."""
-    config, layers = copy.deepcopy(live.model.config), edit.rotation.layers()
-    text, gains, inv_freq = (
-        config.get_text_config(),
-        dict[int, Gains](),
-        dict[str, Tensor](),
-    )
+    config = copy.deepcopy(live.model.config)
+    text = config.get_text_config()
+    layers = edit.rotation.layers()
+    other = _other_frequencies(live, layers)
+    gains: dict[int, Gains] = {}
+    inv_freq: dict[str, Tensor] = {}  # by type of layers
     whole = text.to_dict().get("rope_parameters") or {}
     nested = any(isinstance(part, dict) for part in whole.values())
     parts = dict(whole) if nested else {"": whole}  # by type of layers
     for number, heads in enumerate(live.attending_heads):
-        planes, kind = layers[number].planes, live.layer_types[number] if nested else ""
+        planes = layers[number].planes
+        kind = live.layer_types[number] if nested else ""
         rotations = edit.rotations(number, planes, length=live.context)
         query = rotations.of_queries
         gain = planes.by_coordinate(query.gain * rotations.of_keys.gain)
-        gains |= {number: gain} if (gain != 1).any() else {}
+        if (gain != 1).any():
+            gains[number] = gain
         if not planes.rotary_dim or not heads.any():
             continue
         new = inv_freq.setdefault(kind, query.inv_freq[0])
         if (query.inv_freq != new).any():
             _refuse(live, "new frequencies of planes of only some heads or layers")
-        if not torch.equal(new, planes.inv_freq.float()):
-            if live.depends_on_length:
-                _refuse(
-                    live,
-                    "new frequencies of planes, and a RoPE that depends on the length",
-                )
-            parts[kind] = longrope_parameters(
-                text, whole.get(kind, whole), new, factor=layers[number].factor or 1.0
-            )
+        if not other[number] and torch.equal(new, planes.inv_freq.float()):
+            continue
+        if live.depends_on_length:
+            seen = "new frequencies of planes, and a RoPE that depends on the length"
+            _refuse(live, seen)
+        stated = whole.get(kind, whole)
+        factor = layers[number].factor or 1.0
+        parts[kind] = longrope_parameters(text, stated, new, factor=factor)
     text.rope_parameters = parts if nested else parts[""]
     return config, gains
+
+
+def _other_frequencies(live: LiveModel, layers: list[LayerRotation]) -> list[bool]:
+    """Whether each layer rotates, but with other frequencies than its configuration states.
+
+    A user may have changed the buffer inv_freq, or the configuration after the model was made.
+    """
+    asked = asked_rotations(live.config, layers=len(layers))
+    other = []
+    for layer, wanted in zip(layers, asked, strict=True):
+        rotates = layer.planes.rotary_dim > 0 and wanted.inv_freq is not None
+        other.append(rotates and bool(rotation_differences(layer, wanted)))
+    return other
 
 
 def scaled_queries(live: LiveModel, gains: Mapping[int, Gains]) -> dict[str, Tensor]:
@@ -272,4 +309,5 @@ def _check_logits(live: LiveModel, edit: RotationEdit, loaded: LiveModel) -> Non
     seen = (
         f"logits of the checkpoint that differ by {change:.2g} of their spread; {cause}"
     )
-    _refuse(live, seen)
+    hint = "undo what differs, then export; or ropelens.edit_rope"
+    _refuse(live, seen, hint=hint)

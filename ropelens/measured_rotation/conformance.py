@@ -13,7 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ropelens.compatibility import options_of_formula
 from ropelens.measured_rotation.read import LayerRotation
-from ropelens.measured_rotation.stated import unused_keys
+from ropelens.measured_rotation.unused_keys import unused_keys
 from ropelens.rope.planes import (
     PAIRINGS,
     Frequencies,

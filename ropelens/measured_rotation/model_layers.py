@@ -25,7 +25,11 @@ from ropelens.measured_rotation.single_tokens import (
     probe_single_tokens,
     relative_change,
 )
-from ropelens.measured_rotation.stated import match_stated, stated_ropes
+from ropelens.measured_rotation.stated import (
+    match_stated,
+    require_filled_buffers,
+    stated_ropes,
+)
 from ropelens.model.live_model import LiveModel
 from ropelens.noise import NOISE_FACTOR, allowed_residual
 from ropelens.rope.planes import Planes, zero_frequencies
@@ -35,6 +39,7 @@ def measure_layers(
     live: LiveModel, context: int | None = None, *, settings: ProbeSettings = FULL
 ) -> list[LayerRotation]:
     """Rotation of each layer without edits; `measure_rope` explains `context`."""
+    require_filled_buffers(live.model)
     stated = stated_ropes(live.model, live.layer_types)
     has_buffers = any(rope.inv_freq for rope in stated.values())
     if "rope_parameters" not in live.config.to_dict() or not has_buffers:

@@ -1,23 +1,25 @@
 """Frequencies that a model states in its buffers and in its configuration; they can differ."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from accelerate.utils import align_module_device
 from jaxtyping import Float
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from ropelens.config_facts import layer_parameters, rope_parameters
+from ropelens.config_facts import layer_parameters
 from ropelens.errors import UnsupportedModel
 from ropelens.measured_rotation.read import LayerRotation, MeasuredRotation
 from ropelens.model.live_model import LiveModel
-from ropelens.rope.planes import Planes
 from ropelens.rope.rope_types import stated_shape
 from ropelens.rope.variants import Shape
+
+SLOWEST = 1e-9
+"""Rad/token. A model whose fastest plane is slower does not rotate in any text."""
+FASTEST = 1e30
+"""Rad/token. Angles of faster planes overflow float32."""
 
 
 def stated_inv_freq(model: PreTrainedModel, layer_type: str) -> list[Tensor]:
@@ -30,6 +32,30 @@ def stated_inv_freq(model: PreTrainedModel, layer_type: str) -> list[Tensor]:
                     # cloned, because longrope changes the buffer in place
                     stated.append(module.get_buffer(name).float().cpu().clone())
     return stated
+
+
+def require_filled_buffers(model: PreTrainedModel) -> None:
+    """Refuse a model with a buffer of frequencies that was never filled.
+
+    The buffers are not in checkpoints. A model that is made on the device "meta" and then moved
+    by `to_empty` has in them what the memory held before.
+    """
+    for name, module in model.named_modules():
+        for buffer, content in module._buffers.items():
+            if not f"_{buffer}".endswith("_inv_freq"):
+                continue
+            if content is None or not content.numel():
+                continue
+            with align_module_device(module):
+                fastest = float(module.get_buffer(buffer).float().abs().max())
+            if fastest == 0 or SLOWEST < fastest < FASTEST:  # False for NaN
+                continue
+            raise UnsupportedModel(
+                f"{type(model).__name__} has frequencies that no model has.",
+                seen=f"{fastest:.3g} rad/token in model.{name}.{buffer}",
+                means="the buffer was not filled, as after to_empty, which fills no buffer",
+                hint=f"model.{name} = type(model.{name})(model.config), or from_pretrained",
+            )
 
 
 def stated_factor(model: PreTrainedModel, layer_type: str) -> float | None:
@@ -134,51 +160,6 @@ def _whole_turns(
     turns = (difference / (2 * math.pi)).round()
     rest = (difference - 2 * math.pi * turns).abs()
     return turns if (rest <= rotation.resolution).all() else None
-
-
-def unused_keys(config: PreTrainedConfig, layers: list[Planes]) -> list[str]:
-    """Keys that do not change a rotation and that transformers does not report itself."""
-    settings = _written_settings(config)
-    unused = [
-        *_unused_bases(settings, config),
-        *_unused_sizes(settings, layers),
-    ]
-    if settings.get("rope_interleave") and not hasattr(type(config), "rope_interleave"):
-        unused.append("rope_interleave, a key of other families")
-    fault = "the configuration has a key that the model does not read"
-    return [f"{fault}: {key}" for key in unused]
-
-
-def _written_settings(config: PreTrainedConfig) -> dict[str, Any]:
-    """Settings of a config, and the keys of its file that transformers drops."""
-    settings = config.to_dict()
-    folder = str(config.name_or_path)
-    with suppress(OSError, ValueError):
-        written, _ = config.get_config_dict(folder, local_files_only=True)
-        settings = written | written.get("text_config", {}) | settings
-    return settings
-
-
-def _unused_bases(settings: dict[str, Any], config: PreTrainedConfig) -> Iterator[str]:
-    bases = [parameters.get("rope_theta") for parameters in rope_parameters(config)]
-    for name in ("rope_theta", "rotary_emb_base"):
-        base = settings.get(name)
-        if isinstance(base, float | int) and base not in bases:
-            yield f"{name} {base:g}, unlike the base in rope_parameters"
-
-
-def _unused_sizes(settings: dict[str, Any], layers: list[Planes]) -> Iterator[str]:
-    """Sizes of the rotated part of a head that no layer has."""
-    rotating = {
-        planes.rotary_dim: planes.head_dim for planes in layers if planes.rotary_dim
-    }
-    if not rotating:
-        return
-    largest_head = max(rotating.values())
-    for name, unit in (("rotary_dim", 1), ("rotary_pct", largest_head)):
-        size = settings.get(name)
-        if size is not None and int(size * unit) not in rotating:
-            yield f"{name} {size}, but {max(rotating)} coordinates rotate"
 
 
 def shape_of(live: LiveModel, layer: int, *, rotary_dim: int, length: int) -> Shape:

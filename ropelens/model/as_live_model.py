@@ -10,6 +10,7 @@ from ropelens.compatibility import keeps_longest_rotation
 from ropelens.config_facts import rope_types
 from ropelens.errors import UnsupportedModel, explained
 from ropelens.model.bridge import BridgeModel
+from ropelens.model.layer_numbers import require_layer_numbers
 from ropelens.model.live_model import LiveModel
 from ropelens.model.whole_weights import require_whole_weights
 from ropelens.runtime.devices import devices_of
@@ -57,6 +58,7 @@ def as_live_model(model: Model, tokenizer: Any = None) -> LiveModel:
             "after a long text",
             hint="transformers 5.15 or newer",
         )
+    require_layer_numbers(model)
     unequal = f"Layers of {class_name} have different numbers of heads."
     # An error of transformers (Dots 3).
     with explained(unequal, error=UnsupportedModel):

@@ -326,7 +326,7 @@ class LiveModel:
         """The query heads that attention calls have, which are fewer in a pruned layer."""
         seen = {*self.noise.heads}
         if self.noise.repeated and not seen >= {*self.attending}:
-            # A layer in the place of another one, or a copy that has its number
+            # A layer in the place of another one
             raise attends_again(self.class_name, min(self.noise.repeated))
         self.check_layers(seen)
         heads = [self.noise.heads.get(layer, 0) for layer in range(self.layers)]

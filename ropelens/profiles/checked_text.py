@@ -43,7 +43,22 @@ def model_text(
         sink_ids = torch.tensor([*sinks], dtype=torch.long, device="cpu")
         check_ids(sink_ids, vocabulary=live.vocabulary)
     check_padding(live.model, text.ids.cpu(), text.lengths)
+    warn_of_two_bos(text.ids, bos=live.bos)
     return replace(text, bos=live.bos, sink_ids=tuple(sinks))
+
+
+def warn_of_two_bos(ids: Ids, *, bos: Any) -> None:
+    """Warn if most sequences begin with BOS twice."""
+    if not isinstance(bos, int):
+        return
+    twice = int((ids[:, :2] == bos).all(1).sum())
+    if 2 * twice > len(ids):
+        warnings.warn(
+            f"{twice:,} of {len(ids):,} sequences begin with BOS twice (id {bos}): a chat "
+            "template writes it, and a tokenizer puts another one in front unless "
+            "add_special_tokens=False",
+            stacklevel=4,
+        )
 
 
 def check_ids(ids: Int[Tensor, "*shape"], *, vocabulary: int) -> None:
@@ -54,6 +69,8 @@ def check_ids(ids: Int[Tensor, "*shape"], *, vocabulary: int) -> None:
         raise BadArgument(
             "Some tokens are not in the vocabulary of the model.",
             seen=f"ids {lowest} to {highest}, vocabulary {vocabulary}",
+            hint="the tokenizer of this model; if tokens were added to it, "
+            "model.resize_token_embeddings(len(tokenizer))",
         )
 
 

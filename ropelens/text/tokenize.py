@@ -100,6 +100,7 @@ def tokenize(
         check_document(documents)
         documents = [documents]
     texts = list_documents(documents)
+    warn_of_rendered(texts, tokenizer)
     by_document = [
         cut_document(text, number, tokenizer, context=context, bos=bos)
         for number, text in enumerate(texts)
@@ -173,6 +174,20 @@ def sample_sequences(
     return [cut[index] for index in sorted(drawn)]
 
 
+def warn_of_rendered(documents: list[str], tokenizer: Any) -> None:
+    """Warn of documents that begin with the name of a special token, as chat templates do."""
+    names = special_names(tokenizer)
+    rendered = [text for text in documents if text.startswith(names)]
+    if rendered:
+        name = next(name for name in names if rendered[0].startswith(name))
+        warnings.warn(
+            f"{len(rendered):,} of {len(documents):,} documents begin with the name of a "
+            f"special token, such as {name}, which is text in a document: pass the token "
+            "ids of apply_chat_template(tokenize=True) to measure the tokens themselves",
+            stacklevel=3,
+        )
+
+
 def warn_beyond(context: int, maximum: int | None) -> None:
     """Warn about a context that is longer than the trained context of the model."""
     if maximum is not None and context > maximum:
@@ -218,12 +233,15 @@ def encode(
             verbose=False,  # no warning about texts beyond the maximum of the model
         )
         ids += encoding["input_ids"]
-    if prompt:
-        added = tokenizer.added_tokens_decoder.values()
-        special = tuple(token.content for token in added if token.special)
-        if text.startswith(special):
-            begin = []
+    if prompt and text.startswith(special_names(tokenizer)):
+        begin = []
     return Encoded(begin, ids)
+
+
+def special_names(tokenizer: Any) -> tuple[str, ...]:
+    """Names of the special tokens of a tokenizer, such as "<s>"."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return tuple(token.content for token in added.values() if token.special)
 
 
 def first_tokens(tokenizer: Any, bos: Bos = "tokenizer") -> list[int]:

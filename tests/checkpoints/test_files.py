@@ -228,3 +228,24 @@ def test_an_adapter_is_added_to_its_model(folder: Path):
         edit_config(adapter, "adapter_config.json", base_model_name_or_path=model_name)
         with pytest.raises(BadCheckpoint, match=words):
             load(adapter)
+
+
+def test_a_part_of_a_split_gguf_model_is_refused_and_merged_by_the_remedy(tmp_path):
+    for number in (1, 2):
+        (tmp_path / f"my model-0000{number}-of-00002.gguf").touch()
+    with pytest.raises(BadCheckpoint, match="is one of 2 files of a model") as refused:
+        load(tmp_path / "my model-00002-of-00002.gguf")
+    first = tmp_path / "my model-00001-of-00002.gguf"
+    merge = f"llama-gguf-split --merge '{first}' MERGED.gguf"
+    assert refused.value.parts["try"].startswith(merge)
+
+
+def test_a_folder_of_several_gguf_files_names_them(tmp_path: Path):
+    for name in ("tiny-Q4_0.gguf", "tiny-Q8_0.gguf"):
+        (tmp_path / name).touch()
+    with pytest.raises(BadCheckpoint, match="has several GGUF files") as refused:
+        load(tmp_path)
+    assert refused.value.parts["seen"] == "tiny-Q4_0.gguf, tiny-Q8_0.gguf"
+    assert (
+        refused.value.parts["try"] == f"one of them, such as {tmp_path}/tiny-Q4_0.gguf"
+    )

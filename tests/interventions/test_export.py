@@ -178,8 +178,8 @@ def other_forward(model: Any) -> None:
     mlp.forward = lambda x: 2 * type(mlp).forward(mlp, x)
 
 
-def other_frequencies(model: Any) -> None:
-    model.model.rotary_emb.inv_freq.mul_(0.5)
+def backward(model: Any) -> None:
+    model.model.rotary_emb.inv_freq.neg_()
 
 
 DIFFERENCES = {
@@ -187,7 +187,7 @@ DIFFERENCES = {
     "model.layers.0.self_attn.scaling = 0.1": other_scaling,
     "model.layers.0.mlp.act_fn = torch.nn.modules.activation.ReLU": other_activation,
     "another forward of model.layers.1.mlp": other_forward,
-    "the output of model.rotary_emb is the first that differs": other_frequencies,
+    "the output of model.layers.0.self_attn is the first that differs": backward,
 }
 
 
@@ -202,6 +202,46 @@ def test_a_refusal_for_other_logits_states_what_differs(tmp_path, difference: st
         rl.export(model, ONE_HEAD, out=tmp_path / "out")
     assert difference in e.value.line
     assert list(tmp_path.iterdir()) == []
+
+
+def rounded_frequencies(model: Any) -> None:
+    model.to(torch.bfloat16).float()
+
+
+def other_frequencies(model: Any) -> None:
+    model.model.rotary_emb.inv_freq.mul_(0.5)
+
+
+def other_configuration(model: Any) -> None:
+    scaling = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+    model.config.rope_parameters = scaling
+
+
+@pytest.mark.filterwarnings("ignore:.*ropelens measures the model")
+@pytest.mark.parametrize("edits", [(), ("p-rope:0.5",)])
+@pytest.mark.parametrize(
+    "change", [rounded_frequencies, other_frequencies, other_configuration]
+)
+def test_a_checkpoint_has_the_frequencies_of_the_model_not_of_its_configuration(
+    tmp_path, change, edits
+):
+    model = tiny("llama_gqa")
+    change(model)
+    folder = rl.export(model, *edits, out=tmp_path / "out")
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    with rl.edit_rope(model, *edits):
+        torch.testing.assert_close(logits(loaded), logits(model), atol=1e-4, rtol=0)
+
+
+def test_an_output_that_shares_the_weights_of_the_input_is_written(tmp_path: Path):
+    """Although the configuration does not tie them."""
+    model = tiny("llama_gqa", tie_word_embeddings=False)
+    model.lm_head.weight = model.model.embed_tokens.weight
+    folder = rl.export(model, "p-rope:0.5", out=tmp_path / "out")
+    weights = load_file(folder / "model.safetensors")
+    shared = model.model.embed_tokens.weight
+    assert torch.equal(weights["lm_head.weight"], shared)
+    assert torch.equal(weights["model.embed_tokens.weight"], shared)
 
 
 def quantized_by_torch(model: Any) -> Any:

@@ -207,6 +207,12 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+SCALED = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 UNREAD = "has a key that the model does not read:"
 
 
@@ -279,6 +285,16 @@ DEVIATIONS = [
         f"{UNREAD} rotary_emb_base 500, unlike the base",
         keys={"rotary_emb_base": 500},
     ),
+    Deviation(
+        "a misspelt attention factor",
+        f"{UNREAD} attn_factor 0.8 in rope_parameters",
+        keys={"rope_parameters": {**SCALED, "attn_factor": 0.8}},
+    ),
+    Deviation(
+        "scaling with another rope_type",
+        f"{UNREAD} factor 4 in rope_parameters",
+        keys={"rope_parameters": {**SCALED, "rope_type": "default", "type": "yarn"}},
+    ),
 ]
 
 
@@ -302,3 +318,33 @@ def test_a_base_that_differs_from_rope_parameters(tmp_path):
     model = LlamaForCausalLM.from_pretrained(tmp_path)
     with pytest.warns(UserWarning, match="rope_theta 500000, unlike the base"):
         rl.measure_rope(model)
+
+
+def test_parameters_that_transformers_drops_for_older_ones(tmp_path):
+    """A file with both names: transformers takes rope_scaling and its default base."""
+    tiny("llama_gqa").save_pretrained(tmp_path)
+    parameters = {"rope_type": "default", "rope_theta": 5e5}
+    scaling = {"type": "linear", "factor": 2.0}
+    edit_config(tmp_path, rope_parameters=parameters, rope_scaling=scaling)
+    model = LlamaForCausalLM.from_pretrained(tmp_path)
+    dropped = f"{UNREAD} rope_theta 500000 in rope_parameters of its file"
+    with pytest.warns(UserWarning, match=dropped):
+        rl.measure_rope(model)
+
+
+def test_scaling_that_is_assigned_after_the_model_was_made():
+    model = tiny("llama_gqa")
+    with pytest.warns(FutureWarning, match="rope_scaling"):
+        model.config.rope_scaling = {"type": "yarn", "factor": 4.0}
+    without = f"{UNREAD} rope_type 'yarn' without rope_theta"
+    with pytest.warns(UserWarning, match=without):
+        rl.measure_rope(model)
+
+
+@pytest.mark.parametrize("rope_type", ["linear", "dynamic", "yarn"])
+def test_scaling_under_its_older_names_does_not_warn(rope_type, tmp_path):
+    tiny("llama_gqa").save_pretrained(tmp_path)
+    scaling = {"type": rope_type, "factor": 4.0}
+    edit_config(tmp_path, rope_parameters=None, rope_theta=5e5, rope_scaling=scaling)
+    rope = rl.measure_rope(LlamaForCausalLM.from_pretrained(tmp_path))
+    assert rope.attrs["verdict"] == "same"

@@ -17,6 +17,7 @@ from oracles.tiny import (
     SUPPORTED,
     not_as_configured,
     of_kind,
+    random_tokens,
     rotations,
     tiny,
 )
@@ -440,3 +441,18 @@ def test_sequences_that_rotate_differently_by_themselves_are_counted():
         assert len(about_length) == (1 if count else 0)
         for message in about_length:
             assert message.startswith(f"{count} of 3 sequences")
+
+
+@pytest.mark.parametrize(("content", "seen"), [(math.nan, "nan"), (7e-18, "7e-18")])
+def test_a_buffer_of_frequencies_that_was_never_filled_is_refused(content, seen):
+    """`to_empty` leaves what the memory held before in a buffer."""
+    model = tiny("llama_gqa")
+    expected = rl.measure_rope(model).inv_freq
+    model.model.rotary_emb.inv_freq.fill_(content)
+    with pytest.raises(UnsupportedModel, match="frequencies that no model") as refused:
+        rl.profile(model, random_tokens())
+    parts = refused.value.parts
+    assert parts["seen"] == f"{seen} rad/token in model.model.rotary_emb.inv_freq"
+    fill, _, _ = parts["try"].partition(", or ")
+    exec(fill, {"model": model})  # the remedy works
+    xr.testing.assert_equal(rl.measure_rope(model).inv_freq, expected)

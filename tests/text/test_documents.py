@@ -395,3 +395,24 @@ def test_functions_read_special_tokens_in_a_prompt(text: str):
 
     assert answer(text) == answer(ids)
     assert torch.equal(patched_logits(text), patched_logits(ids))
+
+
+def test_documents_that_a_chat_template_wrote_are_named():
+    """The name of a special token is text in a document, which is rarely meant here."""
+    tokenizer = letters()
+    named = "2 of 3 documents begin with the name of a special token, such as <s>"
+    with pytest.warns(UserWarning, match=named):
+        tokenize(["<s>abcabc", "abcabc", "<s>abc"], tokenizer, context=4)
+    tokenize(["abc<s>abc"], tokenizer, context=4)  # no warning
+
+
+def test_sequences_that_begin_with_bos_twice_are_named():
+    model, _ = load("bundled")
+    bos = model.config.bos_token_id
+    ids = torch.arange(5, 37).view(2, 16)
+    ids[:, 0] = bos
+    rl.profile(model, ids, budget=False)  # no warning
+    ids[:, 1] = bos
+    twice = r"2 of 2 sequences begin with BOS twice \(id 0\)"
+    with pytest.warns(UserWarning, match=twice):
+        rl.profile(model, ids, budget=False)
