@@ -72,8 +72,10 @@ def export(
     check_new_folder(out)
     state = _whole_weights(live)
     edit = place_edits(RotationProbe(live), edits)
-    config, gains = _native_config(live, edit, edits) or _written_config(live, edit)
-    state |= scaled_queries(live, gains)
+    config = _native_config(live, edit, edits)
+    if config is None:
+        config = _written_config(live, edit)
+        state |= scaled_queries(live, _gains(live, edit))
     config.architectures = [live.class_name]
     config.dtype = torch.float32
     what = f"transformers cannot store {live.class_name} with this edit."
@@ -154,8 +156,8 @@ def _refuse(
 
 def _native_config(
     live: LiveModel, edit: RotationEdit, edits: tuple[Edit | str, ...]
-) -> tuple[Any, dict[int, Gains]] | None:
-    """The configuration of a single variant, if the family and plain transformers have it."""
+) -> Any:
+    """The configuration of a single variant; None if the family or transformers lacks it."""
     if len(edit.edits) != 1 or not isinstance(edits[0], str):
         return None
     if any(_other_frequencies(live, edit.rotation.layers())):
@@ -170,46 +172,52 @@ def _native_config(
         ValueError, KeyError, StrictDataclassError
     ):  # the family refuses the type
         config = variant_config(live.model.config, edits[0])
-        return type(config).from_dict(config.to_dict()), {}
+        return type(config).from_dict(config.to_dict())
     return None
 
 
-def _written_config(
-    live: LiveModel, edit: RotationEdit
-) -> tuple[Any, dict[int, Gains]]:
-    """The configuration with the frequencies of the edit, and the gains of queries by layer."""
+def _gains(live: LiveModel, edit: RotationEdit) -> dict[int, Gains]:
+    """The factors on the queries of each layer that the edit changes."""
+    gains: dict[int, Gains] = {}
+    for number, layer in enumerate(edit.rotation.layers()):
+        rotations = edit.rotations(number, layer.planes, length=live.context)
+        gain = rotations.of_queries.gain * rotations.of_keys.gain
+        by_coordinate = layer.planes.by_coordinate(gain)
+        if (by_coordinate != 1).any():
+            gains[number] = by_coordinate
+    return gains
+
+
+def _written_config(live: LiveModel, edit: RotationEdit) -> Any:
+    """The configuration with the frequencies of the edit."""
     config = copy.deepcopy(live.model.config)
     text = config.get_text_config()
     layers = edit.rotation.layers()
     other = _other_frequencies(live, layers)
-    gains: dict[int, Gains] = {}
     inv_freq: dict[str, Tensor] = {}  # by type of layers
     whole = text.to_dict().get("rope_parameters") or {}
     nested = any(isinstance(part, dict) for part in whole.values())
     parts = dict(whole) if nested else {"": whole}  # by type of layers
     for number, heads in enumerate(live.attending_heads):
         planes = layers[number].planes
-        kind = live.layer_types[number] if nested else ""
-        rotations = edit.rotations(number, planes, length=live.context)
-        query = rotations.of_queries
-        gain = planes.by_coordinate(query.gain * rotations.of_keys.gain)
-        if (gain != 1).any():
-            gains[number] = gain
         if not planes.rotary_dim or not heads.any():
             continue
-        new = inv_freq.setdefault(kind, query.inv_freq[0])
-        if (query.inv_freq != new).any():
+        kind = live.layer_types[number] if nested else ""
+        rotations = edit.rotations(number, planes, length=live.context)
+        of_heads = rotations.of_queries.inv_freq
+        new = inv_freq.setdefault(kind, of_heads[0])
+        if (of_heads != new).any():
             _refuse(live, "new frequencies of planes of only some heads or layers")
         if not other[number] and torch.equal(new, planes.inv_freq.float()):
             continue
         if live.depends_on_length:
             seen = "new frequencies of planes, and a RoPE that depends on the length"
             _refuse(live, seen)
-        stated = whole.get(kind, whole)
-        factor = layers[number].factor or 1.0
-        parts[kind] = longrope_parameters(text, stated, new, factor=factor)
+        parts[kind] = longrope_parameters(
+            text, whole.get(kind, whole), new, factor=layers[number].factor or 1.0
+        )
     text.rope_parameters = parts if nested else parts[""]
-    return config, gains
+    return config
 
 
 def _other_frequencies(live: LiveModel, layers: list[LayerRotation]) -> list[bool]:
