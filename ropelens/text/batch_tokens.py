@@ -153,7 +153,7 @@ def warn_of_labels(
     if left_out:
         warnings.warn(
             f"labels are not read: {left_out:,} of {int(targets.sum()):,} targets with the "
-            f"label {LEFT_OUT} count like the others, also in losses",
+            f"label {LEFT_OUT} count like other targets, also in losses",
             stacklevel=4,
         )
 
