@@ -171,7 +171,9 @@ class TokenRuns:
             what = f"{self.class_name} has queries or keys that are NaN or infinite."
             dtype = call.query.dtype
             hint = remedy(
-                dtype, "whole weights, and rope_parameters that give frequencies"
+                dtype,
+                "finite weights; others are in [name for name, weight in "
+                "model.named_parameters() if not weight.isfinite().all()]",
             )
             seen = f"layer {call.layer} {in_dtype(dtype)}"
             raise UnsupportedModel(what, seen=seen, hint=hint)

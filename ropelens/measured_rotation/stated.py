@@ -37,8 +37,8 @@ def stated_inv_freq(model: PreTrainedModel, layer_type: str) -> list[Tensor]:
 def require_filled_buffers(model: PreTrainedModel) -> None:
     """Refuse a model with a buffer of frequencies that was never filled.
 
-    The buffers are not in checkpoints. A model that is made on the device "meta" and then moved
-    by `to_empty` has in them what the memory held before.
+    The buffers are not in checkpoints. If a model is made on the device "meta" and then moved
+    by `to_empty`, the buffers contain the earlier content of the memory.
     """
     for name, module in model.named_modules():
         for buffer, content in module._buffers.items():

@@ -78,7 +78,7 @@ def _unused_sizes(settings: dict[str, Any], layers: list[Planes]) -> Iterator[st
 
 @dataclass(frozen=True)
 class StatedParameters:
-    """Parameters of RoPE, and the place where a user wrote them."""
+    """Parameters of RoPE, and the name under which they are stated."""
 
     place: str
     parameters: dict[str, Any]
@@ -114,7 +114,7 @@ def _unused_parameters(
 def _stated_parameters(
     written: dict[str, Any], config: PreTrainedConfig
 ) -> Iterator[StatedParameters]:
-    """All parameters of RoPE: of the config, which is in use, and of its file."""
+    """All parameters of RoPE in the config, which is in use, and in its file."""
     for parameters in rope_parameters(config):
         yield StatedParameters("rope_parameters", parameters)
     for name in ("rope_parameters", "rope_scaling"):

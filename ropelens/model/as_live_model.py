@@ -59,6 +59,14 @@ def as_live_model(model: Model, tokenizer: Any = None) -> LiveModel:
             hint="transformers 5.15 or newer",
         )
     require_layer_numbers(model)
+    settings = model.config.get_text_config().to_dict()
+    kinds = settings.get("layer_types") or ["sliding_attention"]
+    if settings.get("sliding_window") == 0 and "sliding_attention" in kinds:
+        _refuse(
+            model,
+            "a model with a window of 0 tokens, in which no query sees a key",
+            hint="model.config.sliding_window = None for no window",
+        )
     unequal = f"Layers of {class_name} have different numbers of heads."
     # An error of transformers (Dots 3).
     with explained(unequal, error=UnsupportedModel):

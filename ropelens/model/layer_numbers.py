@@ -41,7 +41,7 @@ def _lists_of_layers(model: PreTrainedModel) -> Iterator[tuple[str, nn.ModuleLis
 
 
 def _numbers(layer: nn.Module) -> set[int]:
-    """The numbers of the modules of a layer, without -1 (Zamba 2: no number of its own)."""
+    """The numbers of the modules of a layer, without the -1 of shared modules (Zamba 2)."""
     numbers = {vars(module).get("layer_idx") for module in layer.modules()}
     return {number for number in numbers if isinstance(number, int) and number >= 0}
 

@@ -32,6 +32,7 @@ class Noise:
     run: float  # noise of logits
     call: dict[int, float]  # noise of the attention call of each layer
     heads: dict[int, int]
+    dtype: torch.dtype  # of the values in attention, which autocast changes
     repeated: frozenset[int] = frozenset()  # layers that attend several times in a pass
 
 
@@ -63,7 +64,8 @@ class Numerics:
 
     dtype: torch.dtype
     device: torch.device
-    autocast: bool
+    autocast: torch.dtype | None
+    own_forward: bool  # accelerate puts autocast into a forward of the model
     precision: str  # of matrix products in float32
     shapes: tuple[tuple[object, ...], ...]
 
@@ -74,12 +76,16 @@ class Numerics:
         for module in attention_modules(model)[1:]:
             of_weights = [weight.shape for weight in module.parameters()]
             shapes.append((vars(module).get("layer_idx"), *of_weights))
+        autocast = None
+        if torch.is_autocast_enabled(device.type):
+            autocast = torch.get_autocast_dtype(device.type)
         return cls(
-            model.dtype,
-            device,
-            torch.is_autocast_enabled(device.type),
-            torch.get_float32_matmul_precision(),
-            tuple(shapes),
+            dtype=model.dtype,
+            device=device,
+            autocast=autocast,
+            own_forward="forward" in vars(model),
+            precision=torch.get_float32_matmul_precision(),
+            shapes=tuple(shapes),
         )
 
 
@@ -104,6 +110,7 @@ def measure_noise(model: PreTrainedModel, run: RunObserved, ids: Ids) -> Noise:
             run=logit_noise,
             call=errors.noise(),
             heads=errors.heads,
+            dtype=errors.dtype,
             repeated=frozenset(errors.repeated),
         )
     return of_model[numerics]
@@ -118,6 +125,7 @@ class CallErrors:
     def __init__(self, run_observed: RunObserved) -> None:
         self.run_observed = run_observed
         self.heads: dict[int, int] = {}  # by layer
+        self.dtype = torch.float32
         self.repeated: set[int] = set()  # layers with several calls in a run
         self.runs: list[dict[int, Tensor]] = []  # errors of each run, by layer
 
@@ -132,6 +140,7 @@ class CallErrors:
         call = call.of_rows(rows)
         error = output_error(call, attention_map(call).nan_to_num(0))
         self.heads[call.layer] = call.query.shape[1]
+        self.dtype = call.value.dtype
         if call.layer in self.runs[-1]:
             self.repeated.add(call.layer)
         self.runs[-1][call.layer] = error[-1] * math.sqrt(len(error))

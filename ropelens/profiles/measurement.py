@@ -165,7 +165,7 @@ class Measurement:
         attributes = {
             "model": short_name(str(config.name_or_path)) or live.class_name,
             "revision": str(config.to_dict().get("_commit_hash") or ""),
-            "dtype": str(live.model.dtype).removeprefix("torch."),
+            "dtype": name_dtypes(live.model.dtype, live.noise.dtype),
             **noise,
             "seed": self.seed,
             "context": text.context,
@@ -182,6 +182,15 @@ class Measurement:
         if self.across:
             attributes["attention_across_documents"] = self.across
         return attributes
+
+
+def name_dtypes(weights: torch.dtype, attention: torch.dtype) -> str:
+    """The dtype of the weights, and the dtype of attention if autocast makes it another one."""
+    name = str(weights).removeprefix("torch.")
+    if attention == weights:
+        return name
+    computed = str(attention).removeprefix("torch.")
+    return f"{name}, computed in {computed}"
 
 
 def noise_attributes(

@@ -1,5 +1,6 @@
 """The tokens of a batch as a model takes it, and the sequence to which each token belongs."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,19 +13,20 @@ from ropelens.config_facts import changes_with_position, slides
 from ropelens.errors import BadArgument, explained
 
 READ_INPUTS = {"input_ids", "attention_mask", "position_ids"}
+PACKING_INPUTS = {"seq_idx", "cu_seq_lens_q", "cu_seq_lens_k"}
+"""Inputs that divide packed rows, as position_ids do."""
 UNREAD_INPUTS = {
     "labels",
     "length",
-    "seq_idx",
     "special_tokens_mask",
     "offset_mapping",
     "overflow_to_sample_mapping",
-    "cu_seq_lens_q",
-    "cu_seq_lens_k",
     "max_length_q",
     "max_length_k",
+    *PACKING_INPUTS,
 }
 """Further inputs that a batch of text may have."""
+LEFT_OUT = -100  # label of a target that the loss of a training leaves out
 
 ByToken = Int[Tensor, "row column"]
 
@@ -110,6 +112,7 @@ def number_tokens(
         tokens, ids.shape[1], config, positions_given="position_ids" in encoding
     )
     begins = torch.zeros_like(ids).masked_scatter(real, tokens.begins.long())
+    warn_of_labels(encoding, real & (begins == 0))
     return BatchTokens(ids, begins.cumsum(1) * real, position, document)
 
 
@@ -126,6 +129,32 @@ def check_inputs(encoding: Mapping[str, Any]) -> None:
             "Models are measured on token ids only.",
             seen=", ".join(sorted(unknown)),
             hint="the batch without these inputs",
+        )
+    packing = PACKING_INPUTS & encoding.keys()
+    if packing and "position_ids" not in encoding:
+        raise BadArgument(
+            "A packed batch is divided into its documents by position_ids.",
+            seen=f"{', '.join(sorted(packing))} without position_ids",
+            hint="DataCollatorWithFlattening(return_position_ids=True), or the batch "
+            "without these inputs for attention across documents",
+        )
+
+
+def warn_of_labels(
+    encoding: Mapping[str, Any], targets: Bool[Tensor, "row column"]
+) -> None:
+    """Warn if labels leave targets out of the loss, because losses here have all targets."""
+    if encoding.get("labels") is None:
+        return
+    labels = torch.atleast_2d(tensor_of(encoding["labels"]).to_dense()).cpu()
+    if labels.shape != targets.shape:
+        return
+    left_out = int((targets & (labels == LEFT_OUT)).sum())
+    if left_out:
+        warnings.warn(
+            f"labels are not read: {left_out:,} of {int(targets.sum()):,} targets with the "
+            f"label {LEFT_OUT} count like other targets, also in losses",
+            stacklevel=4,
         )
 
 

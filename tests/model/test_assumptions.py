@@ -240,6 +240,14 @@ def test_a_broken_assumption_raises_its_error(module: str, function: str, error:
     assert (function_name, file_name) in frames
 
 
+def test_a_window_without_keys_is_refused_with_a_remedy():
+    model = tiny("mistral_sliding", sliding_window=0)
+    with pytest.raises(UnsupportedModel, match="window of 0 tokens") as refused:
+        rl.measure_rope(model)
+    exec(refused.value.parts["try"].partition(" for ")[0], {"model": model})
+    assert "full" in rl.measure_rope(model).layer_type
+
+
 def test_every_broken_model_breaks_an_assumption():
     assert len(BROKEN) == len(ASSUMPTIONS)
     assert CALLS.keys() <= BROKEN.keys()

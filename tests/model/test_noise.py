@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+import xarray as xr
+from accelerate import Accelerator
 from oracles.tiny import TEN, not_as_configured, random_tokens, tiny
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -337,3 +339,19 @@ def test_a_profile_states_its_noise_and_warns_if_it_is_large():
     assert 0.01 < profile.attrs["noise_run"] < 0.1
     assert 1e-3 < profile.attrs["noise_call"] < 0.01
     assert 1e-3 < profile.attrs["noise_rotation"] < 0.01
+
+
+def test_a_profile_states_the_dtype_in_which_autocast_computes():
+    model = tiny("llama_gqa")
+    tokens = random_tokens()
+    plain = rl.profile(model, tokens, budget=False)
+    with torch.autocast("cpu", torch.bfloat16):
+        block = rl.profile(model, tokens, budget=False)
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    prepared = accelerator.prepare_model(model, evaluation_mode=True)
+    inside = rl.profile(prepared, tokens, budget=False)
+    assert plain.attrs["dtype"] == "float32"
+    assert block.attrs["dtype"] == "float32, computed in bfloat16"
+    assert inside.attrs["dtype"] == "float32, computed in bfloat16"
+    assert inside.attrs["noise_call"] > 100 * plain.attrs["noise_call"]
+    xr.testing.assert_equal(inside.selectivity, block.selectivity)

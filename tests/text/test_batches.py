@@ -15,7 +15,11 @@ from oracles.tiny import tiny
 from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 from torch.nn.utils.rnn import pad_sequence
-from transformers import BatchEncoding, DynamicCache
+from transformers import (
+    BatchEncoding,
+    DataCollatorWithFlattening,
+    DynamicCache,
+)
 
 import ropelens as rl
 from ropelens.attention.call import AttentionCall, attention_map
@@ -405,6 +409,42 @@ def test_labels_and_types_of_one_kind_of_token_are_ignored():
     ids = SEQUENCES[0][None]
     batch = {"input_ids": ids, "labels": ids, "token_type_ids": 0 * ids}
     rl.capture(tiny("llama_gqa"), batch)
+
+
+def test_labels_that_leave_tokens_out_of_the_loss_are_named():
+    """The first token of a sequence is no target, with or without a label."""
+    ids = SEQUENCES[0][None]
+    labels = ids.clone()
+    labels[:, 0] = -100
+    rl.capture(tiny("llama_gqa"), {"input_ids": ids, "labels": labels})  # no warning
+    labels[:, :6] = -100
+    left_out = f"labels are not read: 5 of {ids.shape[1] - 1} targets"
+    with pytest.warns(UserWarning, match=left_out):
+        rl.capture(tiny("llama_gqa"), {"input_ids": ids, "labels": labels})
+
+
+def flattened(*, position_ids: bool) -> Any:
+    """A batch of transformers' collator for packed rows, with all of its inputs."""
+    collator = DataCollatorWithFlattening(
+        return_position_ids=position_ids,
+        return_flash_attn_kwargs=True,
+        return_seq_idx=True,
+    )
+    return collator([{"input_ids": row.tolist()} for row in SEQUENCES[:2]])
+
+
+def test_a_flattened_batch_is_divided_by_its_positions():
+    batch = flattened(position_ids=True)
+    losses = rl.evaluate(tiny("llama_gqa"), batch, edits={}, measures="loss")
+    assert losses.sequence.size == 2
+
+
+def test_a_flattened_batch_without_positions_is_refused():
+    batch = flattened(position_ids=False)
+    with pytest.raises(BadArgument, match="into its documents by pos") as refused:
+        rl.evaluate(tiny("llama_gqa"), batch, edits={}, measures="loss")
+    seen = "cu_seq_lens_k, cu_seq_lens_q, seq_idx without position_ids"
+    assert refused.value.parts["seen"] == seen
 
 
 def test_positions_must_begin_at_0_if_the_rotation_changes_with_them():
