@@ -315,6 +315,7 @@ def test_an_excerpt_stores_queries_of_any_size():
 def test_repeated_tokens_by_brute_force(name: str):
     model = tiny(name, max_position_embeddings=20)
     text = torch.ones(1, 20, dtype=torch.long)
+    text[0, 1] = 2  # two BOS would be a fault
     measurement = Measurement.of(model, text, seed=4)
     repeats = Repeats(measurement, measurement.rotation.planes())
     scores = repeats.measure(lambda _: None)
