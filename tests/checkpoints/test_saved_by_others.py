@@ -211,6 +211,7 @@ def test_a_folder_of_deepspeed_names_its_own_script(folder: Path):
         assert "does not read" not in message
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:torch.distributed is")
 def test_a_folder_of_fsdp_is_repaired_by_the_command_that_is_named(folder: Path):
     weights = load_file(folder / WEIGHTS)

@@ -65,7 +65,16 @@ TWO_RUNS: dict[str, tuple[str, list[str], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", TWO_RUNS)
+SLOW_RUNS = ("analyze several", "truncate")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.thorough) if name in SLOW_RUNS else name
+        for name in TWO_RUNS
+    ],
+)
 def test_another_run_gets_another_folder(name: str, here: Path, ropelens: Command):
     command = name.split()[0]
     folder, first, second = TWO_RUNS[name]
@@ -94,6 +103,7 @@ def test_another_comparison_gets_another_folder(here: Path, ropelens: Command):
     assert files_in("compared") == kept
 
 
+@pytest.mark.thorough
 def test_a_sweep_joins_an_analysis_of_the_same_text(here: Path, ropelens: Command):
     analyze = ["analyze", "one", "--text", "a.txt", *FEW]
     truncate = ["truncate", "one", "--text", "a.txt", *LOSS]

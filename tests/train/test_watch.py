@@ -249,7 +249,9 @@ def test_a_new_training_in_the_same_folder_keeps_the_measurements_of_the_old_one
     assert f"are in {tmp_path / 'rope-3'}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize(
+    "named", [False, pytest.param(True, marks=pytest.mark.thorough)]
+)
 def test_a_training_that_resumes_continues_its_own_steps(named: bool, tmp_path: Path):
     out = tmp_path / "named" if named else None
     callback = rl.RopeCallback(TEXT, every=1, out=out)
