@@ -92,6 +92,7 @@ def _setting_of_analysis(
     """The setting of an analyzed folder, whose model runs for some claims."""
     from ropelens.analysis.plan import plan_analysis
     from ropelens.analysis.saved_numbers import saved_key
+    from ropelens.profiles.measures import open_profile
     from ropelens.runtime.keys import Key
 
     same_size = replace(
@@ -104,6 +105,13 @@ def _setting_of_analysis(
         raise BadArgument(
             f"{place} was measured on another model than {options.model}.",
             hint="the same model, --dtype and --quantize",
+        )
+    measured = open_profile(Path(place) / "profile.nc").attrs["tokens_sha256"]
+    if plan.text.fingerprint != measured:
+        raise BadArgument(
+            f"{place} was measured on other tokens, and a claim needs the same tokens.",
+            seen=f"the text of the analysis: {record.get('arguments', {}).get('text')}",
+            hint="the same --text, --seed, --bos, --context and --sequences as the analysis",
         )
     return Setting("main", Path(place), plan, saved=True, runs=not options.quick)
 

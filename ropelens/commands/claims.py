@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ropelens.analysis.options import ClaimsOut, TextOption, check_names, with_options
+from ropelens.checkpoints.local import is_bundled
 from ropelens.checkpoints.names import name_checkpoints
 from ropelens.commands.claim_settings import (
     Ledger,
@@ -134,9 +135,10 @@ def _check_options(
         )
     if options.model is not None:
         several = len(places) > 1 or models
-        if several or not text or options.robust:
+        has_text = text or is_bundled(options.model)
+        if several or not has_text or options.robust:
             raise BadArgument(
-                "--model is the model of one analyzed folder, and needs --text.",
+                "--model is the model of one analyzed folder, and needs its --text.",
                 hint="ropelens claims DIR --model MODEL --text FILE",
             )
     elif options.robust and len(models) < len(places):

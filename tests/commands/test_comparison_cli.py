@@ -333,6 +333,13 @@ def test_claims_that_were_left_out_run_only_with_the_model(
     assert list(rows[0]) == list(table.columns)
     assert [row["claim"] for row in rows] == table["claim"].tolist()
 
+    (tmp_path / "other.txt").write_text("abcdefgh" * 200)
+    text = ("--text", tmp_path / "other.txt")
+    other_text = ropelens(
+        "claims", folder, "--model", model, *text, "--out", tmp_path / "x"
+    )
+    assert "was measured on other tokens" in other_text.problem
+
     change_record(folder, fingerprint="files:0")
     other = ropelens(*given, "--out", tmp_path / "x")
     assert "was measured on another model" in other.problem
