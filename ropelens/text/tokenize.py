@@ -31,6 +31,9 @@ PIECE = 1_000_000
 IdArray = (
     Integer[Tensor, "sequence position"] | Integer[np.ndarray, "sequence position"]
 )
+EXAMPLES = ("a", "A", "0", ".", "\u4e00")
+"""Texts of which a tokenizer knows at least one; the last is a Chinese numeral."""
+
 TextInput = Text | str | IdArray | Mapping[str, Any]
 """Types that public functions accept as a text; see `read_text`."""
 IN_WORDS[TextInput] = (
@@ -101,10 +104,18 @@ def tokenize(
         documents = [documents]
     texts = list_documents(documents)
     warn_of_rendered(texts, tokenizer)
-    by_document = [
-        cut_document(text, number, tokenizer, context=context, bos=bos)
-        for number, text in enumerate(texts)
-    ]
+    check_tokenizer(tokenizer)
+    begin = first_tokens(tokenizer, bos)
+    if context <= len(begin):
+        raise BadArgument(
+            f"A context of {context} tokens leaves no room for the text.",
+            seen=f"each sequence {name_beginning(begin, tokenizer)}",
+            hint=f'a context above {len(begin)}, or bos="never"',
+        )
+    by_document = []
+    for number, text in enumerate(texts):
+        ids = text_tokens(text, tokenizer)
+        by_document.append(cut_document(ids, number, context=context, begin=begin))
     cut = list(chain.from_iterable(by_document))
     total = sum(len(sequence.tokens) for sequence in cut)
     if total < context:
@@ -120,7 +131,6 @@ def tokenize(
         candidates = long if len(long) >= sequences else cut
         chosen = sample_sequences(candidates, sequences, seed)
     characters = sum(len(text) for text in texts)
-    begin = first_tokens(tokenizer, bos)
     rows = [torch.tensor(x.tokens, dtype=torch.long, device="cpu") for x in chosen]
     lengths = [len(x.tokens) for x in chosen]
     numbers = [x.document for x in chosen]
@@ -145,14 +155,13 @@ class CutSequence:
 
 
 def cut_document(
-    text: str, number: int, tokenizer: Any, *, context: int, bos: Bos
+    ids: list[int], number: int, *, context: int, begin: list[int]
 ) -> list[CutSequence]:
     """The sequences of 2 tokens or more into which a document is cut; see `tokenize`."""
-    encoded = encode(text, tokenizer, bos)
-    step = context - len(encoded.begin)
+    step = context - len(begin)
     rows = []
-    for start in range(0, len(encoded.ids), step):
-        rows.append([*encoded.begin, *encoded.ids[start : start + step]])
+    for start in range(0, len(ids), step):
+        rows.append([*begin, *ids[start : start + step]])
     rows = [row for row in rows if len(row) >= 2]
     return [CutSequence(row, number, first_length=len(rows[0])) for row in rows]
 
@@ -215,6 +224,15 @@ def encode(
     special token. Nothing is put before a prompt that begins with a special token, because a
     chat template wrote the whole prompt.
     """
+    ids = text_tokens(text, tokenizer, prompt=prompt)
+    begin = first_tokens(tokenizer, bos)
+    if prompt and text.startswith(special_names(tokenizer)):
+        begin = []
+    return Encoded(begin, ids)
+
+
+def text_tokens(text: str, tokenizer: Any, *, prompt: bool = False) -> list[int]:
+    """The tokens of `text` without those that its sequences begin with; see `encode`."""
     check_tokenizer(tokenizer)
     check_no_nul(text)
     with explained(
@@ -223,7 +241,6 @@ def encode(
         error=BadText,
     ):
         text.encode()
-    begin = first_tokens(tokenizer, bos)
     ids: list[int] = []
     for part in pieces(text):
         encoding = tokenizer(
@@ -233,9 +250,7 @@ def encode(
             verbose=False,  # no warning about texts beyond the maximum of the model
         )
         ids += encoding["input_ids"]
-    if prompt and text.startswith(special_names(tokenizer)):
-        begin = []
-    return Encoded(begin, ids)
+    return ids
 
 
 def special_names(tokenizer: Any) -> tuple[str, ...]:
@@ -250,18 +265,22 @@ def first_tokens(tokenizer: Any, bos: Bos = "tokenizer") -> list[int]:
         return []
     if bos == "always":
         return [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-    whole = tokenizer("a", verbose=False)["input_ids"]
-    letter = tokenizer("a", add_special_tokens=False, verbose=False)["input_ids"]
-    for start in range(len(whole)):
-        if whole[start : start + len(letter)] == letter:
-            return list(whole[:start])
+    for example in EXAMPLES:
+        whole = tokenizer(example, verbose=False)["input_ids"]
+        ids = tokenizer(example, add_special_tokens=False, verbose=False)["input_ids"]
+        for start in range(len(whole) if ids else 0):
+            if whole[start : start + len(ids)] == ids:
+                return list(whole[:start])
     return []
 
 
 def name_beginning(tokens: list[int], tokenizer: Any) -> str:
     """Words for the special tokens that sequences begin with, such as "begins with <s>"."""
-    name = tokenizer.decode(tokens) if tokens else "the text"
-    return f"begins with {name}"
+    if not tokens:
+        return "begins with the text"
+    if not hasattr(tokenizer, "decode"):  # only calls are needed elsewhere
+        return f"begins with token {', '.join(map(str, tokens))}"
+    return f"begins with {tokenizer.decode(tokens)}"
 
 
 def find_beginning(text: Text, tokenizer: Any) -> str:

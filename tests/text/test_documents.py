@@ -12,7 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_checkpoints import save_tiny
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 from transformers import PreTrainedTokenizerFast
 
 import ropelens as rl
@@ -152,15 +159,47 @@ def test_a_text_without_bos():
     assert sequences_of(never) == [[97, 98]]
 
 
-def test_several_tokens_that_a_tokenizer_puts_in_front():
-    """GLM begins each text with two special tokens."""
+def two_in_front() -> PreTrainedTokenizerFast:
+    """A tokenizer that begins each text with two special tokens, as that of GLM does."""
     tokenizer = letters()
     specials = [("<s>", 1), ("</s>", 2)]
     added = processors.TemplateProcessing(single="<s> </s> $A", special_tokens=specials)
     tokenizer.backend_tokenizer.post_processor = added
-    text = tokenize("ab", tokenizer, context=3)
+    return tokenizer
+
+
+def test_several_tokens_that_a_tokenizer_puts_in_front():
+    text = tokenize("ab", two_in_front(), context=3)
     assert sequences_of(text) == [[1, 2, 97], [1, 2, 98]]
     assert text.beginning == "begins with <s> </s>"
+
+
+def test_a_beginning_without_room_for_the_text_is_refused():
+    tokenizer = two_in_front()
+    with pytest.raises(BadArgument, match="no room for the text"):
+        tokenize("abcdef", tokenizer, context=2)
+    text = tokenize("abc", tokenizer, context=2, bos="never")
+    assert sequences_of(text) == [[97, 98]]
+
+
+def test_a_tokenizer_that_drops_the_letter_a_begins_as_it_does():
+    tokenizer = letters()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("a", "")
+    assert tokenize("bcd", tokenizer, context=4).ids[0, 0] == 1
+
+
+def test_a_tokenizer_without_a_decoder_is_enough():
+    @dataclass
+    class OnlyCalls:
+        bos_token_id: int = 1
+
+        def __call__(self, text: str, *, add_special_tokens: bool = True, **_):
+            begin = [1] if add_special_tokens else []
+            return {"input_ids": [*begin, *map(ord, text)]}
+
+    text = tokenize("bcd", OnlyCalls(), context=4)
+    assert sequences_of(text) == [[1, 98, 99, 100]]
+    assert text.beginning == "begins with token 1"
 
 
 def test_the_beginning_of_given_tokens_is_found():
