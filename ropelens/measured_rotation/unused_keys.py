@@ -90,9 +90,14 @@ def _unused_parameters(
     """Numbers among parameters of RoPE that the rope types of the config do not read."""
     read: list[dict[str, Any]] = []
     for parameters in rope_parameters(config):
-        if parameters.get("rope_theta", 0) is None:
-            # such as after an assignment to config.rope_scaling of a model
-            yield f"rope_type {parameters['rope_type']!r} without rope_theta"
+        # After an assignment to config.rope_scaling of a model, a newer transformers states a
+        # base of None, and an older one keeps the old name "type" and no base.
+        if parameters.get("rope_theta") is None and parameters.keys() & {
+            "rope_theta",
+            "type",
+        }:
+            rope_type = parameters.get("rope_type", parameters.get("type"))
+            yield f"rope_type {rope_type!r} without rope_theta"
             return
         if parameters.get("rope_type") not in READ:
             return
