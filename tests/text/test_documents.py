@@ -12,7 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_checkpoints import save_tiny
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 from transformers import PreTrainedTokenizerFast
 
 import ropelens as rl
@@ -120,6 +127,11 @@ def test_a_bad_file_is_refused_by_name(tmp_path: Path, bad: BadFile):
     for words in [*bad.words, str(path)]:
         assert words in str(refused.value)
     assert "\n" not in refused.value.line
+
+
+def test_a_text_in_the_place_of_a_path_is_refused():
+    with pytest.raises(BadText, match="cannot be read"):
+        read_documents("Once upon a time " * 300)
 
 
 def test_a_pipe_is_read(tmp_path: Path):
