@@ -39,6 +39,12 @@ LIBRARIES = frozenset(
 )
 """Packages whose hooks belong to the model."""
 
+GLOBAL_TABLES: tuple[Table, ...] = (
+    torch_module._global_forward_pre_hooks,
+    torch_module._global_forward_hooks,
+)
+"""Hooks on all modules, which torch calls before those of the modules."""
+
 ANY_LENGTH = "a hook that accepts sequences of any length, or no hook"
 
 
@@ -56,16 +62,11 @@ class UserHook:
 def user_hooks(model: nn.Module) -> list[UserHook]:
     """The forward hooks of the user in `model`."""
     found = []
-    for number, hook in torch_module._global_forward_hooks.items():
-        found.append(
-            UserHook(
-                torch_module._global_forward_hooks,
-                number,
-                hook,
-                where="all modules",
-                can_rotate=False,
+    for table in GLOBAL_TABLES:
+        for number, hook in table.items():
+            found.append(
+                UserHook(table, number, hook, where="all modules", can_rotate=False)
             )
-        )
     attention = _attention_of_layers(model)
     inside: set[nn.Module] = set()
     for module in attention:
@@ -107,6 +108,24 @@ def belongs_to_model(hook: Hook) -> bool:
     return package in LIBRARIES
 
 
+@dataclass(frozen=True)
+class Suspended:
+    """A hook that is taken from its table, and the hooks that the table had `before`."""
+
+    hook: UserHook
+    before: dict[int, Hook]
+
+    def restore(self) -> None:
+        """Put the hook back in its place. Hooks that were removed since then stay removed."""
+        table = self.hook.table
+        since = dict(table)
+        table.clear()
+        for number, hook in self.before.items():
+            if number in since or number == self.hook.number:
+                table[number] = hook
+        table.update(since)
+
+
 @contextmanager
 def without_user_hooks(model: nn.Module) -> Iterator[None]:
     """Suspend hooks of the user in the block, except hooks that can change the rotation.
@@ -114,12 +133,12 @@ def without_user_hooks(model: nn.Module) -> Iterator[None]:
     Raises UnsupportedModel for an error in the block if such a hook remains.
     """
     remaining = []
-    tables: list[tuple[Table, dict[int, Hook]]] = []
+    tables: list[Suspended] = []
     for user_hook in user_hooks(model):
         if user_hook.can_rotate:
             remaining.append(user_hook)
             continue
-        tables.append((user_hook.table, dict(user_hook.table)))
+        tables.append(Suspended(user_hook, before=dict(user_hook.table)))
         del user_hook.table[user_hook.number]
     try:
         yield
@@ -130,12 +149,8 @@ def without_user_hooks(model: nn.Module) -> Iterator[None]:
             raise
         raise _failure(model, error, remaining[0]) from error
     finally:
-        for table, before in reversed(
-            tables
-        ):  # the first copy of a table has all hooks
-            restored = before | dict(table)
-            table.clear()
-            table.update(restored)
+        for suspended in reversed(tables):
+            suspended.restore()
 
 
 @contextmanager

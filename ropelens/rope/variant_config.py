@@ -20,6 +20,12 @@ Config = TypeVar("Config")
 STOPPED = 1e39  # factor on the wavelength of a stopped plane: infinite in float32
 ROUNDING = 1e-7  # largest relative change of a frequency that is rounding
 
+SCALE_OF_POSITION = ("llama_4_scaling_beta", "original_max_position_embeddings")
+"""Parameters by which Ministral 3 scales queries by their position."""
+
+SCALE_OF_SCALED_ROPE = ("mscale_all_dim", "factor")
+"""Parameters by which DeepSeek scales scores if its RoPE is scaled."""
+
 
 def frequencies(variant: Variant, shape: Shape) -> tuple[Tensor, float]:
     """`inv_freq` of every plane in rad/token, and the factor on queries and keys."""
@@ -108,7 +114,7 @@ def _check_expressible(config: Any, variant: str) -> None:
 def _varied(
     parameters: dict[str, Any], variant: Variant, config: Any
 ) -> dict[str, Any]:
-    """`rope_parameters` of a variant that keep the base and the axes (M-RoPE)."""
+    """`rope_parameters` of a variant that keep the base, the axes (M-RoPE) and other scales."""
     rope_type = parameters.get("rope_type", "default")
     if variant.stops is not None and rope_type != "default":
         return _with_stopped_planes(parameters, variant, config)
@@ -122,8 +128,7 @@ def _varied(
             seen=f"max_position_embeddings {config.max_position_embeddings:,}, from which "
             "transformers computes it",
         )
-    axes = {key: value for key, value in parameters.items() if key.startswith("mrope_")}
-    return axes | variant.rope_parameters(shape)
+    return _axes_and_scale(parameters) | variant.rope_parameters(shape)
 
 
 def _with_stopped_planes(
@@ -158,8 +163,8 @@ def longrope_parameters(
 ) -> dict[str, Any]:
     """`rope_parameters` of type "longrope" for planes that rotate at `inv_freq` (rad/token).
 
-    They keep the base and the axes (M-RoPE) of the `stated` parameters. `factor` is the
-    attention factor.
+    They keep the base, the axes (M-RoPE) and the scales of scores of the `stated` parameters.
+    `factor` is the attention factor.
     """
     shape = stated_shape(config, stated)
     rotary_dim = 2 * len(inv_freq)
@@ -179,10 +184,22 @@ def longrope_parameters(
     }
     if "partial_rotary_factor" in stated:
         parameters["partial_rotary_factor"] = rotary_dim / shape.head_dim
+    if stated.get("mscale_all_dim") is not None:
+        for name in SCALE_OF_SCALED_ROPE:
+            parameters[name] = stated[name]
+    return parameters | _axes_and_scale(stated)
+
+
+def _axes_and_scale(stated: dict[str, Any]) -> dict[str, Any]:
+    """The stated axes (M-RoPE), and the scale of queries, which is no part of the rotation."""
+    kept = {}
     for name, value in stated.items():
         if name.startswith("mrope_"):
-            parameters[name] = value
-    return parameters
+            kept[name] = value
+    if stated.get("llama_4_scaling_beta") is not None:
+        for name in SCALE_OF_POSITION:
+            kept[name] = stated[name]
+    return kept
 
 
 def _refuse(what: str, *, seen: str) -> NoReturn:

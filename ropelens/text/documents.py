@@ -38,7 +38,8 @@ def read_documents(paths: str | Path | Iterable[str | Path]) -> list[str]:
     documents: list[str] = []
     for path in map(Path, paths):
         texts: list[str] = []
-        for file in files_in(path) if path.is_dir() else [path]:
+        is_folder = os.path.isdir(path)  # noqa: PTH112 (no error for a long name)
+        for file in files_in(path) if is_folder else [path]:
             texts += [text for text in read_file(file) if text.strip()]
         if not texts:
             raise BadText(f"{path} contains no text.", hint="files that are not empty")

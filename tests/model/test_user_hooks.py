@@ -7,7 +7,10 @@ import pytest
 import torch
 from oracles.tiny import random_tokens, tiny
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.nn.utils import prune
 
 import ropelens as rl
@@ -39,13 +42,15 @@ def test_an_edit_opens_without_calling_hooks_of_the_user():
     layer.mlp.register_forward_pre_hook(partial(record, "mlp"), with_kwargs=True)
     model.model.embed_tokens.register_forward_pre_hook(partial(record, "embedding"))
     everywhere = register_module_forward_hook(partial(record, "everywhere"))
+    before = register_module_forward_pre_hook(partial(record, "before"))
     try:
         with rl.edit_rope(model, "nope"):
             assert passes == []
             steered = model(TOKENS).logits
     finally:
         everywhere.remove()
-    assert passes[:2] == ["embedding", "everywhere"]
+        before.remove()
+    assert passes[:5] == ["before"] * 3 + ["embedding", "everywhere"]
     assert passes.count("layer") == passes.count("mlp") == 1
     assert not torch.allclose(steered, unsteered)
 
@@ -126,3 +131,13 @@ def test_hooks_return_in_their_order():
     for handle in (*handles, added):
         handle.remove()
     assert not mlp._forward_hooks
+
+
+def test_a_hook_that_is_removed_in_such_a_pass_stays_removed():
+    linear = nn.Linear(1, 1)
+    first = linear.register_forward_hook(lambda *_: None)
+    own = linear.register_forward_hook(nn.Identity().forward)
+    last = linear.register_forward_hook(lambda *_: None)
+    with without_user_hooks(linear):
+        own.remove()
+    assert [*linear._forward_hooks] == [first.id, last.id]

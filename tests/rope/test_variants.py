@@ -278,6 +278,26 @@ def test_a_config_of_scaled_rope_rotates_as_the_edit(rope_type: str, spelled: st
     torch.testing.assert_close(logits(other, tokens), edited, rtol=0, atol=1e-4)
 
 
+def yarn_with(**scale: float) -> dict[str, object]:
+    return ROPE | {"rope_type": "yarn"} | SCALED["yarn"] | scale
+
+
+@pytest.mark.parametrize("spelled", ["p-rope:0.5", "nope", "rope:300", "linear:2"])
+def test_a_config_keeps_the_scales_of_scores(spelled: str):
+    """DeepSeek scales scores if its RoPE is scaled, and Ministral 3 scales queries."""
+    models = [
+        tiny("deepseek_v3", rope_parameters=yarn_with(mscale=1.0, mscale_all_dim=1.0)),
+        of_kind("ministral3", rope_parameters=yarn_with(llama_4_scaling_beta=0.5)),
+    ]
+    tokens = random_tokens(sequences=1, length=48)
+    for model in models:
+        other = type(model)(rl.variant_config(model.config, spelled)).eval()
+        other.load_state_dict(model.state_dict())
+        with rl.edit_rope(model, spelled):
+            edited = logits(model, tokens)
+        torch.testing.assert_close(logits(other, tokens), edited, rtol=0, atol=1e-4)
+
+
 def test_a_variant_of_one_kind_of_layers():
     model = tiny("gemma3")
     config = rl.variant_config(model.config, "p-rope:0.5@full")

@@ -129,6 +129,11 @@ def test_a_bad_file_is_refused_by_name(tmp_path: Path, bad: BadFile):
     assert "\n" not in refused.value.line
 
 
+def test_a_text_in_the_place_of_a_path_is_refused():
+    with pytest.raises(BadText, match="cannot be read"):
+        read_documents("Once upon a time " * 300)
+
+
 def test_a_pipe_is_read(tmp_path: Path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
