@@ -38,6 +38,8 @@ def warn_of_beginning(live: LiveModel, text: Text, *, bos: Bos) -> None:
     rows = _compared_rows(text, begin=len(begin))
     if begin == other_begin or not rows.numel():
         return
+    if max(*begin, *other_begin, int(text.ids.max())) >= live.vocabulary:
+        return  # the model cannot read the other beginning, or refuses the text later
     losses = _losses(live, rows, begin)
     other_losses = _losses(live, rows, other_begin)
     gain, low, _ = paired_interval(losses - other_losses)

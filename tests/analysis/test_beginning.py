@@ -1,6 +1,7 @@
 """Before a measurement, the chosen beginning of sequences is compared with the other one."""
 
 import warnings
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
@@ -65,6 +66,18 @@ def test_tokens_that_were_given_are_not_compared():
     ids = bundled().text.ids[:, 1:]
     assert messages(Text(ids), "never") == []
     assert messages(bundled().text, "never") == []  # it begins with BOS
+
+
+@pytest.mark.parametrize("bos", ["always", "never"])
+def test_a_bos_that_the_model_does_not_know_is_not_compared(bos: Bos):
+    tokenizer = deepcopy(bundled().tokenizer)
+    tokenizer.add_special_tokens({"bos_token": "<new>"})
+    live = as_live_model(bundled().model, tokenizer)
+    assert tokenizer.bos_token_id >= live.vocabulary
+    text = rl.tokenize(
+        "The old man lived by the sea. " * 40, tokenizer, context=64, bos=bos
+    )
+    warn_of_beginning(live, text, bos=bos)
 
 
 def page_of(analysis: rl.Analysis, folder: Path) -> str:
