@@ -39,7 +39,7 @@ def warn_of_beginning(live: LiveModel, text: Text, *, bos: Bos) -> None:
     if begin == other_begin or not rows.numel():
         return
     if max(*begin, *other_begin, int(text.ids.max())) >= live.vocabulary:
-        return  # the model cannot read the other beginning, or refuses the text later
+        return  # unknown tokens, which are refused later if they are in the text
     losses = _losses(live, rows, begin)
     other_losses = _losses(live, rows, other_begin)
     gain, low, _ = paired_interval(losses - other_losses)

@@ -129,7 +129,8 @@ def _stated_size(file: Path) -> int:
     if len(header) < header_length:
         return before_tensors
     ends = [0]
-    with suppress(ValueError):  # safetensors explains the fault of such a header
+    # safetensors explains the fault of another header.
+    with suppress(ValueError, LookupError, TypeError, AttributeError):
         for name, tensor in json.loads(header).items():
             if name != "__metadata__":
                 ends.append(tensor["data_offsets"][1])

@@ -12,6 +12,8 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 PICKLE = "pytorch_model.bin"
+STATES = re.compile(r"(optimizer|scheduler|scaler|rng_state.*|training_args)\.\w+")
+"""Pickles without weights, which a training saves next to them."""
 
 NO_PICKLES = "ropelens does not read pickles (.bin, .pt), because they can run any code"
 SAVE_AGAIN = "CLASS.from_pretrained(OLD).save_pretrained(NEW_FOLDER)"
@@ -171,7 +173,10 @@ def _adapter_alone(folder: Path) -> BadCheckpoint | None:
 
 def _pickles(folder: Path) -> BadCheckpoint | None:
     """Weights in pickles."""
-    pickles = _files_of(folder, ("*.bin", "*.pt", "*.pth", "*.ckpt"))
+    pickles = []
+    for file in _files_of(folder, ("*.bin", "*.pt", "*.pth", "*.ckpt")):
+        if not STATES.fullmatch(file.name):
+            pickles.append(file)
     if not pickles:
         return None
     hint = f"if you trust it, {SAVE_AGAIN}"

@@ -10,7 +10,10 @@ from ropelens.checkpoints.not_finite import first_not_finite, remedy
 from ropelens.errors import UnsupportedModel
 from ropelens.noise import allowed_residual, logit_change
 
-NO_KEY = 'attn_implementation="sdpa" if some token sees no key, or another dtype'
+NO_KEY = (
+    'attn_implementation="sdpa" if some token sees no key, another dtype, or weights that '
+    "are finite"
+)
 MORE_PASSES = 8  # further passes after a pass whose logits changed
 
 

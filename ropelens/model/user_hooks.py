@@ -43,7 +43,7 @@ GLOBAL_TABLES: tuple[Table, ...] = (
     torch_module._global_forward_pre_hooks,
     torch_module._global_forward_hooks,
 )
-"""Hooks on all modules, which torch calls before those of the modules."""
+"""Hooks on all modules."""
 
 ANY_LENGTH = "a hook that accepts sequences of any length, or no hook"
 

@@ -191,7 +191,7 @@ def longrope_parameters(
 
 
 def _axes_and_scale(stated: dict[str, Any]) -> dict[str, Any]:
-    """The stated axes (M-RoPE), and the scale of queries, which is no part of the rotation."""
+    """The stated axes (M-RoPE), and the scale of queries by position."""
     kept = {}
     for name, value in stated.items():
         if name.startswith("mrope_"):

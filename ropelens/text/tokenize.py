@@ -96,8 +96,9 @@ def tokenize(
     `datasets`, a Series of pandas, or strings of arrow.
 
     Raises `BadText` for a text of fewer than `context` tokens in total, for a text that is the
-    name of a file, and for NUL characters. Raises `BadArgument` for a context below 2, for a
-    missing tokenizer, and for a document that is not a string; it names the type and the index.
+    name of a file, and for NUL characters. Raises `BadArgument` for a context without room for
+    the text, for a missing tokenizer, and for a document that is not a string; it names the
+    type and the index.
     """
     if isinstance(documents, str):
         check_document(documents)

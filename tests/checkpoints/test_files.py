@@ -112,6 +112,12 @@ T5 = {
     "num_heads": 4,
 }
 
+
+def write_header(folder: Path, header: bytes) -> None:
+    beginning = len(header).to_bytes(8, "little")
+    (folder / "model.safetensors").write_bytes(beginning + header)
+
+
 # fmt: off
 DAMAGES = {
     "no config": (lambda f: (f / "config.json").unlink(),
@@ -128,6 +134,10 @@ DAMAGES = {
         ["model.safetensors ends too early", "30,000 bytes of at least", "copy or save it"]),
     "truncated header": (lambda f: truncate(f, 100),
         ["ends too early", "100 bytes of at least"]),
+    "header without offsets": (lambda f: write_header(f, b'{"a":{"dtype":"F32"}}'),
+        ["transformers cannot load", "invalid JSON in header"]),
+    "header with a list": (lambda f: write_header(f, b"[1]"),
+        ["transformers cannot load", "invalid JSON in header"]),
     "empty file": (lambda f: truncate(f, 0), ["ends too early", "0 bytes of at least 8"]),
     "missing tensor": (
         lambda f: edit_weights(f, lambda w: w.pop("model.layers.0.self_attn.q_proj.weight")),

@@ -229,6 +229,13 @@ def test_a_folder_of_fsdp_is_repaired_by_the_command_that_is_named(folder: Path)
     check_weights_of(folder)
 
 
+def test_the_state_of_an_optimizer_has_no_weights(folder: Path):
+    (folder / WEIGHTS).unlink()
+    for name in ("optimizer.pt", "rng_state_0.pth", "training_args.bin"):
+        (folder / name).touch()
+    assert "has no weights" in refusal(folder)
+
+
 def test_a_pickle_of_another_name_is_renamed_first(folder: Path):
     weights = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
