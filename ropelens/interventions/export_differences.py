@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ropelens.checkpoints.identity import module_properties
 from ropelens.model.attention_hooks import attention_modules
 from ropelens.model.live_model import LiveModel
+from ropelens.model.user_hooks import package_of
 from ropelens.noise import noise_tokens
 
 PROBED = 16  # tokens of the sequence on which outputs of modules are compared
@@ -64,17 +65,10 @@ def _hooks(model: nn.Module) -> Iterator[str]:
         shown = name or type(module).__name__
         hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
         for hook in hooks:
-            if not _is_ours(hook):
+            if package_of(hook) != "ropelens":  # of an open block
                 yield f"a hook of {shown}"
         if "forward" in vars(module):
             yield f"another forward of {shown}"
-
-
-def _is_ours(hook: Any) -> bool:
-    """Whether an open block of ropelens registered a hook."""
-    while isinstance(hook, partial):
-        hook = hook.func
-    return str(getattr(hook, "__module__", "")).startswith("ropelens.")
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from traceback import walk_tb
 from types import CodeType
 from typing import Any
 
@@ -100,12 +101,22 @@ def _attention_of_layers(model: nn.Module) -> set[nn.Module]:
 
 def belongs_to_model(hook: Hook) -> bool:
     """Whether a library defines the hook, or it is a method of a module."""
+    if isinstance(getattr(_innermost(hook), "__self__", None), nn.Module):
+        return True
+    return package_of(hook) in LIBRARIES
+
+
+def package_of(hook: Hook) -> str:
+    """The package that defines the function of a hook."""
+    package, _, _ = str(getattr(_innermost(hook), "__module__", "")).partition(".")
+    return package
+
+
+def _innermost(hook: Hook) -> Hook:
+    """The function in a hook that `functools.partial` made."""
     while isinstance(hook, functools.partial):
         hook = hook.func
-    if isinstance(getattr(hook, "__self__", None), nn.Module):
-        return True
-    package, _, _ = str(hook.__module__).partition(".")
-    return package in LIBRARIES
+    return hook
 
 
 @dataclass(frozen=True)
@@ -179,18 +190,12 @@ def _failure(
 
 
 def _codes_in_traceback(error: Exception) -> set[CodeType]:
-    codes = set()
-    step = error.__traceback__
-    while step is not None:
-        codes.add(step.tb_frame.f_code)
-        step = step.tb_next
-    return codes
+    return {frame.f_code for frame, _ in walk_tb(error.__traceback__)}
 
 
 def _code_of(hook: Hook) -> CodeType | None:
     """The code of a hook, which may be a function, a method or an object."""
-    while isinstance(hook, functools.partial):
-        hook = hook.func
+    hook = _innermost(hook)
     if not hasattr(hook, "__code__") and not hasattr(hook, "__func__"):
         hook = type(hook).__call__
     function = getattr(hook, "__func__", hook)
