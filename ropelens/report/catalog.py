@@ -14,6 +14,7 @@ from ropelens.figures.comparison import (
     plot_copying,
     plot_growth,
     plot_loss_change,
+    plot_loss_lines,
     plot_position_loss,
 )
 from ropelens.figures.comparison_planes import plot_comparison_planes
@@ -288,6 +289,18 @@ SWEEP_FIGURES = (
             "The same steps with other measures. Each line shows the change from the "
             "unmodified model."
         ),
+    ),
+)
+
+LOSS_LINES_FIGURE = PageFigure(
+    name="loss_lines",
+    draw=plot_loss_lines,
+    has_data=has_growth,
+    explain=(
+        "Validation loss minus the loss of the baseline (grey) during training. Shaded: 95% "
+        "intervals over seeds. A difference is certain if the bar at its end does not reach "
+        "the grey line. The last points are on {sequences} sequences, the others on "
+        "{growth_sequences}; differences early in training may be outside of the axis."
     ),
 )
 

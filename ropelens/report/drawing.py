@@ -17,6 +17,7 @@ from ropelens.report.catalog import (
     COMPARISON_FIGURES,
     HEAD_SWEEP_FIGURE,
     LOSS_CHANGE_FIGURE,
+    LOSS_LINES_FIGURE,
     MODEL_FIGURES,
     REACH_FIGURE,
     SWEEP_FIGURES,
@@ -125,6 +126,20 @@ def draw_sweep(
             figure = row.draw(sweep, table=table)
             figures.append(DrawnFigure(row.name + suffix, row, figure))
     return figures
+
+
+def draw_picture(comparison: xr.Dataset, table: pd.DataFrame) -> DrawnFigure | None:
+    """Draw the picture with which the page of a comparison begins.
+
+    Trained runs have lines of losses during training, and analyzed models have their last
+    losses. None if no loss has a pair.
+    """
+    if not table["loss_change"].notna().any():
+        return None
+    row = LOSS_CHANGE_FIGURE
+    if LOSS_LINES_FIGURE.has_data(comparison):
+        row = LOSS_LINES_FIGURE
+    return DrawnFigure(row.name, row, row.draw(comparison, table))
 
 
 def draw_comparison(comparison: xr.Dataset, table: pd.DataFrame) -> list[DrawnFigure]:
