@@ -15,8 +15,8 @@ from ropelens.figures.difference_lines import DifferenceLine, plot_difference_li
 from ropelens.figures.formats import plotly_text
 from ropelens.figures.group_looks import Look, group_looks
 from ropelens.figures.line_panels import HEADS, LinePanel, line_panels
-from ropelens.interventions.changes import best_head
 from ropelens.intervals import paired_interval
+from ropelens.interventions.changes import best_head
 from ropelens.profiles.measures import NEEDLES
 
 GUESS = 1 / NEEDLES  # share of needles that a guess finds
@@ -92,7 +92,8 @@ def _add_loss_change(
 def plot_loss_lines(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
     """Loss of each group minus the loss of the baseline by training tokens (nats/token).
 
-    `table` is `summarize_comparison(comparison)`, which has the last point of each line.
+    `table` is `summarize_comparison(comparison)`, which has the last point of each line. The
+    intervals are over seeds, and a group with one seed has none.
     """
     lines = []
     for group in table[table["loss_change"].notna()].to_dict("records"):
@@ -105,13 +106,11 @@ def plot_loss_lines(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
         lines,
         group_looks(comparison),
         baseline=baseline,
-        y_title="difference in loss (nats/token)<br>below 0 is better",
+        y_title="difference in loss (nats/token)",
     )
 
 
-def _loss_line(
-    comparison: xr.Dataset, group: Mapping[Hashable, Any]
-) -> DifferenceLine:
+def _loss_line(comparison: xr.Dataset, group: Mapping[Hashable, Any]) -> DifferenceLine:
     """The line of a group: the paired changes at checkpoints, and its row of the table."""
     name = group["group"]
     changes = paired_changes(comparison["growth_loss"], name).dropna("step")
@@ -127,8 +126,9 @@ def _loss_line(
         highs.append(high)
     if means:
         means[-1] = group["loss_change"]
-        lows[-1] = group["low"]
-        highs[-1] = group["high"]
+        if group["over"] == "seeds":
+            lows[-1] = group["low"]
+            highs[-1] = group["high"]
     return DifferenceLine(
         name,
         tokens=tokens,

@@ -14,8 +14,13 @@ from ropelens.figures.group_looks import Look
 
 Points = Float[np.ndarray, " point"]
 
-HEIGHT = 420
-LABEL_HEIGHT = 0.085  # of a label of two rows, as a share of the height of the axis
+HEIGHT = 380  # in pixels, and for each line
+HEIGHT_OF_LINE = 12
+ROW_HEIGHT = 17  # of a row of a label, in pixels
+MARGINS = 90  # above and below the axis, in pixels
+TICKS = 7  # at most, on an axis without a log scale
+LONGEST_NAME = 13  # characters in one row
+BAR_STEP = 0.03  # from one bar to the next, as a share of the axis
 TRANSIENT = 0.1  # share of the points that may be outside of the axis at each end
 EARLY = 0.25  # checkpoints at powers of two have their median step before this share
 
@@ -44,23 +49,26 @@ def plot_difference_lines(
 ) -> go.Figure:
     """Figure of `lines`, with their 95 % intervals as bands, and their names at their ends.
 
-    The grey line at 0 is the baseline. The axis shows the last points with their intervals, and
-    all but the most extreme of the other points.
+    The grey line at 0 is the baseline. Bars to the right of the lines are the intervals of the
+    last points. The axis shows these intervals, and all but the most extreme of other points.
     """
-    figure = style.new_figure(title, height=HEIGHT)
+    figure = style.new_figure(title, height=HEIGHT + HEIGHT_OF_LINE * len(lines))
     figure.add_hline(y=0, line={"color": style.MUTED, "width": 4})
     for line in lines:
         _add_band(figure, line, looks[line.group])
     for line in lines:
         _add_line(figure, line, looks[line.group])
-        _add_last_interval(figure, line, looks[line.group])
     figure.update_yaxes(title_text=y_title, exponentformat="none")
     figure.update_layout(showlegend=False, margin_r=_room_for_names(lines, baseline))
     if lines:
         bottom, top = _span(lines)
         figure.update_yaxes(range=[bottom, top])
+        axis = _token_axis(lines)
+        for number, line in enumerate(lines, start=1):
+            x = axis.beyond(number * BAR_STEP)
+            _add_last_interval(figure, line, looks[line.group], x=x)
+        axis.set(figure, room=(len(lines) + 1) * BAR_STEP)
         _name_ends(figure, lines, looks, baseline)
-        _set_tokens(figure, lines)
     return style.note_missing(figure, "no two losses are on the same text")
 
 
@@ -75,7 +83,7 @@ def _add_band(figure: go.Figure, line: DifferenceLine, look: Look) -> None:
         x=np.concatenate([tokens, tokens[::-1]]),
         y=np.concatenate([line.high[known], line.low[known][::-1]]),
         fill="toself",
-        fillcolor=f"rgba({red},{green},{blue},0.13)",
+        fillcolor=f"rgba({red},{green},{blue},0.08)",
         line_width=0,
         mode="lines",
         hoverinfo="skip",
@@ -104,18 +112,25 @@ def _add_line(figure: go.Figure, line: DifferenceLine, look: Look) -> None:
     )
 
 
-def _add_last_interval(figure: go.Figure, line: DifferenceLine, look: Look) -> None:
-    """Draw the interval of the last point as a bar."""
+def _add_last_interval(
+    figure: go.Figure, line: DifferenceLine, look: Look, *, x: float
+) -> None:
+    """Draw the interval of the last point as a bar at `x`."""
     color = look.line["color"]
     last = slice(-1, None)
     figure.add_scatter(
-        x=line.tokens[last],
+        x=[x],
         y=line.change[last],
         error_y=style.interval_bars(
-            line.change[last], line.low[last], line.high[last], color=color, width=5
+            line.change[last],
+            line.low[last],
+            line.high[last],
+            color=color,
+            thickness=2,
+            width=4,
         ),
         mode="markers",
-        marker={"symbol": look.symbol, "size": 11, "color": color},
+        marker={"symbol": look.symbol, "size": 9, "color": color},
         hoverinfo="skip",
         name=plotly_text(line.group),
         meta={"role": "last"},
@@ -141,17 +156,21 @@ def _name_ends(
     baseline: str,
 ) -> None:
     """Write the name and the last difference of each line to the right of its end."""
-    names = {baseline: f"<b>{plotly_text(baseline)}</b>"}
+    names = {baseline: f"<b>{_in_rows(baseline)}</b>"}
     heights = {baseline: 0.0}
     colors = {baseline: style.MUTED}
     for line in lines:
         change = float(line.change[-1])
-        names[line.group] = f"<b>{plotly_text(line.group)}</b><br>{signed(change)}"
+        names[line.group] = f"<b>{_in_rows(line.group)}</b><br>{signed(change)}"
         heights[line.group] = change
         colors[line.group] = looks[line.group].line["color"]
     bottom, top = figure.layout.yaxis.range
-    least = LABEL_HEIGHT * (top - bottom)
-    for group, height in apart(heights, least=least).items():
+    pixel = (top - bottom) / (figure.layout.height - MARGINS)
+    sizes = {}
+    for group, text in names.items():
+        rows = 1 + text.count("<br>")
+        sizes[group] = ROW_HEIGHT * rows * pixel
+    for group, height in apart(heights, sizes).items():
         figure.add_annotation(
             x=1,
             xref="paper",
@@ -166,58 +185,111 @@ def _name_ends(
         )
 
 
-def apart(heights: Mapping[str, float], *, least: float) -> dict[str, float]:
-    """Heights in the same order, moved as little as needed to be `least` apart.
+def apart(heights: Mapping[str, float], sizes: Mapping[str, float]) -> dict[str, float]:
+    """Middles of labels that do not overlap, in the order of their `heights`.
 
-    Neighbours that are too close form a block around the mean of their heights.
+    Labels with the `sizes` that would overlap form a block around the mean of their heights.
     """
     blocks: list[list[str]] = []
     for name in sorted(heights, key=lambda name: heights[name]):
         blocks.append([name])
-        while len(blocks) > 1 and _overlap(blocks[-2], blocks[-1], heights, least):
+        while len(blocks) > 1 and _overlap(blocks[-2], blocks[-1], heights, sizes):
             upper = blocks.pop()
             blocks[-1].extend(upper)
     placed = {}
     for block in blocks:
-        for number, name in enumerate(block):
-            placed[name] = _lowest(block, heights, least) + number * least
+        edge = _middle(block, heights) - _size(block, sizes) / 2
+        for name in block:
+            placed[name] = edge + sizes[name] / 2
+            edge += sizes[name]
     return placed
 
 
-def _lowest(block: list[str], heights: Mapping[str, float], least: float) -> float:
-    """The height of the lowest name of a block."""
-    middle = sum(heights[name] for name in block) / len(block)
-    return middle - least * (len(block) - 1) / 2
+def _middle(block: list[str], heights: Mapping[str, float]) -> float:
+    return sum(heights[name] for name in block) / len(block)
+
+
+def _size(block: list[str], sizes: Mapping[str, float]) -> float:
+    return sum(sizes[name] for name in block)
 
 
 def _overlap(
-    lower: list[str], upper: list[str], heights: Mapping[str, float], least: float
+    lower: list[str],
+    upper: list[str],
+    heights: Mapping[str, float],
+    sizes: Mapping[str, float],
 ) -> bool:
-    highest = _lowest(lower, heights, least) + least * (len(lower) - 1)
-    return _lowest(upper, heights, least) - highest < least
+    distance = _middle(upper, heights) - _middle(lower, heights)
+    return distance < (_size(lower, sizes) + _size(upper, sizes)) / 2
+
+
+def _in_rows(name: str) -> str:
+    """The name in two rows if it is long: "p-rope-reversed:0.75" breaks before "reversed"."""
+    if len(name) <= LONGEST_NAME:
+        return plotly_text(name)
+    breaks = [at for at, letter in enumerate(name) if letter in "-: /_"]
+    middle = len(name) / 2
+    after = min(breaks, key=lambda at: abs(at + 1 - middle), default=int(middle))
+    first = name[: after + 1]
+    second = name[after + 1 :]
+    return f"{plotly_text(first)}<br>{plotly_text(second)}"
 
 
 def _room_for_names(lines: Sequence[DifferenceLine], baseline: str) -> int:
     """Width of the right margin in pixels. Longer names are cut off."""
-    names = [baseline, *(line.group for line in lines)]
-    return 24 + 7 * min(22, max(map(len, names)))
+    rows = [baseline, *(line.group for line in lines)]
+    longest = max(map(len, rows))
+    return 24 + 8 * min(LONGEST_NAME, longest)
 
 
-def _set_tokens(figure: go.Figure, lines: Sequence[DifferenceLine]) -> None:
-    """Make x training tokens, on a log scale if the checkpoints are at powers of two."""
+@dataclass(frozen=True)
+class TokenAxis:
+    """An axis of training tokens from `first` to `last`, on a log scale if `is_log`."""
+
+    first: float
+    last: float
+    is_log: bool
+
+    def beyond(self, share: float) -> float:
+        """The place to the right of the last tokens, by a share of the axis."""
+        if self.is_log:
+            return self.last * (self.last / self.first) ** share
+        return self.last * (1 + share)
+
+    def set(self, figure: go.Figure, *, room: float) -> None:
+        """Give the x axis a range with `room` on the right, ticks and a title."""
+        end = self.beyond(room)
+        if not self.is_log:
+            ticks = _even_ticks(self.last)
+            figure.update_xaxes(
+                title_text="training tokens",
+                range=[0, end],
+                tickvals=ticks,
+                ticktext=[short_count(tick) for tick in ticks],
+            )
+            return
+        labels = {}
+        power = 10.0 ** np.ceil(np.log10(self.first))
+        while power <= self.last:
+            labels[power] = short_count(power)
+            power *= 10
+        ends = np.log10([self.first * 0.9, end])
+        style.set_log_ticks(figure, labels, ends=ends.tolist())
+        style.set_x_title(figure, "training tokens (log scale)")
+
+
+def _even_ticks(last: float) -> list[float]:
+    """At most `TICKS` multiples of 1, 2 or 5 times a power of ten, from 0 to `last`."""
+    power = 10.0 ** np.floor(np.log10(last / TICKS))
+    factors = [factor for factor in (1, 2, 5, 10) if factor * power * TICKS > last]
+    step = factors[0] * power
+    return np.arange(0, last * (1 + 1e-9), step).tolist()
+
+
+def _token_axis(lines: Sequence[DifferenceLine]) -> TokenAxis:
+    """An axis with a log scale if the checkpoints are at powers of two."""
     tokens = np.unique(np.concatenate([line.tokens for line in lines]))
     tokens = tokens[tokens > 0]
     last = float(tokens[-1])
-    if np.median(tokens) >= EARLY * last:
-        figure.update_xaxes(
-            title_text="training tokens", range=[0, last * 1.02], exponentformat="SI"
-        )
-        return
-    labels = {}
-    power = 10.0 ** np.ceil(np.log10(tokens[0]))
-    while power <= last:
-        labels[power] = short_count(power)
-        power *= 10
-    ends = np.log10([tokens[0] * 0.9, last * 1.1])
-    style.set_log_ticks(figure, labels, ends=ends.tolist())
-    style.set_x_title(figure, "training tokens (log scale)")
+    is_log = len(tokens) > 1 and float(np.median(tokens)) < EARLY * last
+    return TokenAxis(float(tokens[0]), last, is_log)

@@ -51,12 +51,14 @@ class PageFigure:
     `draw` draws the results of the page. If the results have no data for it, `has_data` is
     False, or `draw` raises `BadArgument`. `explain` is the text next to the figure. `title`
     replaces the title of the drawn figure, `tab` is the name of its tab, and `label_note`
-    explains marks of labels. `layout` changes the layout on the page.
+    explains marks of labels. `layout` changes the layout on the page, and `note` is text below
+    the figure.
     """
 
     name: str
     draw: Callable[..., go.Figure]
     explain: str
+    note: str = ""
     title: str = ""
     tab: str = ""
     label_note: str = ""
@@ -297,10 +299,13 @@ LOSS_LINES_FIGURE = PageFigure(
     draw=plot_loss_lines,
     has_data=has_growth,
     explain=(
-        "Validation loss minus the loss of the baseline (grey) during training. Shaded: 95% "
-        "intervals over seeds. A difference is certain if the bar at its end does not reach "
-        "the grey line. The last points are on {sequences} sequences, the others on "
-        "{growth_sequences}; differences early in training may be outside of the axis."
+        "Below the grey line is better. Bars: 95% intervals over seeds at the end. A "
+        "difference is certain if its bar does not reach the grey line (no bar: one seed)."
+    ),
+    note=(
+        "Shaded: 95% intervals during training. The last points are on {sequences} "
+        "sequences, the others on {growth_sequences}. Large differences early in training "
+        "may be outside of the axis."
     ),
 )
 

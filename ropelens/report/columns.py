@@ -197,13 +197,6 @@ HEAD_COLUMNS = (
 
 LOSS_COLUMNS = (
     Column(
-        "entries",
-        "runs",
-        "number",
-        "runs (one for each seed) or analyzed models over which the row is a mean",
-        write=mean_count,
-    ),
-    Column(
         "loss",
         "validation loss",
         "nats/token",
@@ -443,8 +436,6 @@ def known_columns(table: pd.DataFrame, columns: Sequence[Column]) -> list[Column
         known.add("certain")
     if "untested" in known and not table["untested"].any():
         known.discard("untested")
-    if "entries" in known and table["entries"].max() == 1:
-        known.discard("entries")
     return [column for column in columns if column.name in known]
 
 
@@ -470,7 +461,7 @@ def _certain_word(row: Mapping[Hashable, Any]) -> str:
     if not row["over"]:
         return NO_NUMBER
     if row["over"] == OVER_TEXT_OF_ONE_SEED:
-        return "no, one seed"
+        return "no (one seed)"
     return "yes" if row["low"] > 0 or row["high"] < 0 else "no"
 
 

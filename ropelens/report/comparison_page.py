@@ -21,7 +21,7 @@ from ropelens.figures.compared_heads import (
 )
 from ropelens.figures.formats import plotly_text
 from ropelens.figures.head_map import MAX_HEADS_WITH_SIGNS
-from ropelens.figures.style import LABEL_LOOKS
+from ropelens.figures.style import LABEL_LOOKS, LabelLook
 from ropelens.report.columns import (
     Column,
     compared_head_columns,
@@ -41,7 +41,8 @@ QUESTION = "How do these models differ in their use of RoPE's frequencies?"
 BY_HEAD = ("entry", "layer", "head")
 MAP_WORDS = (
     "Each cell is a head: on the left its label in the baseline, on the right its label in the "
-    "chosen run or model. A frame marks labels that differ. Choose a cell to see both heads below."
+    "chosen run or model. A frame marks labels that differ. Choose a cell to see both heads "
+    "below."
 )
 RUNS_WORDS = (
     "Runs of one seed start from the same weights, but training may move a task to another "
@@ -85,7 +86,7 @@ def render_comparison(comparison: xr.Dataset, table: pd.DataFrame) -> str:
         entry_noun="Run" if of_runs else "Model",
         group_noun="variant" if of_runs else "model",
         entries=comparison["entry"].values.tolist(),
-        label_looks=LABEL_LOOKS,
+        label_looks=looks_in(comparison),
         map_words=f"{MAP_WORDS} {RUNS_WORDS if of_runs else ''}",
         label_rules=label_rules(asdict(Thresholds())),
     )
@@ -95,8 +96,11 @@ def picture_card(picture: DrawnFigure | None, comparison: xr.Dataset) -> Card | 
     """The words of the picture at the beginning of the page."""
     if picture is None:
         return None
-    explain = picture.row.explain.format_map(comparison.attrs)
-    return replace(picture.card, explain=explain)
+    return replace(
+        picture.card,
+        explain=picture.row.explain.format_map(comparison.attrs),
+        note=picture.row.note.format_map(comparison.attrs),
+    )
 
 
 def map_payload(comparison: xr.Dataset) -> dict[str, Any]:
@@ -117,6 +121,12 @@ def map_payload(comparison: xr.Dataset) -> dict[str, Any]:
         "looks": looks,
         "mostWithSigns": MAX_HEADS_WITH_SIGNS,
     }
+
+
+def looks_in(comparison: xr.Dataset) -> list[LabelLook]:
+    """The looks of the labels that heads of a comparison have."""
+    labels = set(comparison["label"].values.ravel().tolist())
+    return [look for look in LABEL_LOOKS if look.label in labels]
 
 
 def page_addresses(comparison: xr.Dataset) -> list[str]:

@@ -32,6 +32,7 @@ class Card:
     name: str
     title: str
     explain: str
+    note: str = ""
     tab: str = ""
     label_note: str = ""
 
@@ -50,6 +51,7 @@ class DrawnFigure:
             name=self.name,
             title=self.row.title or self.figure.layout.title.text,
             explain=self.row.explain,
+            note=self.row.note,
             tab=self.row.tab,
             label_note=self.row.label_note,
         )

@@ -94,7 +94,8 @@ def best_words(ranking: Ranking) -> str:
     if worst is nearest:
         return f"{words}."
     side = "above" if worst.value >= 0 else "below"
-    return f"{words}; {worst.group} is worst, {amount(worst)} {side} {baseline}{_in_brief(worst)}."
+    words += f"; {worst.group} is worst, {amount(worst)} {side} {baseline}"
+    return f"{words}{_in_brief(worst)}."
 
 
 def amount(difference: Difference) -> str:

@@ -13,6 +13,7 @@ from ropelens.report.sentences.best import GroupChange, best_sentences
 from ropelens.report.sentences.truncation import CHANCE
 from ropelens.report.sentences.wording import Change, one_line
 
+
 def comparison_sentences(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
     """Sentences about a comparison and its `table`, and the sentences of its author."""
     sentences = []
