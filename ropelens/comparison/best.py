@@ -32,7 +32,7 @@ class Difference:
 
     @property
     def certain(self) -> bool:
-        """Whether the interval excludes 0. The text of one seed cannot show this for a variant."""
+        """Whether the interval excludes 0. The text of one seed never makes it certain."""
         if self.over == OVER_TEXT_OF_ONE_SEED:
             return False
         return self.low > 0 or self.high < 0
