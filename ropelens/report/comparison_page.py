@@ -33,6 +33,7 @@ from ropelens.report.render import packed
 from ropelens.report.run_facts import comparison_facts
 from ropelens.report.sentences.comparison import (
     comparison_sentences,
+    sampled_sentence,
     stopped_planes_sentence,
 )
 from ropelens.report.sentences.heads import label_rules
@@ -79,7 +80,7 @@ def render_comparison(comparison: xr.Dataset, table: pd.DataFrame) -> str:
         payload={"heads": heads, "map": map_payload(comparison)},
         question=str(comparison.attrs.get("question", QUESTION)),
         findings=comparison_sentences(comparison, table),
-        leads=2 if comparison.attrs.get("lead") else 1,
+        leads=_leads(comparison),
         picture=picture_card(picture, comparison),
         tables=comparison_tables(table, note=stopped_planes_sentence(table)),
         head_columns=head_columns,
@@ -90,6 +91,12 @@ def render_comparison(comparison: xr.Dataset, table: pd.DataFrame) -> str:
         map_words=f"{MAP_WORDS} {RUNS_WORDS if of_runs else ''}",
         label_rules=label_rules(asdict(Thresholds())),
     )
+
+
+def _leads(comparison: xr.Dataset) -> int:
+    """Number of sentences above the picture. The last of them names the best group."""
+    earlier = [comparison.attrs.get("lead"), sampled_sentence(comparison)]
+    return 1 + len([sentence for sentence in earlier if sentence])
 
 
 def picture_card(picture: DrawnFigure | None, comparison: xr.Dataset) -> Card | None:

@@ -81,7 +81,9 @@ def best_words(ranking: Ranking) -> str:
     baseline = ranking.baseline
     nearest = ranking.differences[0]
     worst = ranking.differences[-1]
-    if ranking.best == baseline:
+    if nearest.value == 0:
+        words = f"{baseline}, the baseline, and {nearest.group} have the lowest loss"
+    elif ranking.best == baseline:
         words = (
             f"{baseline}, the baseline, has the lowest loss: the next, {nearest.group}, is "
             f"{amount(nearest)} nats/token above it {certainty(nearest)}"

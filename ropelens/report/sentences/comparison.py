@@ -16,14 +16,12 @@ from ropelens.report.sentences.wording import Change, one_line
 
 def comparison_sentences(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
     """Sentences about a comparison and its `table`, and the sentences of its author."""
-    sentences = []
+    sentences = [sampled_sentence(comparison)]
     rankings = rank_groups(comparison, table)
     if rankings:
-        best, *others = best_sentences(comparison, rankings)
-        sentences += [best, _sampled_sentence(comparison), *others]
+        sentences += best_sentences(comparison, rankings)
         sentences.append(_losses_sentence(comparison, table))
     else:
-        sentences.append(_sampled_sentence(comparison))
         sentences.append(_unpaired_losses_sentence(comparison, table))
     if "loss_past_context" in table and table["loss_past_context"].notna().any():
         sentences.append(_past_context_sentence(table))
@@ -41,7 +39,7 @@ def comparison_sentences(comparison: xr.Dataset, table: pd.DataFrame) -> list[st
     return [sentence for sentence in written if sentence] + findings
 
 
-def _sampled_sentence(comparison: xr.Dataset) -> str:
+def sampled_sentence(comparison: xr.Dataset) -> str:
     """The compared models that wrote the text; "" if there are none."""
     if "source" not in comparison.coords:
         return ""
