@@ -198,7 +198,7 @@ HEAD_COLUMNS = (
 LOSS_COLUMNS = (
     Column(
         "loss",
-        "validation loss",
+        "loss per token",
         "nats/token",
         "loss on text that was not used for training, or on the analyzed text",
         write=three_decimals,
@@ -214,7 +214,7 @@ LOSS_COLUMNS = (
         "loss_change",
         "difference from the baseline",
         "nats/token",
-        "validation loss minus the baseline's validation loss, as a mean over pairs "
+        "loss per token minus the baseline's loss per token, as a mean over pairs "
         "with the same text (and the same size and seed), with its 95% interval",
         write=str,
     ),

@@ -292,7 +292,7 @@ def test_numbers_with_different_definitions_have_different_names(comparison):
     for table in tables_of(comparison):
         titles += [column.title for column in table.columns]
     assert "loss per byte" in titles
-    assert "validation loss" in titles
+    assert "loss per token" in titles
     assert len(set(titles)) == len(titles)
 
 
@@ -325,6 +325,8 @@ def test_the_page_begins_with_the_best_variant_and_its_certainty():
         f"(95% interval −{-low:.3f} to −{-high:.3f}, over 2 seeds), which is certain; "
         "nope is worst, 0.350 above rope (not certain)."
     )
+    words = first_sentence({"rope": [3, 3], "a": [2.9, 2.89], "b": [2.95, 2.96]})
+    assert words.endswith("; rope is worst.")
     words = first_sentence({"rope": [3, 3], "a": [2.9, 3.05]})
     assert words.endswith("over 2 seeds), which is not certain.")
 
@@ -334,6 +336,31 @@ def test_the_baseline_may_be_the_best():
     begin = "After 1,024 training tokens, rope, the baseline, has the lowest loss: the next, a,"
     assert words.startswith(f"{begin} is 0.200 nats/token above it (95% interval")
     assert words.endswith("b is worst, 0.405 above rope (certain).")
+
+
+def test_equal_losses_are_named_as_equal():
+    words = first_sentence({"rope": [3, 3], "p-rope:1": [3, 3]})
+    assert words == (
+        "After 1,024 training tokens, rope, the baseline, and p-rope:1 have the lowest loss."
+    )
+
+
+def test_each_size_has_its_best_variant(comparison: xr.Dataset):
+    small = comparison.isel(entry=[0, 1, 3, 4])
+    large = comparison.isel(entry=[0, 2, 3, 5])
+    groups = [f"small {name}" for name in small["group"].values]
+    groups += [f"large {name}" for name in large["group"].values]
+    both = xr.concat([small, large], "entry").assign_coords(
+        group=("entry", groups),
+        size=("entry", ["small"] * 4 + ["large"] * 4),
+        partner=("entry", [0, 0, 2, 2, 4, 4, 6, 6]),
+    )
+    both = both.assign_coords(entry=[f"{name} {i}" for i, name in enumerate(groups)])
+    first, second, *_ = findings(both)
+    assert (
+        "of the runs of size small, small rope, the baseline, has the lowest" in first
+    )
+    assert "the next, large nope, is 0.210 nats/token above it" in second
 
 
 def test_one_seed_is_never_certain(comparison: xr.Dataset):
@@ -378,6 +405,18 @@ def test_the_lines_of_losses_end_with_the_numbers_of_the_table(comparison):
     )
     ends = {note.text.split("<br>")[0] for note in figure.layout.annotations}
     assert ends == {"<b>rope</b>", "<b>p-rope:0.5</b>", "<b>nope</b>"}
+
+
+def test_checkpoints_at_powers_of_two_are_on_a_log_scale(comparison: xr.Dataset):
+    tokens = 1000 * np.array([1, 4, 16, 64]) * np.ones((6, 1))
+    geometric = comparison.assign_coords(tokens_seen=(("entry", "step"), tokens))
+    table = summarize_comparison(comparison)
+    figure = figures.plot_loss_lines(geometric, table)
+    assert figure.layout.xaxis.type == "log"
+    assert list(figure.layout.xaxis.ticktext) == ["1k", "10k"]
+    linear = figures.plot_loss_lines(comparison, table)
+    assert list(linear.layout.xaxis.ticktext)[:3] == ["0", "200", "400"]
+    assert max(linear.layout.xaxis.tickvals) <= 1024
 
 
 def test_a_line_of_one_seed_has_no_interval(comparison: xr.Dataset):

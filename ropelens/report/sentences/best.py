@@ -95,8 +95,9 @@ def best_words(ranking: Ranking) -> str:
         )
     if worst is nearest:
         return f"{words}."
-    side = "above" if worst.value >= 0 else "below"
-    words += f"; {worst.group} is worst, {amount(worst)} {side} {baseline}"
+    if worst.value < 0:
+        return f"{words}; {baseline} is worst."
+    words += f"; {worst.group} is worst, {amount(worst)} above {baseline}"
     return f"{words}{_in_brief(worst)}."
 
 
