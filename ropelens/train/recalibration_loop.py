@@ -15,6 +15,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ropelens.compatibility import recompute_layers
 from ropelens.runtime.folder import whole_file, write_whole
 from ropelens.runtime.keys import Key
 from ropelens.runtime.progress import Stage, show_progress
@@ -124,8 +125,7 @@ class RecalibrationLoop:
         self.held_out: HeldOut = held_out(data, sequences=settings.evaluated)
         choose_parameters(model, settings.train)
         if recomputes(model):
-            options = {"use_reentrant": False}
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+            recompute_layers(model)
         self.in_pass = sequences_in_pass(model, settings)
         self.optimizer = make_optimizer(model)
         self.progress = RecalibrationProgress()

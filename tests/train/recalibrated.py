@@ -13,6 +13,9 @@ from transformers import PreTrainedModel
 from ropelens.train.recalibration import recalibrate
 from ropelens.train.recalibration_settings import Recalibration
 
+MODELS = Path(__file__).parents[2] / "models"
+SMOLLM2 = MODELS / "smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf"
+GEMMA3 = MODELS / "gemma3-270m/gemma-3-270m-q4_k_m.gguf"
 SHORT = {"context": 16, "steps": 5, "sequences": 4, "evaluated": 12}
 """Settings of a quick run."""
 
