@@ -20,7 +20,7 @@ def heads(*budgets: tuple[float, float, float, float]) -> LabelledHeads:
     with np.errstate(invalid="ignore", divide="ignore"):
         positional_fraction = position / (total - sink)
     return LabelledHeads.of(
-        label_heads(bits, rows=100),
+        label_heads(bits, rows=100.0),
         total_bits=total,
         sink_bits=sink,
         interaction_bits=interaction,
