@@ -28,7 +28,7 @@ def label_changes(
     The table has a row for each head that attends, with the columns of `change_table`.
     `attention_change` (bits, layer and head) becomes a column.
 
-    Raises `BadArgument` for profiles of other shapes or of other rows.
+    Raises `BadArgument` if the profiles have other shapes or other rows.
     """
     before = complete_profile(before)
     after = complete_profile(after)
@@ -134,6 +134,6 @@ def _require_same_rows(before: xr.Dataset, after: xr.Dataset) -> None:
     if texts[0] != texts[1] or not np.array_equal(rows[0], rows[1]):
         raise BadArgument(
             "The labels of these profiles cannot be compared.",
-            seen="profiles of different texts, or of different rows of a text",
+            seen="profiles of different texts, or different rows of a text",
             hint="profile(model, text) of both models, with the same Text and seed",
         )

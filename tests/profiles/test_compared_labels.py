@@ -8,6 +8,7 @@ from oracles.copying import copying
 from oracles.tiny import random_tokens, tiny
 
 import ropelens as rl
+from ropelens.checkpoints.bundled import sample_path
 from ropelens.errors import BadArgument
 from ropelens.profiles.label_changes import label_changes
 
@@ -69,6 +70,25 @@ def test_heads_of_equal_models_do_not_change(measured: xr.Dataset):
     assert (table["label_change_confidence"] == 0).all()
     assert (table["changed"] == False).all()  # noqa: E712
     assert (table["attention_change"] == 0).all()
+
+
+@pytest.mark.thorough
+def test_heads_whose_attention_hardly_changes_keep_their_label():
+    """Without its slowest quarter of planes, the bundled model attends nearly as before."""
+    model, tokenizer = rl.load("bundled")
+    documents = rl.read_documents(sample_path())[50:58]
+    text = rl.tokenize(documents, tokenizer, context=512, sequences=8)
+    edits = {"p": "p-rope:0.75"}
+    measures = ["change", "labels"]
+    results = rl.evaluate(model, text, edits=edits, measures=measures)
+    table = rl.paired_changes(results, by="head")
+    differs = table["label_before"] != table["label_after"]
+    assert differs.any()
+    assert (table.loc[differs, "attention_change"] < 0.008).all()
+    assert not table["changed"].any()
+    counts = rl.paired_changes(results).set_index("edit").loc["p"]
+    assert counts["labels_differ"] == differs.sum()
+    assert counts["labels_changed"] == 0
 
 
 def test_two_profiles_give_the_table_of_an_edit():
