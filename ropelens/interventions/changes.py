@@ -111,7 +111,8 @@ def _add_new_labels(table: pd.DataFrame, results: xr.Dataset) -> None:
 def changes_of_heads(results: xr.Dataset) -> pd.DataFrame:
     """The labels of each head under each edit compared with the unmodified model.
 
-    The table has a row for each edit, layer and head; docs/measures.md defines the columns.
+    The table has a row for each edit, layer and head. docs/measures.md defines the columns
+    (Changed labels).
     """
     if "label" not in results:
         raise BadArgument(
