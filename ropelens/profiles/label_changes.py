@@ -60,7 +60,7 @@ def _labelled_heads(profile: xr.Dataset) -> LabelledHeads:
 def change_table(
     comparison: LabelComparison, attention_change: Float[np.ndarray, "layer head"]
 ) -> pd.DataFrame:
-    """A row for each head that attends. "Changed labels" of docs/measures.md has the columns."""
+    """A row for each head that attends; see "Changed labels" in docs/measures.md."""
     deciding = comparison.deciding()
     places = np.indices(comparison.confidence.shape)
     columns: dict[str, np.ndarray] = {
