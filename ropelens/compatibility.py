@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
-from io import BytesIO
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,6 @@ from urllib.parse import unquote
 from packaging.version import Version
 
 if TYPE_CHECKING:
-    import xarray as xr
     from transformers import PreTrainedModel
 
 OLDEST_TRANSFORMERS = "5.5"
@@ -230,21 +228,6 @@ def parse_dataset(address: str) -> DatasetAddress:
     if uri.type != "dataset":
         raise ValueError(f"it is an address of a {uri.type}")
     return DatasetAddress(uri.id, uri.revision, uri.path_in_repo)
-
-
-def netcdf_bytes(
-    results: "xr.Dataset", encoding: Mapping[Any, Mapping[str, Any]]
-) -> bytes:
-    """The netCDF file of `results`, made in memory."""
-    if not is_older("xarray", "2025.8"):
-        return bytes(results.to_netcdf(engine="h5netcdf", encoding=encoding))
-    import h5netcdf
-    from xarray.backends import H5NetCDFStore
-
-    content = BytesIO()
-    with h5netcdf.File(content, "w") as file:
-        results.dump_to_store(H5NetCDFStore(file), encoding=encoding)
-    return content.getvalue()
 
 
 def recompute_layers(model: "PreTrainedModel") -> None:

@@ -4,14 +4,11 @@ import json
 import subprocess
 import sys
 from importlib.metadata import version
-from io import BytesIO
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import transformers
-import xarray as xr
 from oracles.tiny import tiny
 from oracles.versions import is_at_least, skip_before
 from packaging.version import Version
@@ -103,21 +100,6 @@ def test_positions_on_axes_are_refused_for_a_model_without_axes():
     positions = torch.zeros(1, 3, 3, dtype=torch.long)
     with pytest.raises(UnsupportedModel, match="positions on several axes"):
         positions_by_plane(positions, planes)
-
-
-def test_netcdf_in_memory_has_the_same_contents(monkeypatch: pytest.MonkeyPatch):
-    results = xr.Dataset(
-        {"q_norm": (("layer", "head"), np.random.default_rng(0).random((3, 40)))},
-        coords={"name": ("layer", np.array(["é", "", "b"], dtype=object))},
-        attrs={"kind": "profile"},
-    )
-    encoding = {"q_norm": {"zlib": True, "complevel": 4}}
-    usual = compatibility.netcdf_bytes(results, encoding)
-    monkeypatch.setattr(compatibility, "is_older", lambda library, than: True)
-    older = compatibility.netcdf_bytes(results, encoding)
-    for content in (usual, older):
-        opened = xr.load_dataset(BytesIO(content), engine="h5netcdf")
-        xr.testing.assert_identical(opened, results)
 
 
 @pytest.mark.parametrize(

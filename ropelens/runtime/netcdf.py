@@ -2,15 +2,17 @@
 
 import json
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import h5netcdf
 import h5py
 import numpy as np
 import xarray as xr
+from xarray.backends import H5NetCDFStore
 
 from ropelens.arguments import public
-from ropelens.compatibility import netcdf_bytes
 from ropelens.errors import BadArgument, explained
 from ropelens.runtime.folder import write_whole
 from ropelens.runtime.keys import Key
@@ -22,7 +24,14 @@ MOST_RATIO = 100
 # Attribute of a file: the names of its variables, to notice damage
 CONTENTS = "contents"
 TEXTS = "OUT"  # kinds of numpy's types
-COMPRESSION = {"zlib": True, "complevel": 4}
+MANY_TEXTS = 32  # from here on, texts are stored as characters, which are compressed
+MANY_BYTES = 4096  # smaller arrays are not compressed, because chunks need an index
+MOST_IN_CHUNK = 2**24  # bytes of an array that is stored in one chunk
+MAP_DIMS = {"step", "distance", "token_class"}
+"""Dims of maps: arrays of layers with one of these dims are stored in float32.
+
+Figures show them, and sentences state means of them, so seven digits are enough.
+"""
 ADVICE = "a file that ropelens wrote; if the file is damaged, measure again"
 
 
@@ -30,18 +39,50 @@ ADVICE = "a file that ropelens wrote; if the file is damaged, measure again"
 def save(results: xr.Dataset, path: str | Path) -> Path:
     """Write a profile, a sweep or other labelled arrays to `path`, completely or not at all.
 
-    The attribute `kind` names their contents. Numbers keep every bit. netCDF cannot store two
-    kinds of characters: a NUL becomes "␀", and a lone surrogate a backslash escape.
+    The attribute `kind` names their contents. Numbers keep every bit, except numbers of layers
+    by step, distance or class of tokens (`MAP_DIMS`): these become float32. netCDF
+    cannot store two kinds of characters: a NUL becomes "␀", and a lone surrogate a backslash
+    escape.
     """
     written = _with_printable_texts(results)
     names = sorted(str(name) for name in results.variables)
     written.attrs[CONTENTS] = " ".join(names)
+    # Convert in memory, because HDF5 crashes the process if the disk is full.
+    return write_whole(path, _netcdf_bytes(written))
+
+
+def _netcdf_bytes(results: xr.Dataset) -> bytes:
+    """The netCDF file of `results`, made in memory.
+
+    The format of HDF5 1.10 has smaller indexes than the default, which HDF5 1.8 can read.
+    """
     encoding = {}
     for name, variable in results.variables.items():
-        if variable.dtype.kind == "f" and variable.ndim >= 2:
-            encoding[name] = COMPRESSION
-    # Convert in memory, because HDF5 crashes the process if the disk is full.
-    return write_whole(path, netcdf_bytes(written, encoding))
+        encoding[name] = _encoding(variable)
+    content = BytesIO()
+    with h5netcdf.File(content, "w", libver=("v110", "v110")) as file:
+        results.dump_to_store(H5NetCDFStore(file), encoding=encoding)
+    return content.getvalue()
+
+
+def _encoding(variable: xr.Variable) -> dict[str, Any]:
+    """How a variable is stored: its type, compression and chunks."""
+    if variable.dtype.kind in TEXTS:
+        if variable.size < MANY_TEXTS:
+            return {}
+        return {"dtype": "S1", "zlib": True, "shuffle": True}
+    dtype = variable.dtype
+    dims = {str(dim) for dim in variable.dims}
+    if dtype.kind == "f" and "layer" in dims and not dims.isdisjoint(MAP_DIMS):
+        dtype = np.dtype("float32")
+    encoding: dict[str, Any] = {"dtype": dtype}
+    if variable.nbytes < MANY_BYTES:
+        return encoding
+    # Shuffling puts the same byte of all numbers next to each other.
+    encoding.update(zlib=True, complevel=6, shuffle=True)
+    if variable.nbytes <= MOST_IN_CHUNK:
+        encoding["chunksizes"] = variable.shape
+    return encoding
 
 
 def _with_printable_texts(results: xr.Dataset) -> xr.Dataset:

@@ -64,6 +64,26 @@ def test_every_number_and_type_is_kept(profile: xr.Dataset, tmp_path: Path):
         xr.testing.assert_identical(plain.load(), profile)
 
 
+def test_many_texts_and_maps_of_layers_take_little_space(tmp_path: Path):
+    labels = np.array(["positional", "semantic", "é"] * 5_000, dtype=object)
+    numbers = np.random.default_rng(0).random((30, 500))
+    results = xr.Dataset(
+        {
+            "label": (("layer", "head"), labels.reshape(30, 500)),
+            "growth_norm": (("layer", "step"), numbers),
+            "norm": (("layer", "head"), numbers),
+        },
+        attrs={"kind": "comparison"},
+    )
+    path = save(results, tmp_path / "comparison.nc")
+    assert path.stat().st_size < 4 * numbers.size + 8 * numbers.size + 20_000
+    read = open_results(path)
+    xr.testing.assert_identical(read["label"], results["label"])
+    xr.testing.assert_identical(read["norm"], results["norm"])
+    assert read["growth_norm"].dtype == np.float32
+    np.testing.assert_allclose(read["growth_norm"], numbers, rtol=1e-7)
+
+
 def test_a_file_of_another_kind_is_refused(profile: xr.Dataset, tmp_path: Path):
     path = save(profile, tmp_path / "profile.nc")
     xr.testing.assert_identical(open_results(path), profile)
