@@ -15,7 +15,7 @@ from markupsafe import Markup
 from ropelens.figures import formats
 
 TEMPLATES = Path(__file__).parent / "templates"
-PLOTLY = "plotly/plotly-cartesian.min.js"  # in pages, which work without a network
+PLOTLY = "plotly/plotly.min.js"  # in pages, which work without a network
 COMMON_SCRIPTS = ("arrays.js", "plots.js", "save.js")  # of all pages with figures
 
 

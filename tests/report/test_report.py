@@ -47,7 +47,7 @@ def test_one_file_with_everything_and_nothing_to_load(tmp_path):
         write_report(profile, path, heads=heads.assign(label="odd"))
     assert path.stat().st_size < 1.5e6
     assert [p.name for p in path.parent.iterdir()] == ["page.html"]
-    version = f"plotly.js (cartesian - minified) v{get_plotlyjs_version()}"
+    version = f"plotly.js (part of ropelens - minified) v{get_plotlyjs_version()}"
     begin = render.asset(render.PLOTLY)[:200]
     if is_at_least("plotly", "7.1"):
         assert version in begin, "Python checks figures of this version"
