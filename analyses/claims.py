@@ -30,6 +30,7 @@ import typer
 import ropelens as rl
 from ropelens.commands.terminal import run_script
 from ropelens.report import write_index
+from ropelens.report.model_order import in_model_order
 
 REPORTS = Path("reports")
 ALL = "models"  # the folder that compares them
@@ -67,8 +68,9 @@ def main(
         folder = reports / Path(model).name.replace(":", "-")
         if not (folder / "claims.csv").exists():
             ropelens("claims", model, *texts, *measure, "--out", folder)
-    measured = {path.parent for path in reports.glob("*/claims.csv")} - {reports / ALL}
-    ropelens("claims", *sorted(measured), "--out", reports / ALL)
+    measured = {path.parent.name for path in reports.glob("*/claims.csv")} - {ALL}
+    folders = [reports / name for name in in_model_order(measured)]
+    ropelens("claims", *folders, "--out", reports / ALL)
     typer.echo(write_index(REPORTS))
 
 

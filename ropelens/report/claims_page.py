@@ -41,6 +41,17 @@ class Bar:
 
 
 @dataclass(frozen=True)
+class GridCell:
+    """The verdict on a claim in the layers of one kind of a model.
+
+    `letter` is the letter of the kind, or "" if all layers are tested together.
+    """
+
+    row: "LedgerRow"
+    letter: str
+
+
+@dataclass(frozen=True)
 class LedgerRow:
     """A claim of a ledger on a page.
 
@@ -115,6 +126,7 @@ def render_claims(table: pd.DataFrame, record: Mapping[str, Any]) -> str:
         findings=record["findings"],
         glyphs=GLYPHS,
         grid=_grid(table, models),
+        letters=kind_letters(table),
         ledgers={
             model: ledger_rows(table[table["model"] == model]) for model in models
         },
@@ -124,18 +136,30 @@ def render_claims(table: pd.DataFrame, record: Mapping[str, Any]) -> str:
 
 def _grid(
     table: pd.DataFrame, models: Sequence[str]
-) -> dict[str, list[LedgerRow | None]]:
-    """The rows of each model by claim; None if a model lacks the claim."""
-    statements: dict[str, str] = {}
-    rows: dict[tuple[str, str], LedgerRow] = {}
+) -> dict[str, list[list[GridCell]]]:
+    """The cells of each model by the statement of a claim.
+
+    A model with several kinds of layers has a cell for each kind in which the claim is tested.
+    """
+    letters = kind_letters(table)
+    grid: dict[str, dict[str, list[GridCell]]] = {}
     for claim in table.to_dict("records"):
-        row = _ledger_row(claim)
-        statements[row.place] = row.shown
-        rows[row.place, claim["model"]] = row
-    grid = {}
-    for place, statement in statements.items():
-        grid[statement] = [rows.get((place, model)) for model in models]
-    return grid
+        of_models = grid.setdefault(claim["statement"], {name: [] for name in models})
+        letter = letters.get(claim["layers"], "")
+        of_models[claim["model"]].append(GridCell(_ledger_row(claim), letter))
+    return {statement: list(cells.values()) for statement, cells in grid.items()}
+
+
+def kind_letters(table: pd.DataFrame) -> dict[str, str]:
+    """A letter for each kind of layers in a table of claims: its first letter, or more."""
+    kinds = [kind for kind in table["layers"].unique() if kind != "all"]
+    letters: dict[str, str] = {}
+    for kind in kinds:
+        length = 1
+        while any(kind[:length] == other[:length] for other in kinds if other != kind):
+            length += 1
+        letters[kind] = kind[:length].capitalize()
+    return letters
 
 
 def ledger_rows(table: pd.DataFrame) -> list[LedgerRow]:

@@ -381,10 +381,32 @@ def test_the_page_has_each_claim_and_escapes_names(
     assert page.count('<details class="more claim"') == len(several)
     assert HOSTILE not in page
     assert all(statement in page for statement in table["statement"])
-    cells = re.findall(r'<td class="[a-z-]+"><a href="#(model-\d-\w+)"', page)
+    cells = re.findall(
+        r'<td class="[a-z-]+"><a class="[a-z-]+" href="#(model-\d-\w+)"', page
+    )
     assert len(cells) == (len(several) if len(names) > 1 else 0)
     for place in cells:
         assert f'id="{place}"' in page
+
+
+def test_a_cell_shows_each_kind_of_layers_and_the_first_sentence_counts_them(table):
+    kinds = ("sliding", "full")
+    tested = table[table["claim"].isin(["band", "decay"])]
+    decay = tested[tested["claim"] == "decay"].assign(verdict="holds")
+    of_kinds = [decay]
+    for kind, verdict in zip(kinds, ("holds", "unresolved"), strict=True):
+        band = tested[tested["claim"] == "band"]
+        of_kinds.append(band.assign(layers=kind, verdict=verdict))
+    mixed = pd.concat(of_kinds).assign(model="mixed")
+    both = pd.concat([tested.assign(model="plain"), mixed])
+    page = render_claims(both, RECORD)
+    for kind in kinds:
+        assert f"</b> {kind} layers</li>" in page
+    (cell,) = re.findall(r'<td class="by-kind">(.*?)</td>', page, re.DOTALL)
+    shown = re.sub(r"<[^>]*>", "", cell.replace("</a>", ", "))
+    assert shown == "S ✓, F ○, "
+    counts = "1 of 1 in sliding layers and 0 of 1 in full layers"
+    assert f"in mixed (tested apart: {counts})" in claims_sentences(both)[0]
 
 
 def test_rows_link_to_their_figures_on_the_page_of_the_analysis(table, profile):

@@ -117,8 +117,23 @@ def _models_sentence(table: pd.DataFrame) -> str:
         fewer = ""
         if tested[model] < total:
             fewer = f" (where only {tested[model]} were tested)"
-        parts.append(f"{count} in {model}{fewer}")
+        by_kind = _kinds_words(table[table["model"] == model])
+        parts.append(f"{count} in {model}{fewer}{by_kind}")
     return f"Of {total} claims, {in_words(parts)}."
+
+
+def _kinds_words(rows: pd.DataFrame) -> str:
+    """How many claims hold in each kind of layers, in brackets; "" for one kind."""
+    if "layers" not in rows:  # an early ledger
+        return ""
+    by_kind = rows[rows["layers"] != "all"]
+    counts = []
+    for kind, of_kind in by_kind.groupby("layers", sort=False):
+        held = int((of_kind["verdict"] == "holds").sum())
+        counts.append(f"{held} of {len(of_kind)} in {kind} layers")
+    if not counts:
+        return ""
+    return f" (tested apart: {in_words(counts)})"
 
 
 def _held_claims(rows: pd.DataFrame) -> int:
