@@ -26,6 +26,7 @@ from ropelens.runtime.folder import file_name
 from ropelens.runtime.own_folder import own_folder
 from ropelens.runtime.result_folder import ResultFolder, Results
 from ropelens.runtime.run_record import read_record, this_command
+from ropelens.schema.excerpts import EXCERPTS
 
 # Attributes of a profile that the datasets of an answer get too
 OF_TEXT = ("text", "context", "sequences")  # arguments that choose the tokens
@@ -103,13 +104,15 @@ def _comparison_record(comparison: xr.Dataset) -> dict[str, Any]:
 def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path:
     """Write the answer and all numbers to a folder in `folder` named after the model.
 
+    The profile has no excerpts of the text.
+
     An answer about another model, text, context or number of sequences is not replaced: the
     folder is then NAME-2, ...
     """
     attrs = analysis.profile.attrs
     name = file_name(str(attrs["model"])).strip(".-") or "model"
     provenance = {attribute: attrs[attribute] for attribute in PROVENANCE}
-    files = dict(analysis.results)
+    files = _without_excerpts(analysis.results)
     for file, result in answer.more.items():
         if isinstance(result, xr.Dataset):
             files[file] = result.assign_attrs(provenance)
@@ -125,6 +128,16 @@ def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path
     )
     owns = partial(_is_same_measurement, provenance=analysis.provenance)
     return results.write(own_folder(Path(folder) / name, owns))
+
+
+def _without_excerpts(results: Mapping[str, Results]) -> dict[str, Results]:
+    """The files of an analysis without excerpts, which the page of an answer does not show."""
+    files = dict(results)
+    profile = files["profile.nc"]
+    if isinstance(profile, xr.Dataset):
+        excerpts = [row.name for row in EXCERPTS if row.name in profile]
+        files["profile.nc"] = profile.drop_vars(excerpts)
+    return files
 
 
 def _is_same_measurement(folder: Path, provenance: Mapping[str, Any]) -> bool:

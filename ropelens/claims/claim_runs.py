@@ -131,7 +131,7 @@ def count_run_tokens(text: Text, config: PreTrainedConfig) -> int:
     """Number of tokens that pass the model in `run_for_claims`."""
     edits = 4 + 2 * SETS  # none, slow, fast and longest planes, and the random sets
     tokens_of_edits = edits * int(few_sequences(text).real.sum())
-    induction = (3 + 2 * SETS) * REPEATS * (2 * REPEATED_TOKENS + 1)
+    induction = (4 + 2 * SETS) * REPEATS * (2 * REPEATED_TOKENS + 1)
     distance = distance_of_copies(stated_context(config) or text.context)
     copies = 2 * RUNS * (distance + COPIED + 1)
     kinds = len({*layer_types(config)})

@@ -79,12 +79,22 @@ class LayersOfKind:
         return why_no_effect(wavelength, min(length, reach))
 
 
+def tokens_to_turn(wavelength: Float[np.ndarray, "layer _"]) -> int:
+    """Tokens within which the fastest of these planes turns by `MIN_TURN`; 0 without planes."""
+    shortest = _shortest(wavelength)
+    if math.isinf(shortest):
+        return 0
+    return math.ceil(MIN_TURN / (2 * np.pi) * shortest)
+
+
+def _shortest(wavelength: Float[np.ndarray, "layer _"]) -> float:
+    return float(wavelength[np.isfinite(wavelength)].min(initial=np.inf))
+
+
 def why_no_effect(wavelength: Float[np.ndarray, "layer _"], length: int) -> str:
     """Why a stop of these planes cannot act on texts of `length` tokens; "" if it can."""
-    shortest = float(wavelength[np.isfinite(wavelength)].min(initial=np.inf))
-    if math.isinf(shortest):
-        return ""
-    needs = math.ceil(MIN_TURN / (2 * np.pi) * shortest)
+    needs = tokens_to_turn(wavelength)
+    shortest = _shortest(wavelength)
     if length >= needs:
         return ""
     return (

@@ -9,14 +9,17 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float, Int
 
+from ropelens.claims.far_copies import far_induction
 from ropelens.claims.layers_of_kind import (
     LayersOfKind,
     PlaneSet,
     edits_of,
     planes_at_random,
+    tokens_to_turn,
 )
 from ropelens.claims.run_arrays import SETS, RunArrays
 from ropelens.interventions.edit import stop
+from ropelens.interventions.entries import Edits
 from ropelens.interventions.evaluate import evaluate
 from ropelens.interventions.plane_edits import Edit
 from ropelens.interventions.reach import COPIED, reach
@@ -65,38 +68,85 @@ def induction_arrays(
     heads = InductionHeads.of(kind.profile)
     if not len(heads.head):
         return _without_induction(kind.profile)
-    own_planes = _planes_that_select(kind, heads)
-    slow_planes = kind.quarters.slowest
-    slow_sets: list[PlaneSet] = [slow_planes, *kind.quarters.random]
-    slow_stops = edits_of(stop, slow_sets, ",".join(heads.names))
-    own_stops = _stops_in_each_head(kind, heads, own_planes)
-    evaluated = evaluate(
-        measurement,
-        measurement.text,
-        edits={**slow_stops, **own_stops},
-        measures=["induction"],
-        progress=progress,
-    )
-    score = evaluated["induction"].values[:, heads.layer, heads.head].mean(-1)
-    lost = score[:1] - score[None, 1:]
+    slow = _slow_stop(kind, measurement, heads, progress)
+    own = _own_stop(kind, measurement, heads, progress)
     distance = _distance(kind, measurement)
     more_found = _more_copies(kind, measurement, heads, progress)
-    slow_wavelength = kind.wavelength[:, slow_planes]
-    own_wavelength = np.take_along_axis(kind.wavelength[heads.index], own_planes, 1)
-    repeated = _repeated_tokens(measurement.live.context)
+    slow_wavelength = kind.wavelength[:, kind.quarters.slowest]
     return RunArrays(
         arrays={
-            "induction_lost": lost[:, : len(slow_stops)],
-            "retrieval_lost": lost[:, len(slow_stops) :],
+            "induction_lost": slow.lost,
+            "retrieval_lost": own.lost,
             "more_found": more_found,
             "once": np.ones(1),
         },
         objections={
-            "slow_induction": kind.why_no_effect(slow_wavelength, repeated),
-            "retrieval_planes": kind.why_no_effect(own_wavelength, repeated),
+            "slow_induction": slow.objection,
+            "retrieval_planes": own.objection,
             "slow_reach": kind.why_no_effect(slow_wavelength, distance),
         },
     )
+
+
+@dataclass(frozen=True)
+class StopOfHeads:
+    """Induction that the heads lose under each set of planes, and why this cannot be tested."""
+
+    lost: Float[np.ndarray, "1 set"]
+    objection: str
+
+
+def _slow_stop(
+    kind: LayersOfKind,
+    measurement: Measurement,
+    heads: InductionHeads,
+    progress: ProgressOption,
+) -> StopOfHeads:
+    """The stop of the slowest quarter, and of random quarters.
+
+    If the slow planes hardly turn within the repeated tokens, the copies are farther apart.
+    """
+    slowest = kind.quarters.slowest
+    wavelength = kind.wavelength[:, slowest]
+    sets: list[PlaneSet] = [slowest, *kind.quarters.random]
+    stops = edits_of(stop, sets, ",".join(heads.names))
+    repeated = _repeated_tokens(measurement.live.context)
+    far = _far_distance(kind, measurement)
+    if far > repeated:
+        scores = far_induction(measurement, stops, far, progress)
+    else:
+        scores = _induction(measurement, stops, progress)
+    length = max(far, repeated)
+    return StopOfHeads(_lost(scores, heads), kind.why_no_effect(wavelength, length))
+
+
+def _own_stop(
+    kind: LayersOfKind,
+    measurement: Measurement,
+    heads: InductionHeads,
+    progress: ProgressOption,
+) -> StopOfHeads:
+    """The stop of the planes that select most in each head, and of its random planes."""
+    planes = _planes_that_select(kind, heads)
+    stops = _stops_in_each_head(kind, heads, planes)
+    scores = _induction(measurement, stops, progress)
+    wavelength = np.take_along_axis(kind.wavelength[heads.index], planes, 1)
+    repeated = _repeated_tokens(measurement.live.context)
+    return StopOfHeads(_lost(scores, heads), kind.why_no_effect(wavelength, repeated))
+
+
+def _induction(
+    measurement: Measurement, edits: Edits, progress: ProgressOption
+) -> Float[np.ndarray, "entry layer head"]:
+    """Scores on repeated random tokens, without an edit and under each of `edits`."""
+    evaluated = evaluate(
+        measurement,
+        measurement.text,
+        edits=edits,
+        measures=["induction"],
+        progress=progress,
+    )
+    return evaluated["induction"].values
 
 
 def _without_induction(profile: xr.Dataset) -> RunArrays:
@@ -145,6 +195,28 @@ def _stops_in_each_head(
 def _repeated_tokens(context: int) -> int:
     """Length of the sequences in which tokens are repeated, with the first token."""
     return 2 * max(2, min(REPEATED_TOKENS, (context - 1) // 2)) + 1
+
+
+def _lost(
+    scores: Float[np.ndarray, "entry layer head"], heads: InductionHeads
+) -> Float[np.ndarray, "1 edit"]:
+    """Induction that the heads lose under each edit, as a mean over the heads."""
+    mean = scores[:, heads.layer, heads.head].mean(-1)
+    return mean[:1] - mean[None, 1:]
+
+
+def _far_distance(kind: LayersOfKind, measurement: Measurement) -> int:
+    """Distance of copies at which the fastest of the slow planes turns by `MIN_TURN`.
+
+    0 if these copies do not fit into the trained context, or the layers do not see so far.
+    """
+    needed = tokens_to_turn(kind.wavelength[:, kind.quarters.slowest])
+    context = measurement.live.context
+    if not kind.every:
+        context = min(context, int(kind.profile.attrs["trained_context"]))
+    if needed + COPIED + 1 > context:
+        return 0
+    return needed
 
 
 def distance_of_copies(context: int) -> int:

@@ -23,12 +23,19 @@ from ropelens.claims.arrays import claim_arrays, parts_by_kind, rotating_in
 from ropelens.claims.attention_pass import read_attention
 from ropelens.claims.claim import Floor
 from ropelens.claims.claims import CLAIMS, OTHERS
+from ropelens.claims.far_copies import far_induction
 from ropelens.claims.layers_of_kind import LayersOfKind, why_no_effect
 from ropelens.claims.ledger import compare_settings, ledger
 from ropelens.claims.run_arrays import RunArrays
-from ropelens.claims.stopped_heads import RUNS, _copies_found, distance_of_copies
+from ropelens.claims.stopped_heads import (
+    RUNS,
+    _copies_found,
+    distance_of_copies,
+    induction_arrays,
+)
 from ropelens.claims.verdict import judge
 from ropelens.interventions.plane_edits import Edit
+from ropelens.interventions.reach import two_copies
 from ropelens.profiles.measurement import Measurement
 from ropelens.runtime.progress import silent
 
@@ -88,6 +95,58 @@ def test_a_verdict_follows_from_the_printed_numbers(sign: int, floor: Floor):
             lead = np.append(number, of_null)[None, None]
             row = judge(claim, {"token_lead": lead}, random, 0)
             assert_verdict_follows(row, sign=sign, floor=floor)
+
+
+FAR = 335  # 0.1 * 50,000 ** 0.75: the fastest slow plane of 16 turns by 0.1 rad
+
+
+@pytest.fixture(scope="module")
+def slow_model() -> hf.LlamaForCausalLM:
+    torch.manual_seed(0)
+    arguments = common(
+        head_dim=32,
+        rope_theta=50_000,
+        max_position_embeddings=512,
+        initializer_range=0.3,
+    )
+    config = hf.LlamaConfig(**arguments, attn_implementation="eager")
+    return hf.LlamaForCausalLM(config).eval()
+
+
+def test_induction_on_far_copies_is_the_attention_of_transformers(slow_model):
+    measurement = Measurement.of(slow_model, TOKENS, seed=0)
+    edit = rl.stop_slowest(0.25)
+    scores = far_induction(measurement, {"slow": edit}, FAR, None)
+    copies = [two_copies(measurement, FAR, 48, draw) for draw in range(2)]
+    tokens = torch.cat(copies)
+    last = tokens.shape[1] - 1
+    rows = torch.arange(last - 47, last)
+    for edits, score in zip([[], [edit]], scores, strict=True):
+        with rl.edit_rope(slow_model, *edits), torch.no_grad():
+            attention = slow_model(tokens, output_attentions=True).attentions
+        of_layers = [layer[:, :, rows, rows - FAR + 1] for layer in attention]
+        expected = torch.stack(of_layers).mean((1, 3))
+        np.testing.assert_allclose(score, expected, atol=1e-6)
+    assert abs(scores[1] - scores[0]).max() > 1e-4
+
+
+@pytest.mark.thorough
+def test_slow_planes_are_tested_on_copies_so_far_apart_that_they_turn(slow_model):
+    profile = rl.profile(slow_model, TOKENS, surrogates=0)
+    profile["induction"][:] = 1
+    kind = LayersOfKind(profile, every=True, seed=0)
+    measurement = Measurement.of(slow_model, TOKENS, seed=0)
+    runs = induction_arrays(kind, measurement, silent)
+    assert runs.objections["slow_induction"] == ""
+    expected = far_induction(
+        measurement,
+        {"slow": rl.stop_slowest(0.25)},
+        FAR,
+        None,
+    ).mean((1, 2))
+    lost = runs.arrays["induction_lost"]
+    assert lost.shape == (1, 41)
+    np.testing.assert_allclose(lost[0, 0], expected[0] - expected[1], atol=1e-9)
 
 
 def common(**changes: Any) -> dict[str, Any]:
