@@ -13,12 +13,12 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 REPORTS = Path(__file__).parents[1] / "reports"
-MODELS = {
-    "smollm2-135m": "SmolLM2<br>135M",
-    "gemma3-270m": "Gemma 3<br>270M",
+MODELS = {  # in the order of ropelens.report.model_order
     "bundled-rope": "bundled<br>2.1M",
     "babyllama105": "babyllama<br>105",
     "stories260k": "stories<br>260k",
+    "smollm2-135m": "SmolLM2<br>135M",
+    "gemma3-270m": "Gemma 3<br>270M",
     "random": "random<br>weights",
 }
 VERDICTS = {  # colours of Okabe and Ito; the symbols also differ in shape

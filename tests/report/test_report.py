@@ -199,6 +199,28 @@ def test_the_gallery_has_a_sentence_for_each_page(tmp_path):
     assert "No reports yet" in write_index(tmp_path / "empty").read_text()
 
 
+def test_the_gallery_has_a_picture_for_each_page(tmp_path):
+    for place in ("norms/bundled-rope", "norms/alike", "norms/other", "claims/one"):
+        folder = tmp_path / place
+        folder.mkdir(parents=True)
+        (folder / "index.html").write_text("page")
+    record = json.dumps({"kind": "answer", "model": {"name": "gemma3"}})
+    for name in ("alike", "other"):
+        (tmp_path / "norms" / name / "run.json").write_text(record)
+    (tmp_path / "norms/other/picture.webp").write_bytes(b"RIFF")
+    verdicts = "model,verdict\nm,unresolved\nm,holds\nm,not testable\n"
+    (tmp_path / "claims/one/claims.csv").write_text(verdicts)
+    text = write_index(tmp_path).read_text()
+    other = text.index('href="norms/other/index.html"')
+    picture = text.index('<img src="data:image/webp;base64,UklGRg==" alt="">')
+    assert text.index('href="norms/bundled-rope/index.html"') < other < picture
+    assert ">alike<" in text
+    assert ">other<" in text
+    assert 'aria-label="1 holds, 1 unresolved, 1 not testable"' in text
+    classes = re.findall(r'<path class="([a-z-]+)"', text)
+    assert classes == ["holds", "unresolved", "not-testable"]
+
+
 def test_a_change_is_as_precise_as_its_interval():
     nan = float("nan")
     for value, shown in (
