@@ -4,6 +4,7 @@ import base64
 import functools
 import hashlib
 import json
+import lzma
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from ropelens.figures import formats
 
 TEMPLATES = Path(__file__).parent / "templates"
 PLOTLY = "plotly/plotly.min.js"  # in pages, which work without a network
+LZMA_SIZE = slice(5, 13)  # bytes of the header with the size of the contents
 COMMON_SCRIPTS = ("arrays.js", "plots.js", "save.js")  # of all pages with figures
 
 
@@ -44,7 +46,12 @@ def asset(name: str) -> Markup:
 
 @functools.cache
 def packed_plotly() -> str:
-    return packed_bytes(asset(PLOTLY).encode())
+    """plotly.js, packed with LZMA. lzma.js needs its size in the header."""
+    script = asset(PLOTLY).encode()
+    filters = [{"id": lzma.FILTER_LZMA1, "preset": 9 | lzma.PRESET_EXTREME, "pb": 0}]
+    packed = bytearray(lzma.compress(script, format=lzma.FORMAT_ALONE, filters=filters))
+    packed[LZMA_SIZE] = len(script).to_bytes(8, "little")
+    return _digits(bytes(packed))
 
 
 def packed_payload(value: object) -> str:
@@ -63,9 +70,14 @@ def packed_payload(value: object) -> str:
 
 
 def packed_bytes(data: bytes, strategy: int = zlib.Z_DEFAULT_STRATEGY) -> str:
-    """Compress bytes with zlib and encode them in base85 without characters of HTML."""
+    """Compress bytes with zlib and encode them."""
     gzip = zlib.compressobj(wbits=31, level=9, strategy=strategy)
-    text = base64.b85encode(gzip.compress(data) + gzip.flush()).decode()
+    return _digits(gzip.compress(data) + gzip.flush())
+
+
+def _digits(data: bytes) -> str:
+    """Bytes in base85 without characters of HTML."""
+    text = base64.b85encode(data).decode()
     return text.translate(str.maketrans("<>&", "/,."))
 
 
@@ -113,7 +125,7 @@ def render(
         return page.render(policy=content_policy(), style=style, **values)
     body = "\n".join(asset(name) for name in scripts)
     script = Markup(f'"use strict";\n(async () => {{\n{body}\n}})();')
-    unpack = asset("unpack.js")
+    unpack = Markup("\n").join([asset("unpack.js"), asset("lzma.js")])
     return page.render(
         policy=content_policy(asset(PLOTLY), unpack, script),
         style=style,

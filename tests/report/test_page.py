@@ -367,13 +367,16 @@ def test_hostile_names_are_text(opened):
     assert page.inner_text("#looks code:first-child").startswith("<b>bold</b>")
 
 
-@pytest.mark.parametrize("why", ["no scripts", "an old browser", "a damaged file"])
+DAMAGED = {"a damaged file": 'id="payload">', "a damaged script": 'id="plotly">'}
+
+
+@pytest.mark.parametrize("why", ["no scripts", "an old browser", *DAMAGED])
 def test_a_page_without_figures_has_the_table(browser, report, why, tmp_path):
     path = report
-    if why == "a damaged file":
+    if why in DAMAGED:
         path = tmp_path / "page.html"
         text = report.read_text()
-        begin = text.index('id="payload">') + 2000
+        begin = text.index(DAMAGED[why]) + 2000
         path.write_text(text[:begin] + "A" * 400 + text[begin + 400 :])
     with Opened(browser, path, java_script_enabled=why != "no scripts") as opened:
         page = opened.page

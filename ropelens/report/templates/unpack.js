@@ -27,18 +27,21 @@ function bytesOf(base85) {
   return bytes.subarray(0, size);
 }
 
-/** The decompressed bytes in an element. If they cannot be read, the page reports it and shows its
- * content for browsers without scripts, and the promise never resolves. */
-async function unpack(id) {
+/** The bytes in an element, as `decompress` reads them. If it fails, the page reports it and shows
+ * its content for browsers without scripts, and the promise never resolves. */
+async function unpack(id, decompress) {
   try {
-    const packed = bytesOf(document.getElementById(id).textContent);
-    const unzip = new DecompressionStream("gzip");
-    const stream = new Blob([packed]).stream().pipeThrough(unzip);
-    return new Uint8Array(await new Response(stream).arrayBuffer());
+    return await decompress(bytesOf(document.getElementById(id).textContent));
   } catch {
     showWithoutScript();
     return new Promise(() => {});
   }
+}
+
+async function unpackGzip(packed) {
+  const unzip = new DecompressionStream("gzip");
+  const stream = new Blob([packed]).stream().pipeThrough(unzip);
+  return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
 function showWithoutScript() {
@@ -60,14 +63,19 @@ function textOf(bytes) {
 
 /** The payload, and the bytes of its arrays after a zero byte. */
 async function unpackPayload() {
-  const whole = await unpack("payload");
+  const whole = await unpack("payload", unpackGzip);
   const end = whole.indexOf(0);
   return [JSON.parse(textOf(whole.subarray(0, end))), whole.subarray(end + 1)];
+}
+
+/** The text of a script. A damaged script has bytes that are no text, which raises an error. */
+function unpackScript(packed) {
+  return new TextDecoder("utf-8", { fatal: true }).decode(unpackLzma(packed));
 }
 
 /** Runs plotly.js. The content security policy has the hash of its text. */
 async function unpackPlotly() {
   const script = document.createElement("script");
-  script.textContent = textOf(await unpack("plotly"));
+  script.textContent = await unpack("plotly", unpackScript);
   document.body.append(script);
 }
