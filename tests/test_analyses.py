@@ -62,6 +62,7 @@ def test_uses_the_public_api_only(script: Path):
         "profiles.kinds import window_of",
         "report import describe",
         "report import write_index",
+        "report.model_order import in_model_order",
         "train.run import run_study",
     }
     allowed = {

@@ -23,6 +23,7 @@ from ropelens.report.run_facts import profile_facts
 from ropelens.report.sentences.comparison import comparison_sentences
 from ropelens.report.sentences.profile import scope_sentence
 from ropelens.runtime.folder import file_name
+from ropelens.runtime.netcdf import as_saved
 from ropelens.runtime.own_folder import own_folder
 from ropelens.runtime.result_folder import ResultFolder, Results
 from ropelens.runtime.run_record import read_record, this_command
@@ -54,6 +55,7 @@ class Answer:
         `folder` gets index.html, comparison.nc, comparison.csv, run.json and `more`. The page
         has the sentence `lead`, sentences about the numbers, and then the `findings`.
         """
+        comparison = as_saved(comparison)
         comparison = _with_relative_pages(comparison, Path(folder)).assign_attrs(
             question=self.question,
             command=this_command(),

@@ -27,8 +27,8 @@ TEXTS = "OUT"  # kinds of numpy's types
 MANY_TEXTS = 32  # from here on, texts are stored as characters, which are compressed
 MANY_BYTES = 4096  # smaller arrays are not compressed, because chunks need an index
 MOST_IN_CHUNK = 2**24  # bytes of an array that is stored in one chunk
-MAP_DIMS = {"step", "distance", "token_class"}
-"""Dims of maps: arrays of layers with one of these dims are stored in float32.
+STEPS_OF_LAYERS = {"layer", "step"}
+"""Arrays with these dims are stored in float32: maps of heads at every step of a training.
 
 Figures show them, and sentences state means of them, so seven digits are enough.
 """
@@ -39,16 +39,24 @@ ADVICE = "a file that ropelens wrote; if the file is damaged, measure again"
 def save(results: xr.Dataset, path: str | Path) -> Path:
     """Write a profile, a sweep or other labelled arrays to `path`, completely or not at all.
 
-    The attribute `kind` names their contents. Numbers keep every bit, except numbers of layers
-    by step, distance or class of tokens (`MAP_DIMS`): these become float32. netCDF
-    cannot store two kinds of characters: a NUL becomes "␀", and a lone surrogate a backslash
-    escape.
+    The attribute `kind` names their contents. Numbers keep every bit, except maps of heads at
+    every step of a training, which become float32 (`as_saved`). netCDF cannot store two kinds
+    of characters: a NUL becomes "␀", and a lone surrogate a backslash escape.
     """
-    written = _with_printable_texts(results)
+    written = _with_printable_texts(as_saved(results))
     names = sorted(str(name) for name in results.variables)
     written.attrs[CONTENTS] = " ".join(names)
     # Convert in memory, because HDF5 crashes the process if the disk is full.
     return write_whole(path, _netcdf_bytes(written))
+
+
+def as_saved(results: xr.Dataset) -> xr.Dataset:
+    """The results with the precision of their file, so that a page shows what is saved."""
+    rounded = results.copy()
+    for name, variable in results.data_vars.items():
+        if variable.dtype.kind == "f" and set(variable.dims) >= STEPS_OF_LAYERS:
+            rounded[name] = variable.astype(np.float32)
+    return rounded
 
 
 def _netcdf_bytes(results: xr.Dataset) -> bytes:
@@ -71,11 +79,7 @@ def _encoding(variable: xr.Variable) -> dict[str, Any]:
         if variable.size < MANY_TEXTS:
             return {}
         return {"dtype": "S1", "zlib": True, "shuffle": True}
-    dtype = variable.dtype
-    dims = {str(dim) for dim in variable.dims}
-    if dtype.kind == "f" and "layer" in dims and not dims.isdisjoint(MAP_DIMS):
-        dtype = np.dtype("float32")
-    encoding: dict[str, Any] = {"dtype": dtype}
+    encoding: dict[str, Any] = {"dtype": variable.dtype}
     if variable.nbytes < MANY_BYTES:
         return encoding
     # Shuffling puts the same byte of all numbers next to each other.

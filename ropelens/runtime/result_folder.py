@@ -22,6 +22,7 @@ from ropelens.runtime.folder import (
 from ropelens.runtime.netcdf import save
 from ropelens.runtime.run_record import KINDS, read_record
 
+CELL_FORMAT = "%.9g"  # floats in tables: netCDF files have all digits
 TRAINED = ("config.json", "study.json", "history", "checkpoint.pt", ".lock")
 
 Results = xr.Dataset | pd.DataFrame
@@ -91,7 +92,7 @@ def _write_file(path: Path, results: Results) -> None:
             # Before pandas 3, `map` makes floats of integers if some are missing.
             if not pd.api.types.is_numeric_dtype(column):
                 cells[name] = column.map(_no_formula)
-        table = cells.to_csv(index=False, lineterminator="\n")
+        table = cells.to_csv(index=False, lineterminator="\n", float_format=CELL_FORMAT)
         write_whole(path, table)
 
 

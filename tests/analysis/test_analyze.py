@@ -205,6 +205,18 @@ def test_results_of_another_kind_are_not_lost(analysis: rl.Analysis, tmp_path: P
     assert record["model"] == analysis.provenance["model"]
 
 
+def test_the_profile_of_an_answer_has_no_excerpts(analysis: rl.Analysis, tmp_path):
+    page = write_answer(tmp_path, analysis, Answer("Why?", ["Because."]))
+    saved = rl.open(page.parent / "profile.nc")
+    excerpts = [name for name in analysis.profile.variables if "excerpt" in str(name)]
+    assert excerpts
+    assert not [name for name in saved.variables if "excerpt" in str(name)]
+    xr.testing.assert_identical(
+        saved["q_norm"].variable, analysis.profile["q_norm"].variable
+    )
+    assert rl.classify_heads(saved)["label"].equals(analysis.heads["label"])
+
+
 def test_an_answer_about_another_text_does_not_replace_the_first(
     analysis: rl.Analysis, tmp_path: Path
 ):

@@ -163,6 +163,15 @@ def test_a_file_that_points_elsewhere_is_not_read(tmp_path, monkeypatch, damage,
         open_results(path, "profile")
 
 
+def test_numbers_in_tables_have_nine_digits(tmp_path: Path):
+    table = pd.DataFrame({"share": [1 / 3, np.nan], "tokens": [2**40, 0]})
+    files = {"heads.csv": table}
+    folder = ResultFolder(kind="answer", findings=[], files=files, record={})
+    folder.write(tmp_path / "out")
+    lines = (tmp_path / "out" / "heads.csv").read_text().splitlines()
+    assert lines == ["share,tokens", "0.333333333,1099511627776", ",0"]
+
+
 OWN = "<!doctype html>\n<title>model · ropelens</title>"
 
 
