@@ -87,14 +87,18 @@ test-processors: .venv/.work
 mutants: .venv/.work
 	@$(BIN)/python tools/mutate.py --out build/mutants.json
 
-# torchao needs a newer torch than the oldest. Old libraries warn of each other.
-test-oldest:
+# Old libraries warn of each other.
+test-oldest: .venv-oldest/.torch-$(TORCH)
+	@OMP_NUM_THREADS=1 $(OLDEST) -m pytest $(SPREAD) -W ignore::DeprecationWarning
+
+# torchao needs a newer torch than the oldest.
+.venv-oldest/.torch-$(TORCH): pyproject.toml requirements/oldest.txt
 	$(PYTHON) -m venv --clear .venv-oldest
 	@$(OLDEST) -m pip install $(QUIET) --require-hashes --no-deps --requirement requirements/oldest.txt
 	@$(OLDEST) -m pip install $(QUIET) torch==$(TORCH)
 	@test $(TORCH) != $(OLDEST_TORCH) || $(OLDEST) -m pip uninstall --quiet --yes torchao
 	@$(OLDEST) -m pip install $(QUIET) --no-deps $(EDITABLE) .
-	@OMP_NUM_THREADS=1 $(OLDEST) -m pytest $(SPREAD) -W ignore::DeprecationWarning
+	@touch $@
 
 test-newest:
 	$(PYTHON) -m venv --clear .venv-newest

@@ -104,10 +104,22 @@ def _add_scaling(rope: dict[str, Any], stated: GgufRope, *, head_dim: int) -> No
 
 def begins_with_bos(path: Path) -> bool | None:
     """Whether a GGUF file states that texts begin with BOS; None if it does not state it."""
+    stated = _stated_in(path, "tokenizer.ggml.add_bos_token")
+    return None if stated is None else bool(stated)
+
+
+def stated_license(path: Path) -> str | None:
+    """The licence that a GGUF file states; None if it does not state it."""
+    stated = _stated_in(path, "general.license")
+    return None if stated is None else str(stated)
+
+
+def _stated_in(path: Path, key: str) -> Any:
+    """The value of a key in a GGUF file; None without it."""
     import gguf  # an optional package
 
-    stated = gguf.GGUFReader(str(path)).fields.get("tokenizer.ggml.add_bos_token")
-    return None if stated is None else bool(stated.contents())
+    field = gguf.GGUFReader(str(path)).fields.get(key)
+    return None if field is None else field.contents()
 
 
 def _rope_entries(path: Path) -> dict[str, Any]:

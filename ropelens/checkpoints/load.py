@@ -96,6 +96,11 @@ class Opened:
         return self.loading.quantize is None and stated == self.torch_dtype
 
     @property
+    def stays_quantized(self) -> bool:
+        """Whether the weights are in few bits after they are read; GGUF files are decoded."""
+        return self.checkpoint.path.is_dir() and _is_quantized(self.config)
+
+    @property
     def memory_remedy(self) -> str:
         """Remedies if the weights do not fit into memory."""
         others = "another device, or device_map auto"

@@ -22,19 +22,10 @@ from ropelens.commands.claims import claims_command
 from ropelens.commands.measure import analyze_command, truncate_command
 from ropelens.commands.rope import rope_command
 from ropelens.commands.terminal import finish, out_or_own, print_path, run_app
+from ropelens.commands.train import train_command
 from ropelens.interventions.edit_grammar import EDIT_EXAMPLES, parse_edit
 from ropelens.runtime.folder import check_new_folder, check_writable
 from ropelens.runtime.progress import opening, show_progress
-from ropelens.train.settings import Settings
-
-WITH_STUDY = (
-    "study",
-    "text",
-    "valid",
-    "tokens",
-    "out",
-)  # options together with --study
-ONLY_IN_STUDIES = {"decay", "history_every", "compile"}  # settings in a study file
 
 app = typer.Typer(
     name="ropelens",
@@ -267,82 +258,6 @@ def ranks_command(
         print_path(path)
 
 
-@with_options(Settings, only=Settings.__dataclass_fields__.keys() - ONLY_IN_STUDIES)
-def train_command(
-    run: typer.Context,
-    *,
-    out: Annotated[
-        Path, option("RUN", "Folder for the run or the study.", parser=path_of)
-    ],
-    text: Annotated[
-        list[Path] | None,
-        option("FILE", "Text file or folder. Can be repeated.", parser=path_of),
-    ] = None,
-    valid: Annotated[
-        list[Path] | None,
-        option(
-            "FILE",
-            "Validation text. [default: 2% of --text, whole documents or parts of all]",
-            parser=path_of,
-        ),
-    ] = None,
-    tokens: Annotated[
-        Path | None,
-        option("FOLDER", "Instead of --text: a folder with prepared tokens."),
-    ] = None,
-    study: Annotated[
-        Path | None,
-        option(
-            "FILE.toml", "Train a study; only with --text, --valid, --tokens and --out."
-        ),
-    ] = None,
-    watch: Annotated[
-        bool,
-        option(
-            None, "Also measure heads at each validation, in RUN/watch.", name="--watch"
-        ),
-    ] = False,
-    options: Settings,
-) -> None:
-    """Train small LLaMA-style models on text. The same command continues a stopped run.
-
-    \b
-    Examples:
-      ropelens train --text books/ --variant p-rope:0.75 --out runs/books
-      ropelens train --study variants.toml --text books/ --out runs/variants
-    """
-    if study is not None:
-        _refuse_options_of_a_study(run)
-    if study is None and bool(text) == (tokens is not None):
-        raise typer.BadParameter("one of --text, --tokens and --study is needed")
-    from ropelens.train.run import run_study, train
-
-    if study is not None:
-        folder = run_study(
-            study, tokens=tokens, out=out, text=text or [], valid=valid or []
-        )
-    else:
-        folder = train(
-            options,
-            data=tokens,
-            watch=watch,
-            out=out,
-            text=text or [],
-            valid=valid or [],
-        )
-    print_path(folder)
-
-
-def _refuse_options_of_a_study(run: typer.Context) -> None:
-    """Raise `BadParameter` for options on the command line that a study file sets."""
-    for parameter in run.command.params:
-        name = str(parameter.name)
-        source = getattr(run.get_parameter_source(name), "name", "")
-        if name not in WITH_STUDY and source == "COMMANDLINE":
-            fault = f"{parameter.opts[0]} cannot be used together with --study"
-            raise typer.BadParameter(f"{fault}. Set it in the file")
-
-
 for name, short_help, command in (
     ("analyze", "Measure a model on text, and make a page.", analyze_command),
     ("list", "List the checkpoints that come with ropelens.", list_bundled),
@@ -358,7 +273,7 @@ for name, short_help, command in (
     ("compare", "Compare trained runs, or analyzed models.", compare_command),
     ("report", "Make a page again from saved results.", report_command),
     ("ranks", "Write planes and heads in formats of other projects.", ranks_command),
-    ("train", "Train small LLaMA-style models on text.", train_command),
+    ("train", "Train a small model on text, or a pretrained model on.", train_command),
 ):
     app.command(name, short_help=short_help)(command)
 

@@ -11,7 +11,8 @@ from ropelens.errors import BadArgument
 from ropelens.runtime.folder import RECORD
 from ropelens.runtime.keys import differences
 from ropelens.runtime.records import read_json
-from ropelens.train.run import STUDY, runs_of
+from ropelens.train.run import runs_of
+from ropelens.train.run_folder import STUDY
 from ropelens.train.settings import Size, size_name
 
 TEXT_SETTINGS = ("valid_sha256", "text_sha256", "tokenizer_sha256")

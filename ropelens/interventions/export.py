@@ -97,6 +97,20 @@ def export(
     return Path(out)
 
 
+def stored_config(live: LiveModel, variant: str) -> Any:
+    """The configuration of a model that rotates as `edit_rope` with this variant.
+
+    Raises `UnsupportedModel` if a configuration alone cannot express it.
+    """
+    edit = place_edits(RotationProbe(live), [variant])
+    config = _native_config(live, edit, (variant,))
+    if config is not None:
+        return config
+    if _gains(live, edit):
+        _refuse(live, "factors on scores, which only weights can carry")
+    return _written_config(live, edit)
+
+
 def _whole_weights(live: LiveModel) -> dict[str, Tensor]:
     """The weights by name; refuses a model whose weights are not plain tensors in memory."""
     if type(live) is not LiveModel:

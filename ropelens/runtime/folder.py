@@ -124,19 +124,28 @@ def file_name(text: str) -> str:
     return "".join(c if c.isalnum() or c in "._-" else "-" for c in text)
 
 
-def write_whole(path: str | Path, content: str | bytes | memoryview) -> Path:
-    """Write a file under another name and rename it, so that `path` is never incomplete."""
-    path = Path(path)
-    if isinstance(content, str):
-        content = content.encode("utf-8", errors="backslashreplace")  # lone surrogates
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Give the path of a temporary file, which replaces `path` at the end of the block.
+
+    `path` is never incomplete: after an error in the block, it is unchanged.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".ropelens-{secrets.token_hex(8)}.part")
     try:
-        with aside.open("xb") as file:
-            file.write(content)
-            file.flush()
+        yield aside
+        with aside.open("rb") as file:
             os.fsync(file.fileno())
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def write_whole(path: str | Path, content: str | bytes) -> Path:
+    """Write a file under another name and rename it, so that `path` is never incomplete."""
+    path = Path(path)
+    if isinstance(content, str):
+        content = content.encode("utf-8", errors="backslashreplace")  # lone surrogates
+    with whole_file(path) as aside, aside.open("xb") as file:
+        file.write(content)
     return path

@@ -1,6 +1,5 @@
 """Files of a training run: the checkpoint from which it continues, and its models."""
 
-import io
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,10 +10,9 @@ from transformers import PreTrainedModel
 
 from ropelens.checkpoints.quiet import quiet_transformers
 from ropelens.errors import BadArgument, explained
-from ropelens.runtime.folder import write_whole
+from ropelens.runtime.folder import whole_file
 from ropelens.runtime.keys import Key
 from ropelens.train.data import copy_tokenizer
-from ropelens.train.steps import require_finite
 
 CHECKPOINT = "checkpoint.pt"  # the file from which a run is resumed
 CHECKPOINT_FORMAT = 1
@@ -46,9 +44,10 @@ def save_checkpoint(
         "optimizer": optimizer.state_dict(),
         "progress": (progress.step, progress.rows, progress.loss),
     }
-    content = io.BytesIO()
-    torch.save(parts, content)
-    write_whole(path, content.getbuffer())
+    with whole_file(
+        path
+    ) as aside:  # streamed: a copy in memory would double the weights
+        torch.save(parts, aside)
 
 
 def load_checkpoint(
@@ -67,7 +66,6 @@ def write_history(
     model: PreTrainedModel, out: Path, *, step: int, tokenizer: Path
 ) -> None:
     """Save the model of `step`, with its tokenizer, in history/."""
-    require_finite(model.parameters(), "a weight", step=step)
     folder = out / "history" / f"step-{step:06}"
     folder.mkdir(parents=True, exist_ok=True)
     copy_tokenizer(tokenizer, folder)

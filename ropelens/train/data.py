@@ -1,13 +1,13 @@
 """Training data: a folder that the runs of a study share.
 
 It contains data.json, the tokenizer, valid.npy, and the arrays that data.json lists as
-"stages". All arrays are uint16 [sequence, position].
+"stages". All arrays are uint16 [sequence, position], or uint32 for large vocabularies.
 """
 
 import shutil
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -23,7 +23,7 @@ from ropelens.errors import BadArgument, BadText
 from ropelens.runtime.keys import Key
 from ropelens.runtime.records import log_line, read_json, write_json
 from ropelens.text.documents import documents_sha256, read_documents
-from ropelens.text.tokenize import pieces
+from ropelens.text.tokenize import pieces, text_tokens
 from ropelens.train.held_out import Split, Tokens, hold_out
 from ropelens.train.settings import Settings
 
@@ -32,6 +32,7 @@ DATA = "data.json"  # the file that describes the data; it is written last
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 BOS = "<s>"
 EOS = "</s>"
+MOST_IN_16_BITS = 1 << 16  # tokens of a vocabulary
 
 
 @dataclass(frozen=True)
@@ -109,11 +110,11 @@ def _write_data(folder: Path, texts: Documents, settings: Settings) -> str:
     tokenizer.save_pretrained(folder)
     log_line("tokenizing the text")
     split = _split(texts, tokenizer, context=context)
-    bos = tokenizer.bos_token_id
-    training = cut_stream(split.training, bos=bos, context=context)
-    validation = cut_stream(split.validation, bos=bos, context=context)
-    _write_sequences(folder / "train.npy", training, least=settings.shape.batch)
-    _write_sequences(folder / "valid.npy", validation, least=LEAST_VALID)
+    begin = [tokenizer.bos_token_id]
+    training = cut_stream(split.training, begin=begin, context=context)
+    validation = cut_stream(split.validation, begin=begin, context=context)
+    write_sequences(folder / "train.npy", training, least=settings.shape.batch)
+    write_sequences(folder / "valid.npy", validation, least=LEAST_VALID)
     log_line(f"validation: {split.validated_on}")
     return split.validated_on
 
@@ -122,19 +123,26 @@ def _split(
     texts: Documents, tokenizer: PreTrainedTokenizerFast, *, context: int
 ) -> Split:
     """The tokens of the training and of the validation."""
-    training = tokens_of(texts.training, tokenizer)
+    training = tokens_of(_lines(texts.training), tokenizer)
     if not texts.validation:
         return hold_out(training, least=LEAST_VALID * (context - 1))
-    validation = tokens_of(texts.validation, tokenizer)
+    validation = tokens_of(_lines(texts.validation), tokenizer)
     return Split(training, validation, validated_on="documents of --valid")
 
 
-def _write_sequences(path: Path, sequences: np.ndarray, *, least: int) -> None:
+def _lines(texts: Sequence[str]) -> Iterator[str]:
+    """The texts with an end of the last line, which a model learns to expect before EOS."""
+    return (f"{text}\n" for text in texts)
+
+
+def write_sequences(path: Path, sequences: np.ndarray, *, least: int) -> None:
+    """Write an array [sequence, position]; raises `BadText` for fewer than `least` rows."""
     count, context = sequences.shape
     if count < least:
         raise BadText(
             f"The text is too short at a context of {context:,} tokens.",
-            seen=f"{count:,} sequences for {path.name}, which needs {least:,}",
+            seen=f"{count:,} sequences for {path.name}, which needs {least:,} "
+            f"({least * context:,} tokens)",
             hint="more text, or a smaller context",
         )
     np.save(path, sequences)
@@ -172,30 +180,37 @@ def train_tokenizer(
     )
 
 
-def tokens_of(texts: Iterable[str], tokenizer: PreTrainedTokenizerFast) -> list[Tokens]:
-    """Tokens of each document, with a line end and EOS after the text."""
-    bpe = tokenizer.backend_tokenizer
+def tokens_of(texts: Iterable[str], tokenizer: Any) -> list[Tokens]:
+    """Tokens of each document, and its end of text if the tokenizer has one."""
+    end = tokenizer.eos_token_id
+    after = [] if end is None else [end]
+    dtype = token_dtype(len(tokenizer))
     documents = []
     for text in texts:
-        ids: list[int] = []
-        for piece in pieces(f"{text}\n"):
-            ids += bpe.encode(piece, add_special_tokens=False).ids
-        ids.append(tokenizer.eos_token_id)
-        documents.append(np.array(ids, np.uint16))
+        ids = [*text_tokens(text, tokenizer), *after]
+        documents.append(np.array(ids, dtype))
     return documents
 
 
-def cut_stream(documents: Sequence[Tokens], *, bos: int, context: int) -> np.ndarray:
-    """Sequences of the documents, uint16 [sequence, context].
+def token_dtype(vocabulary: int) -> type[np.unsignedinteger[Any]]:
+    """The smallest type that holds the ids of a vocabulary."""
+    return np.uint16 if vocabulary <= MOST_IN_16_BITS else np.uint32
 
-    All documents form one stream. Each sequence is BOS and `context - 1` tokens of the stream.
-    An incomplete last sequence is dropped.
+
+def cut_stream(
+    documents: Sequence[Tokens], *, begin: Sequence[int], context: int
+) -> np.ndarray:
+    """Sequences of the documents [sequence, context], in the type of their tokens.
+
+    All documents form one stream. Each sequence has the special tokens `begin`, and then
+    tokens of the stream. An incomplete last sequence is dropped.
     """
-    empty = np.empty(0, np.uint16)
-    stream = np.concatenate([empty, *documents])
-    count = len(stream) // (context - 1)
-    rows = np.full((count, context), bos, np.uint16)
-    rows[:, 1:] = stream[: count * (context - 1)].reshape(count, context - 1)
+    stream = np.concatenate([*documents]) if documents else np.empty(0, np.uint16)
+    body = context - len(begin)
+    count = len(stream) // body
+    rows = np.empty((count, context), stream.dtype)
+    rows[:, : len(begin)] = begin
+    rows[:, len(begin) :] = stream[: count * body].reshape(count, body)
     return rows
 
 
@@ -205,7 +220,7 @@ def copy_tokenizer(data: Path, folder: Path) -> None:
 
 
 def training_stages(data: Path, *, batch: int, context: int) -> list[np.ndarray]:
-    """The training sequences of each stage, uint16 [sequence, position].
+    """The training sequences of each stage [sequence, position].
 
     Text has one stage, and prepared tokens can have several. A stage is cut to complete steps
     of `batch` x `context` tokens, and the length of its sequences must divide `context`.
@@ -227,7 +242,7 @@ def training_stages(data: Path, *, batch: int, context: int) -> list[np.ndarray]
 
 
 def held_out_sequences(data: Path) -> np.ndarray:
-    """Validation sequences, uint16 [sequence, context]."""
+    """Validation sequences [sequence, context]."""
     return np.load(data / "valid.npy", mmap_mode="r")
 
 

@@ -11,11 +11,10 @@ from ropelens.intervals import ENOUGH_DOCUMENTS
 SHARE = 0.02
 """Share of the tokens that is held out."""
 
-LEAST_SHARE = 0.01
-MOST_SHARE = 0.1
-"""Whole documents are held out if they have this share of the documents and of the tokens."""
+LEAST_SHARE = 0.01  # of the tokens, in held-out documents
+MOST_SHARE = 0.1  # of the tokens and of the documents, unless it is given
 
-Tokens = np.ndarray  # uint16, of one document
+Tokens = np.ndarray  # unsigned integers, of one document
 
 
 @dataclass(frozen=True)
@@ -27,28 +26,33 @@ class Split:
     validated_on: str
 
 
-def hold_out(documents: Sequence[Tokens], *, least: int) -> Split:
+def hold_out(
+    documents: Sequence[Tokens], *, least: int, most: float = MOST_SHARE
+) -> Split:
     """Hold out about 2 % of the tokens of all documents, and at least `least` tokens.
 
     These are whole documents at even distances if there are enough documents: 8 or more are
-    held out, and they have 1 to 10 % of all tokens. Otherwise it is the end of each document.
+    held out, they have at least 1 % of all tokens, and at most the share `most` of the tokens
+    and of the documents. Otherwise it is the end of each document.
     """
-    numbers = _whole_documents(documents, least=least)
+    numbers = _whole_documents(documents, least=least, most=most)
     if numbers:
         return _split_off(documents, numbers)
     return _split_ends(documents, least=least)
 
 
-def _whole_documents(documents: Sequence[Tokens], *, least: int) -> list[int]:
+def _whole_documents(
+    documents: Sequence[Tokens], *, least: int, most: float
+) -> list[int]:
     """Numbers of the documents to hold out, or [] if their number or length does not fit."""
     count = max(ENOUGH_DOCUMENTS, round(SHARE * len(documents)))
-    if count > MOST_SHARE * len(documents):
+    if count > most * len(documents):
         return []
     places = np.linspace(0, len(documents) - 1, count)
     numbers = places.round().astype(int).tolist()
     total = sum(map(len, documents))
     held = sum(len(documents[number]) for number in numbers)
-    fits = max(least, LEAST_SHARE * total) <= held <= MOST_SHARE * total
+    fits = max(least, LEAST_SHARE * total) <= held <= most * total
     return numbers if fits else []
 
 

@@ -3,7 +3,6 @@
 The settings and the text determine all numbers, also of a resumed run, bit for bit.
 """
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,12 +27,15 @@ from ropelens.train.checkpoint import (
 )
 from ropelens.train.data import held_out_sequences, spread, training_stages
 from ropelens.train.settings import Settings
+from ropelens.train.speed import Speed
 from ropelens.train.steps import (
     batches,
+    choose_attention,
     learn,
     learning_rate,
     make_optimizer,
     require_finite,
+    sequences_in_pass,
     validation_loss,
 )
 
@@ -125,7 +127,14 @@ class Training:
         with show_progress(stage) as advance:
             self.saving.restart()
             self.speed.restart(step)
-            for tokens in batches(self.stages, self.settings, after=step):
+            remaining = batches(
+                self.stages,
+                steps=self.settings.steps,
+                tokens_per_step=per_step,
+                seed=self.settings.seed,
+                after=step,
+            )
+            for tokens in remaining:
                 self.take_step(tokens)
                 self.write_metrics()
                 advance(per_step, note=", ".join(self.notes.values()))
@@ -134,13 +143,16 @@ class Training:
     def take_step(self, tokens: Int64[Tensor, "sequence position"]) -> None:
         rate = learning_rate(self.settings, self.progress.step)
         self.progress.step += 1
+        length = tokens.shape[1]
+        choose_attention(self.model, length)
         losses = learn(
             self.model,
             self.optimizer,
             tokens,
-            self.settings,
+            in_pass=sequences_in_pass(self.settings, length),
             rate=rate,
             step=self.progress.step,
+            bf16=self.settings.bf16,
         )
         for loss in losses:
             self.progress.loss += loss
@@ -193,27 +205,14 @@ class Training:
     def save(self) -> None:
         """Write the model to history/ and the checkpoint, if they are due."""
         step = self.progress.step
-        if self.settings.in_history(step):
+        is_kept = self.settings.in_history(step)
+        is_due = self.is_last or self.saving.is_due
+        if is_kept or is_due:
+            rate = learning_rate(self.settings, step - 1)
+            require_finite(self.model.parameters(), "a weight", step=step, rate=rate)
+        if is_kept:
             write_history(self.model, self.out, step=step, tokenizer=self.data)
-        if self.is_last or self.saving.is_due:
-            require_finite(self.model.parameters(), "a weight", step=step)
+        if is_due:
             path = self.out / CHECKPOINT
             save_checkpoint(path, self.model, self.optimizer, self.progress)
             self.saving.restart()
-
-
-class Speed:
-    """Counts steps per second since the last reading."""
-
-    def __init__(self) -> None:
-        self.restart(step=0)
-
-    def restart(self, step: int) -> None:
-        self.step = step
-        self.seconds = time.perf_counter()
-
-    def read(self, step: int) -> float:
-        steps = step - self.step
-        seconds = time.perf_counter() - self.seconds
-        self.restart(step)
-        return steps / seconds

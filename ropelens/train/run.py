@@ -4,38 +4,28 @@ Runs of one seed have the same initial weights and read the same tokens in the s
 """
 
 import itertools
-import os
-import sys
 import tomllib
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import AcquireReturnProxy, FileLock, Timeout
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ropelens.arguments import public
 from ropelens.errors import BadArgument, explained
-from ropelens.profiles.measurement import versions
 from ropelens.rope.variant_config import variant_config
 from ropelens.runtime.devices import explain_full_memory
 from ropelens.runtime.folder import RECORD, file_name
 from ropelens.runtime.keys import Key
-from ropelens.runtime.records import log_line, read_json, write_json
+from ropelens.runtime.records import log_line, write_json
 from ropelens.train.checkpoint import CHECKPOINT, write_model
 from ropelens.train.data import copy_tokenizer, prepare_data, read_texts
 from ropelens.train.loop import fit_model
+from ropelens.train.run_folder import STUDY, begin_record, lock_run, now, read_settings
 from ropelens.train.settings import Settings
-from ropelens.train.steps import TrainingFailed
-
-STUDY = "study.json"  # the file of a study's folder that contains its settings
-
-
-class Busy(BadArgument):
-    """Another process works on the run."""
+from ropelens.train.study_runs import run_each
 
 
 def train(
@@ -72,7 +62,7 @@ def train(
     )
     with full_memory, lock_run(out):
         data_record = prepare_data(data, texts, settings)
-        record = _begin_record(out, data, data_record | settings.recorded())
+        record = begin_record(out, data, data_record | settings.recorded())
         if "finished" in record:
             log_line(f"{out} is finished already")
             return out
@@ -82,33 +72,11 @@ def train(
         model = LlamaForCausalLM(model_config(settings, tokenizer))
         fit_model(model, settings, out=out, data=data, watch=watch)
         write_model(model, out)
-        record["finished"] = _now()
+        record["finished"] = now()
         record["tokens"] = settings.steps * settings.tokens_per_step
         write_json(out / RECORD, record)
         (out / CHECKPOINT).unlink()
     return out
-
-
-def _begin_record(out: Path, data: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Write run.json at the begin of a run, or read it again if the `settings` are equal."""
-    record = read_settings(out, RECORD, key="settings")
-    if not record:
-        record = {
-            "kind": "training",
-            "settings": settings,
-            "data": os.path.relpath(data, out),
-            "versions": versions() | {"accelerate": version("accelerate")},
-            "threads": torch.get_num_threads(),
-            "started": _now(),
-            "command": sys.argv,
-        }
-    Key(settings).require(record["settings"], what=f"the run in {out}")
-    write_json(out / RECORD, record)
-    return record
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def model_config(
@@ -138,25 +106,6 @@ def model_config(
         eos_token_id=eos,
     )
     return variant_config(config, settings.variant)
-
-
-def read_settings(out: Path, name: str, *, key: str) -> dict[str, Any]:
-    """Read the file `name` in `out`; {} if nothing has begun. Refuses other folders."""
-    record = read_json(out / name) if (out / name).exists() else {}
-    others = (RECORD, STUDY, CHECKPOINT, "config.json", "tokenizer.json", "history")
-    if key not in record and any((out / other).exists() for other in others):
-        raise BadArgument(
-            f"{out} holds a model, a run, a study or other results, and files would mix.",
-            hint="another --out",
-        )
-    return record
-
-
-def lock_run(out: Path) -> AcquireReturnProxy:
-    out.mkdir(parents=True, exist_ok=True)
-    fault = f"another process works on the run in {out}."
-    with explained(fault, error=Busy, catch=Timeout):
-        return FileLock(out / ".lock").acquire(blocking=False)
 
 
 def runs_of(study: Mapping[str, Any]) -> dict[Path, Settings]:
@@ -213,30 +162,15 @@ def run_study(
     else:
         read_texts(training, validation, data=data)  # before any folder is created
         write_json(out / STUDY, study)
-    runs = runs_of(study)
-    diverged: list[str] = []
-    busy: list[str] = []
-    for number, (folder, settings) in enumerate(runs.items(), start=1):
-        log_line(f"run {number} of {len(runs)}: {folder}")
-        try:
-            train(
-                settings,
-                out=out / folder,
-                text=training,
-                valid=validation,
-                data=data,
-            )
-        except Busy:
-            busy.append(str(folder))
-        except TrainingFailed as error:
-            log_line(error.line)
-            diverged.append(str(folder))
-    if busy:
-        log_line(f"another process works on {', '.join(busy)}")
-    if diverged:
-        raise TrainingFailed(
-            f"{len(diverged)} of {len(runs)} runs of the study diverged.",
-            seen=", ".join(diverged),
-            hint="a lower learning_rate in the study file, in a new folder",
+    runs = {}
+    for folder, settings in runs_of(study).items():
+        runs[folder] = partial(
+            train,
+            settings,
+            out=out / folder,
+            text=training,
+            valid=validation,
+            data=data,
         )
+    run_each(runs)
     return out

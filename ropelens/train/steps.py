@@ -27,11 +27,16 @@ class TrainingFailed(RopelensError):
     """The loss or a weight became NaN or infinite."""
 
 
-def require_finite(tensors: Iterable[Tensor], what: str, *, step: int) -> None:
-    """Raise TrainingFailed if `what` is NaN or infinite after `step`."""
+def require_finite(
+    tensors: Iterable[Tensor], what: str, *, step: int, rate: float
+) -> None:
+    """Raise TrainingFailed if `what` is NaN or infinite after `step`, at this learning rate."""
     if not all(tensor.isfinite().all() for tensor in tensors):
-        fault = f"training stopped at step {step}: {what} is not a finite number."
-        raise TrainingFailed(fault, hint="a lower learning rate, in a new run folder")
+        raise TrainingFailed(
+            f"training stopped at step {step}: {what} is not a finite number.",
+            seen=f"a learning rate of {rate:.3g} in this step",
+            hint="a lower learning rate, in a new run folder",
+        )
 
 
 def make_optimizer(model: PreTrainedModel) -> torch.optim.AdamW:
@@ -58,20 +63,28 @@ def learning_rate(settings: Settings, step: int) -> float:
 
 
 def batches(
-    stages: Sequence[np.ndarray], settings: Settings, *, after: int
+    stages: Sequence[np.ndarray],
+    *,
+    steps: int,
+    tokens_per_step: int,
+    seed: int,
+    after: int,
 ) -> Iterator[Int64[Tensor, "sequence position"]]:
-    """Tokens of each step from `after` (counted from 0); the last stage is repeated."""
+    """Tokens of each step from `after` (counted from 0); the last stage is repeated.
+
+    Each stage [sequence, position] has the tokens of complete steps.
+    """
     start = 0
     for epoch, rows in enumerate(chain(stages, repeat(stages[-1]))):
-        steps = rows.size // settings.tokens_per_step
-        random = torch.Generator().manual_seed(settings.seed + epoch)
+        steps_in_stage = rows.size // tokens_per_step
+        random = torch.Generator().manual_seed(seed + epoch)
         drawn = torch.randperm(len(rows), generator=random, device="cpu")
-        order = drawn.view(steps, -1).numpy()
+        order = drawn.view(steps_in_stage, -1).numpy()
         first = max(0, after - start)
-        for chosen in order[first : settings.steps - start]:
+        for chosen in order[first : steps - start]:
             yield torch.from_numpy(rows[chosen].astype(np.int64))
-        start += steps
-        if start >= settings.steps:
+        start += steps_in_stage
+        if start >= steps:
             return
 
 
@@ -79,20 +92,25 @@ def learn(
     model: PreTrainedModel,
     optimizer: torch.optim.Optimizer,
     batch: Int64[Tensor, "sequence position"],
-    settings: Settings,
     *,
+    in_pass: int,
     rate: float,
     step: int,
+    bf16: bool = False,
 ) -> Float[Tensor, " pass"]:
-    """Take one step on `batch`; return the share of each pass in the loss per token."""
+    """Take one step on `batch`, in passes of `in_pass` sequences.
+
+    Returns the share of each pass in the loss per predicted token, in nats.
+    """
     losses = []
-    for tokens in passes_of(batch, settings):
-        loss = loss_of(model, tokens, settings, predicted=batch[:, 1:].numel())
+    for tokens in batch.split(in_pass):
+        loss = loss_of(model, tokens, predicted=batch[:, 1:].numel(), bf16=bf16)
         loss.backward()
         losses.append(loss.detach())
     by_pass = torch.stack(losses)
-    require_finite([by_pass], "the loss", step=step)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    require_finite([by_pass], "the loss", step=step, rate=rate)
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    torch.nn.utils.clip_grad_norm_(weights, 1.0)
     for group in optimizer.param_groups:
         group["lr"] = rate
     optimizer.step()
@@ -100,26 +118,28 @@ def learn(
     return by_pass
 
 
-def passes_of(
-    rows: Int64[Tensor, "sequence position"], settings: Settings
-) -> Sequence[Tensor]:
-    """Split the rows into passes that fit into memory, with equal numbers of tokens."""
-    sequences_in_context = settings.context // rows.shape[1]
-    return rows.split(settings.shape.micro_batch * sequences_in_context)
+def choose_attention(model: PreTrainedModel, tokens: int) -> None:
+    """Choose the quicker attention for sequences of this many tokens."""
+    is_short = model.device.type == "cpu" and tokens <= SHORT
+    model.set_attn_implementation("eager" if is_short else "sdpa")
+
+
+def sequences_in_pass(settings: Settings, tokens: int) -> int:
+    """Number of sequences of this many tokens in a pass that fits into memory."""
+    sequences_in_context = settings.context // tokens
+    return settings.shape.micro_batch * sequences_in_context
 
 
 def loss_of(
     model: PreTrainedModel,
     tokens: Int64[Tensor, "sequence position"],
-    settings: Settings,
     *,
     predicted: int,
+    bf16: bool = False,
 ) -> Float[Tensor, ""]:
     """Sum of the losses of `model` on `tokens` in nats, divided by `predicted`."""
     tokens = tokens.to(model.device)
-    is_short = tokens.device.type == "cpu" and tokens.shape[1] <= SHORT
-    model.set_attn_implementation("eager" if is_short else "sdpa")
-    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=settings.bf16):
+    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=bf16):
         output = model(
             input_ids=tokens,
             labels=tokens,
@@ -135,10 +155,13 @@ def validation_loss(
 ) -> float:
     """Mean loss per predicted token on the first `VALID_SEQUENCES` of `held_out`, in nats."""
     tokens = torch.from_numpy(held_out[:VALID_SEQUENCES].astype(np.int64))
+    length = tokens.shape[1]
     total = torch.zeros((), dtype=torch.float64, device=model.device)
+    choose_attention(model, length)
     model.eval()
-    for rows in passes_of(tokens, settings):
-        loss = loss_of(model, rows, settings, predicted=rows[:, 1:].numel())
+    for rows in tokens.split(sequences_in_pass(settings, length)):
+        predicted = rows[:, 1:].numel()
+        loss = loss_of(model, rows, predicted=predicted, bf16=settings.bf16)
         total += loss * len(rows)
     model.train()
     return float(total) / len(tokens)

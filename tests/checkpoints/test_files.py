@@ -135,9 +135,9 @@ DAMAGES = {
     "truncated header": (lambda f: truncate(f, 100),
         ["ends too early", "100 bytes of at least"]),
     "header without offsets": (lambda f: write_header(f, b'{"a":{"dtype":"F32"}}'),
-        ["transformers cannot load", "invalid JSON in header"]),
+        ["transformers cannot load", "Error while deserializing header"]),
     "header with a list": (lambda f: write_header(f, b"[1]"),
-        ["transformers cannot load", "invalid JSON in header"]),
+        ["transformers cannot load", "Error while deserializing header"]),
     "empty file": (lambda f: truncate(f, 0), ["ends too early", "0 bytes of at least 8"]),
     "missing tensor": (
         lambda f: edit_weights(f, lambda w: w.pop("model.layers.0.self_attn.q_proj.weight")),

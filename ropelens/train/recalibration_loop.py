@@ -1,0 +1,264 @@
+"""The loop of a recalibration: steps of training, and evaluations on held-out text.
+
+The settings, the base, the text and the number of threads determine all numbers, also of a
+resumed run, bit for bit (CPU, float32).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ropelens.runtime.folder import whole_file, write_whole
+from ropelens.runtime.keys import Key
+from ropelens.runtime.progress import Stage, show_progress
+from ropelens.runtime.records import log_line
+from ropelens.runtime.savepoint import SaveTimer
+from ropelens.train.base_data import HeldOut, held_out
+from ropelens.train.base_model import choose_parameters, trained_parameters
+from ropelens.train.checkpoint import CHECKPOINT
+from ropelens.train.data import training_stages
+from ropelens.train.recalibration_settings import SMALL, Recalibration
+from ropelens.train.speed import Speed
+from ropelens.train.steps import batches, learn, loss_of, require_finite
+
+METRICS = (
+    "step",
+    "tokens",
+    "train_loss",
+    "valid_loss",
+    "learning_rate",
+    "tokens_per_second",
+)
+LOSSES = ("step", "sequence", "document", "loss")
+TOKENS_IN_PASS = 2048  # of a small model; larger models read a sequence in a pass
+SAVED_FORMAT = 1
+
+
+@dataclass
+class RecalibrationProgress:
+    """What a run has done. It is saved with the weights, and the loop changes it.
+
+    `step_losses` has the loss of each step since the last evaluation, in nats per token, and
+    `evaluated` the losses of the sequences that the present evaluation has read.
+    """
+
+    step: int = 0
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    losses: list[dict[str, float]] = field(default_factory=list)
+    step_losses: list[float] = field(default_factory=list)
+    evaluated: list[float] = field(default_factory=list)
+
+
+def recalibrate_model(
+    model: PreTrainedModel, settings: Recalibration, *, out: Path, data: Path
+) -> RecalibrationProgress:
+    """Train `model` on the tokens in `data`, from the savepoint in `out` if there is one.
+
+    Writes metrics.csv and losses.csv at each evaluated step, and a savepoint every minute.
+    Raises `TrainingFailed` if a loss or a weight becomes NaN or infinite.
+    """
+    loop = RecalibrationLoop(model, settings, out=out, data=data)
+    loop.resume()
+    loop.run()
+    return loop.progress
+
+
+def recomputes(model: PreTrainedModel) -> bool:
+    """Whether the backward pass computes layers again, which saves most of the memory."""
+    is_large = model.num_parameters() >= SMALL
+    return is_large and model.supports_gradient_checkpointing
+
+
+def sequences_in_pass(model: PreTrainedModel, settings: Recalibration) -> int:
+    """Sequences that one pass reads."""
+    assert settings.context is not None
+    if recomputes(model):
+        return 1
+    return min(settings.sequences, max(1, TOKENS_IN_PASS // settings.context))
+
+
+def make_optimizer(model: PreTrainedModel) -> torch.optim.AdamW:
+    """AdamW without weight decay, which changes no weights in steps with learning rate 0."""
+    return torch.optim.AdamW(
+        trained_parameters(model),
+        betas=(0.9, 0.95),
+        eps=1e-8,
+        weight_decay=0.0,
+        fused=True,
+    )
+
+
+class RecalibrationLoop:
+    """The recalibration of `model` in the folder `out`, and its progress."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        settings: Recalibration,
+        *,
+        out: Path,
+        data: Path,
+    ) -> None:
+        assert settings.context is not None
+        self.model = model
+        self.settings = settings
+        self.out = out
+        self.stages = training_stages(
+            data, batch=settings.sequences, context=settings.context
+        )
+        self.held_out: HeldOut = held_out(data, sequences=settings.evaluated)
+        choose_parameters(model, settings.train)
+        if recomputes(model):
+            options = {"use_reentrant": False}
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+        self.in_pass = sequences_in_pass(model, settings)
+        self.optimizer = make_optimizer(model)
+        self.progress = RecalibrationProgress()
+        self.saving = SaveTimer()
+        self.speed = Speed()
+        self.note = ""  # the latest evaluation, for the display of the progress
+
+    def resume(self) -> None:
+        """Continue from the savepoint, if there is one."""
+        path = self.out / CHECKPOINT
+        if not path.exists():
+            return
+        parts = torch.load(path, map_location="cpu", weights_only=True)
+        Key({}, format=SAVED_FORMAT).require(parts, what=f"the savepoint {path}")
+        self.model.load_state_dict(parts["model"])
+        self.optimizer.load_state_dict(parts["optimizer"])
+        self.progress = RecalibrationProgress(**parts["progress"])
+        log_line(f"resuming from step {self.progress.step}")
+
+    def run(self) -> None:
+        """Evaluate, and take all steps that are left."""
+        settings = self.settings
+        per_step = settings.tokens_per_step
+        done = self.progress.step * per_step
+        stage = Stage("training", settings.steps * per_step, done=done)
+        with show_progress(stage) as advance:
+            self.saving.restart()
+            self.speed.restart(self.progress.step)
+            self.evaluate_if_due()
+            for tokens in self.remaining_batches():
+                self.take_step(tokens)
+                self.save_if_due()
+                self.evaluate_if_due()
+                advance(per_step, note=self.note)
+
+    def remaining_batches(self) -> Iterator[Int[Tensor, "sequence position"]]:
+        return batches(
+            self.stages,
+            steps=self.settings.steps,
+            tokens_per_step=self.settings.tokens_per_step,
+            seed=self.settings.seed,
+            after=self.progress.step,
+        )
+
+    def take_step(self, tokens: Int[Tensor, "sequence position"]) -> None:
+        step = self.progress.step + 1
+        rate = self.settings.rate_of(step - 1)
+        # Dropout draws the same numbers in a resumed run
+        torch.manual_seed(step)
+        self.model.train()
+        by_pass = learn(
+            self.model,
+            self.optimizer,
+            tokens,
+            in_pass=self.in_pass,
+            rate=rate,
+            step=step,
+        )
+        self.progress.step = step
+        self.progress.step_losses.append(float(by_pass.double().sum()))
+
+    def evaluate_if_due(self) -> None:
+        """Evaluate the model after a step of `evaluated_steps`, unless it is done already."""
+        step = self.progress.step
+        known = {row["step"] for row in self.progress.metrics}
+        if step in known or step not in self.settings.evaluated_steps:
+            return
+        weights = trained_parameters(self.model)
+        rate = self.settings.rate_of(max(0, step - 1))
+        require_finite(weights, "a weight", step=step, rate=rate)
+        steps_per_second = self.speed.read(step)
+        self.evaluate()
+        self.add_rows(steps_per_second, rate=rate)
+        self.save_if_due()
+        self.speed.restart(step)
+
+    def evaluate(self) -> None:
+        """Add the losses of the held-out sequences that this evaluation has not read yet."""
+        self.model.eval()
+        rows = self.held_out.rows
+        evaluated = self.progress.evaluated
+        while len(evaluated) < len(rows):
+            tokens = torch.from_numpy(rows[len(evaluated)].astype(np.int64))
+            evaluated.append(sequence_loss(self.model, tokens))
+            self.save_if_due()
+
+    def add_rows(self, steps_per_second: float, *, rate: float) -> None:
+        """Add the numbers of an evaluation to metrics.csv and losses.csv."""
+        progress = self.progress
+        step = progress.step
+        losses = progress.evaluated
+        valid_loss = float(np.mean(losses))
+        self.note = f"validation loss {valid_loss:.4f}"
+        per_step = self.settings.tokens_per_step
+        row: dict[str, float] = {
+            "step": step,
+            "tokens": step * per_step,
+            "valid_loss": valid_loss,
+        }
+        if step:
+            row["train_loss"] = float(np.mean(progress.step_losses))
+            row["learning_rate"] = rate
+            row["tokens_per_second"] = round(steps_per_second * per_step)
+        progress.metrics.append(row)
+        for number, loss in enumerate(losses):
+            document = int(self.held_out.documents[number])
+            progress.losses.append(
+                {"step": step, "sequence": number, "document": document, "loss": loss}
+            )
+        progress.step_losses = []
+        progress.evaluated = []
+        self.write_tables()
+
+    def write_tables(self) -> None:
+        """Write all rows: a resumed run must not keep rows after its savepoint."""
+        metrics = pd.DataFrame(self.progress.metrics, columns=METRICS)
+        losses = pd.DataFrame(self.progress.losses, columns=LOSSES)
+        write_whole(self.out / "metrics.csv", metrics.to_csv(index=False))
+        write_whole(self.out / "losses.csv", losses.to_csv(index=False))
+
+    def save_if_due(self) -> None:
+        """Write a savepoint if the last one is a minute old."""
+        if not self.saving.is_due:
+            return
+        step = self.progress.step
+        weights = trained_parameters(self.model)
+        rate = self.settings.rate_of(max(0, step - 1))
+        require_finite(weights, "a weight", step=step, rate=rate)
+        parts = {
+            "format": SAVED_FORMAT,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "progress": vars(self.progress),
+        }
+        with whole_file(self.out / CHECKPOINT) as aside:
+            torch.save(parts, aside)  # streams the tensors to the disk
+        self.saving.restart()
+
+
+@torch.no_grad()
+def sequence_loss(model: PreTrainedModel, tokens: Int[Tensor, " position"]) -> float:
+    """Mean loss of the predicted tokens of a sequence, in nats per token."""
+    loss = loss_of(model, tokens[None], predicted=len(tokens) - 1)
+    return float(loss.double())

@@ -1,0 +1,35 @@
+"""The runs of a study, one after the other; several processes can divide them."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ropelens.runtime.records import log_line
+from ropelens.train.run_folder import Busy
+from ropelens.train.steps import TrainingFailed
+
+
+def run_each(runs: Mapping[Path, Callable[[], Path]]) -> None:
+    """Call the `runs` of a study, which are named by their folders.
+
+    A run on which another process works is left to it. If a run diverges, the others are
+    trained, and `TrainingFailed` at the end names the runs that diverged.
+    """
+    diverged: list[str] = []
+    busy: list[str] = []
+    for number, (folder, run) in enumerate(runs.items(), start=1):
+        log_line(f"run {number} of {len(runs)}: {folder}")
+        try:
+            run()
+        except Busy:
+            busy.append(str(folder))
+        except TrainingFailed as error:
+            log_line(error.line)
+            diverged.append(str(folder))
+    if busy:
+        log_line(f"another process works on {', '.join(busy)}")
+    if diverged:
+        raise TrainingFailed(
+            f"{len(diverged)} of {len(runs)} runs of the study diverged.",
+            seen=", ".join(diverged),
+            hint="a lower learning_rate in the study file, in a new folder",
+        )
