@@ -1,14 +1,13 @@
 """Recalibrations as one dataset: gaps to the control, and models before and after."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Bool
 from transformers import PreTrainedModel
 
 from ropelens.checkpoints.files import sha256_of
@@ -17,33 +16,33 @@ from ropelens.checkpoints.load import Opened, open_checkpoint
 from ropelens.checkpoints.load_options import Loading
 from ropelens.comparison.checkpoint_cache import saved_or_measured, without_weights
 from ropelens.comparison.checkpoint_measures import ValidationText
-from ropelens.comparison.join import join_datasets
+from ropelens.comparison.entries import ComparisonEntry
+from ropelens.comparison.join import join_entries
 from ropelens.comparison.recalibration_measures import (
     VALID,
+    heads_text,
     held_out_text,
     measure_change,
     measure_recalibrated,
+    profile_of_heads,
 )
 from ropelens.comparison.recalibration_runs import (
-    CONTROL,
     FoundRecalibrations,
     RecalibratedRun,
     RecordedLosses,
     read_losses,
 )
+from ropelens.comparison.recalibration_table import AFTER, BEFORE, COMPARED
 from ropelens.comparison.recovery import Estimate, mean_change, measure_recovery
 from ropelens.errors import BadArgument
 from ropelens.profiles.measurement import versions
 from ropelens.runtime.folder import file_name
 from ropelens.runtime.keys import Key
 from ropelens.runtime.progress import ShowProgress, Stage
-from ropelens.train.base_model import Base
+from ropelens.train.base_model import Base, open_base
+from ropelens.train.recalibration_settings import CONTROL
 
-COMPARED = "recalibrations"
-"""Attribute `compared` of a comparison of runs that start from one checkpoint."""
-
-BEFORE = "before"
-AFTER = "after"
+WEIGHTS = "model.safetensors"
 NO_SEED = -1  # of models before training, which all seeds share
 
 
@@ -62,13 +61,12 @@ def compare_recalibrations(
         cache, found.runs[0], sequences=sequences, seed=seed, device=device
     )
     models = _models(found, checkpoints)
+    measured = _measure_models(models, checkpoints, show)
+    dataset = measured.merge(_gaps(found, losses))
     first = found.runs[0].record
-    dataset = xr.merge(
-        [_measure_models(models, checkpoints, show), _gaps(found, losses)],
-        combine_attrs="drop",
-    )
     return dataset.assign_attrs(
         compared=COMPARED,
+        baseline=CONTROL,
         base=str(first["base"]["name"]),
         base_fingerprint=str(first["base"]["fingerprint"]),
         context=int(first["settings"]["context"]),
@@ -78,7 +76,8 @@ def compare_recalibrations(
         learning_rate=float(first["settings"]["learning_rate"]),
         trained_parameters=str(first["settings"]["train"]),
         parameters=int(first["parameters"]),
-        sequences=int(dataset.sizes["sequence"]),
+        head_sequences=int(dataset.attrs["sequences"]),
+        sequences=dataset.sizes["sequence"],
         documents=len(np.unique(dataset["document"])),
         measured_sequences=sequences,
         unfinished=", ".join(found.unfinished),
@@ -156,51 +155,55 @@ def recovery_variables(dataset: xr.Dataset) -> dict[str, xr.DataArray]:
 # ---- models before training and after it
 
 
-@dataclass
-class MeasuredModel:
-    """A model of a comparison: a variant before the training, or a finished run."""
+@dataclass(frozen=True)
+class ComparedModel:
+    """A variant before the training (`opened` is None), or a finished run.
+
+    `key` determines its measurements. A finished run without weights has them in the cache.
+    """
 
     run: RecalibratedRun
     phase: str
-    opened: Opened | None
-    weights: Key
-
-    @property
-    def entry(self) -> str:
-        return f"{self.run.variant} {BEFORE}" if self.is_before else self.run.name
+    key: Key
+    opened: Opened | None = None
 
     @property
     def is_before(self) -> bool:
         return self.phase == BEFORE
 
     @property
+    def entry(self) -> str:
+        return f"{self.run.variant} {BEFORE}" if self.is_before else self.run.name
+
+    @property
     def seed(self) -> int:
         return NO_SEED if self.is_before else self.run.seed
 
     @property
-    def file(self) -> str:
-        """Name of the file of this model in the folder of its variant."""
+    def file_stem(self) -> str:
         return BEFORE if self.is_before else f"seed-{self.seed}"
 
-    def is_control_of(self, other: "MeasuredModel") -> bool:
-        same_seed = (self.phase, self.seed) == (other.phase, other.seed)
-        return self.run.variant == CONTROL and same_seed
+    def is_paired_with(self, other: "ComparedModel") -> bool:
+        return (self.phase, self.seed) == (other.phase, other.seed)
 
 
 class LazyModel:
     """A model whose weights are read if they are needed."""
 
-    def __init__(self, measured: MeasuredModel, cache: "RecalibrationCache") -> None:
-        self.measured = measured
+    def __init__(self, compared: ComparedModel, cache: "RecalibrationCache") -> None:
+        self.compared = compared
         self.cache = cache
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        return self.cache.read(self.measured)
+        return self.cache.read(self.compared)
 
 
 class RecalibrationCache:
-    """A folder with a file for each model, and for each pair of a model and its control."""
+    """A folder with a file for each model, and for each pair of a model and its control.
+
+    All runs have the held-out text and the base of `run`.
+    """
 
     def __init__(
         self,
@@ -215,7 +218,7 @@ class RecalibrationCache:
         self.run = run
         self.sequences = sequences
         self.seed = seed
-        self.loading = Loading(device=device)
+        self.device = device
 
     @cached_property
     def text(self) -> ValidationText:
@@ -226,11 +229,11 @@ class RecalibrationCache:
         """The base of all runs; refuses another checkpoint of the same name."""
         recorded = self.run.record["base"]
         loading = Loading(
-            device=self.loading.device,
+            device=self.device,
             revision=recorded.get("revision"),
             trust_remote_code=bool(recorded.get("trust_remote_code")),
         )
-        base = Base(open_checkpoint(recorded["name"], loading))
+        base = open_base(recorded["name"], loading)
         fingerprint = identity(base.opened)
         if fingerprint != recorded["fingerprint"]:
             raise BadArgument(
@@ -241,33 +244,19 @@ class RecalibrationCache:
             )
         return base
 
-    def read(self, measured: MeasuredModel) -> PreTrainedModel:
-        if measured.is_before:
-            model = self.base.read(measured.run.variant)
-            return model.requires_grad_(False)
-        if measured.opened is None:
-            raise without_weights(measured.run.folder, self.file_of(measured))
-        return measured.opened.read()
+    def before(self, run: RecalibratedRun) -> ComparedModel:
+        """The base with the rotation of a variant."""
+        weights = {"base": run.record["base"]["fingerprint"], "variant": run.variant}
+        return ComparedModel(run, BEFORE, self._key(weights))
 
-    def file_of(self, measured: MeasuredModel, suffix: str = "") -> Path:
-        name = f"{measured.file}{suffix}.nc"
-        return self.folder / file_name(measured.run.variant) / name
-
-    def before(self, run: RecalibratedRun) -> MeasuredModel:
-        """The base with the rotation of a variant. Its weights are the weights of the base."""
-        recorded = run.record["base"]["fingerprint"]
-        weights = {"base": recorded, "variant": run.variant}
-        return MeasuredModel(run, BEFORE, None, self._key(weights))
-
-    def after(self, run: RecalibratedRun) -> MeasuredModel:
-        """The finished run. Without weights, only a result in the cache can be used."""
-        if not (run.folder / "model.safetensors").exists():
-            return MeasuredModel(run, AFTER, None, self._key({}))
-        opened = open_checkpoint(run.folder, self.loading)
+    def after(self, run: RecalibratedRun) -> ComparedModel:
+        if not (run.folder / WEIGHTS).exists():
+            return ComparedModel(run, AFTER, self._key({}))
+        opened = open_checkpoint(run.folder, Loading(device=self.device))
         weights = {"weights": identity(opened), "versions": versions()}
-        return MeasuredModel(run, AFTER, opened, self._key(weights))
+        return ComparedModel(run, AFTER, self._key(weights), opened)
 
-    def _key(self, weights: dict[str, Any]) -> Key:
+    def _key(self, weights: Mapping[str, Any]) -> Key:
         """The key of a measurement: its arguments, its text if it is there, and weights."""
         values = {"sequences": self.sequences, "seed": self.seed, **weights}
         valid = self.run.data / VALID
@@ -275,32 +264,61 @@ class RecalibrationCache:
             values["text"] = sha256_of(valid)
         return Key(values)
 
-    def measures(self, lazy: LazyModel) -> xr.Dataset:
+    def read(self, compared: ComparedModel) -> PreTrainedModel:
+        if compared.is_before:
+            return self.base.read(compared.run.variant).requires_grad_(False)
+        if compared.opened is None:
+            raise without_weights(compared.run.folder, self._file(compared))
+        return compared.opened.read()
+
+    def _file(self, compared: ComparedModel, suffix: str = "") -> Path:
+        name = f"{compared.file_stem}{suffix}.nc"
+        return self.folder / file_name(compared.run.variant) / name
+
+    def profile(self, lazy: LazyModel) -> xr.Dataset:
         def measured() -> xr.Dataset:
-            return measure_recalibrated(
+            return profile_of_heads(
                 lazy.model, self.text, sequences=self.sequences, seed=self.seed
             )
 
-        file = self.file_of(lazy.measured)
-        return saved_or_measured(file, lazy.measured.weights, measured)
+        file = self._file(lazy.compared, "-profile")
+        return saved_or_measured(file, lazy.compared.key, measured)
+
+    def measures(self, lazy: LazyModel) -> xr.Dataset:
+        """The measures of a model by itself."""
+
+        def measured() -> xr.Dataset:
+            return measure_recalibrated(
+                lazy.model,
+                self.text,
+                self.profile(lazy),
+                sequences=self.sequences,
+                seed=self.seed,
+            )
+
+        file = self._file(lazy.compared)
+        return saved_or_measured(file, lazy.compared.key, measured)
 
     def change(self, control: LazyModel, lazy: LazyModel) -> xr.Dataset:
-        """The change of the attention of each head against the control, in bits."""
+        """The changes of the heads of a model against its control."""
 
         def measured() -> xr.Dataset:
             return measure_change(
-                control.model, lazy.model, self.text, sequences=self.sequences
+                control.model,
+                lazy.model,
+                [self.profile(control), self.profile(lazy)],
+                heads_text(self.text, self.sequences),
             )
 
-        of_control = control.measured.weights.recorded
-        key = Key({**lazy.measured.weights.recorded, "control": of_control})
-        file = self.file_of(lazy.measured, "-change")
+        of_control = control.compared.key.recorded
+        key = Key({**lazy.compared.key.values, "control": of_control})
+        file = self._file(lazy.compared, "-change")
         return saved_or_measured(file, key, measured)
 
 
 def _models(
     found: FoundRecalibrations, cache: RecalibrationCache
-) -> list[MeasuredModel]:
+) -> list[ComparedModel]:
     """Each variant before the training and then its runs, the control first."""
     models = []
     for variant in found.variants:
@@ -311,17 +329,43 @@ def _models(
 
 
 def _measure_models(
-    models: Sequence[MeasuredModel], cache: RecalibrationCache, show: ShowProgress
+    models: Sequence[ComparedModel], cache: RecalibrationCache, show: ShowProgress
 ) -> xr.Dataset:
-    """The measures of the models over `entry`, with their changes against their controls."""
+    """The measures of the models over `entry`, next to their changes against the controls."""
     measured: dict[str, xr.Dataset] = {}
     controls = [model for model in models if model.run.variant == CONTROL]
     with show(Stage("comparing", len(models), "models")) as advance:
         for control in controls:
             lazy_control = LazyModel(control, cache)
-            for model in filter(control.is_control_of, models):
-                measured[model.entry] = cache.measures(lazy_control)
-            for model in models:
-                pass
-    del partial, advance
-    return measured
+            for model in filter(control.is_paired_with, models):
+                lazy = lazy_control
+                if model is not control:
+                    lazy = LazyModel(model, cache)
+                numbers = cache.measures(lazy)
+                change = cache.change(lazy_control, lazy)
+                measured[model.entry] = numbers.merge(change)
+                advance(1)
+    entries = []
+    for model in models:
+        run = model.run
+        entry = ComparisonEntry(model.entry, run.variant, run.folder, seed=model.seed)
+        entries.append(entry)
+    in_order = [measured[model.entry] for model in models]
+    dataset = join_entries(in_order, entries).drop_vars(["variant", "size", "seed"])
+    pages = ["" if model.is_before else model.run.page for model in models]
+    return dataset.assign_coords(
+        phase=("entry", np.array([model.phase for model in models], dtype=object)),
+        entry_seed=("entry", [model.seed for model in models]),
+        page=("entry", np.array(pages, dtype=object)),
+        control=("entry", _controls(models)),
+    )
+
+
+def _controls(models: Sequence[ComparedModel]) -> list[int]:
+    """Index of the control of each model, which has the same phase and seed."""
+    indices = []
+    for model in models:
+        for number, other in enumerate(models):
+            if other.run.variant == CONTROL and other.is_paired_with(model):
+                indices.append(number)
+    return indices

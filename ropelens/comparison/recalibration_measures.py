@@ -1,5 +1,7 @@
 """Measurement of a model before and after a recalibration, on the held-out text of its run."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import xarray as xr
 from transformers import PreTrainedModel
@@ -13,16 +15,16 @@ from ropelens.comparison.checkpoint_measures import (
 from ropelens.comparison.recalibration_runs import RecalibratedRun
 from ropelens.errors import BadArgument, explained
 from ropelens.interventions.evaluate import evaluate
-from ropelens.profiles.head_table import head_table
+from ropelens.profiles.head_table import resample_heads
+from ropelens.profiles.heads import head_values
 from ropelens.profiles.profile import profile
 from ropelens.runtime.records import read_json
+from ropelens.text.text import Text
+from ropelens.train.base_data import DOCUMENTS
 from ropelens.train.data import DATA
 
 VALID = "valid.npy"
-DOCUMENTS = "valid_documents.npy"
 RESAMPLES = 1000  # of groups of sequences, for the confidence of a label
-OF_LABELS = ("confidence", "content_fraction", "fraction_low", "fraction_high")
-"""Columns of heads.csv that tell how certain a label is."""
 
 
 def held_out_text(run: RecalibratedRun) -> ValidationText:
@@ -36,20 +38,40 @@ def held_out_text(run: RecalibratedRun) -> ValidationText:
     return ValidationText(rows, documents, beginning=len(beginning))
 
 
-def measure_recalibrated(
+def profile_of_heads(
     model: PreTrainedModel, text: ValidationText, *, sequences: int, seed: int
 ) -> xr.Dataset:
-    """Heads and their labels, losses by position, copying, induction and retrieval."""
-    fewer = max(2, sequences // 8)
+    return profile(model, heads_text(text, sequences), seed=seed, surrogates=0)
+
+
+def heads_text(text: ValidationText, sequences: int) -> Text:
+    """The part of the text on which heads are measured."""
+    return text.sample(_fewer(sequences))
+
+
+def _fewer(sequences: int) -> int:
+    return max(2, sequences // 8)
+
+
+def measure_recalibrated(
+    model: PreTrainedModel,
+    text: ValidationText,
+    profile: xr.Dataset,
+    *,
+    sequences: int,
+    seed: int,
+) -> xr.Dataset:
+    """Heads of the `profile`, losses by position, copying, induction and retrieval."""
     sampled = text.sample(sequences)
-    heads = profile(model, text.sample(fewer), seed=seed, surrogates=0)
-    longer = evaluate(model, text.joined(fewer), measures=["loss"], seed=seed)
+    longer = evaluate(
+        model, text.joined(_fewer(sequences)), measures=["loss"], seed=seed
+    )
     longer = unedited(longer)
     tasks = evaluate(model, sampled, measures=["induction", "retrieval"], seed=seed)
     tasks = unedited(tasks)
     far = far_tasks(model, sampled, context=text.context, seed=seed)
     far_retrieval = far["retrieval"].mean("depth")
-    dataset = head_measures(heads).assign(
+    return head_measures(profile).assign(
         first_loss=tasks["first_loss"],
         repeat_loss=tasks["repeat_loss"],
         retrieval=tasks["retrieval"],
@@ -58,19 +80,35 @@ def measure_recalibrated(
         position_loss_se=longer["position_loss_se"],
         copy_loss=far["copy_loss"],
         far_retrieval=far_retrieval.rename(retrieval_length="prompt_length"),
+        confidence=_confidence(profile, seed=seed),
     )
-    return _with_certainty(dataset, heads, seed=seed)
 
 
-def _with_certainty(
-    dataset: xr.Dataset, profile: xr.Dataset, *, seed: int
+def _confidence(profile: xr.Dataset, *, seed: int) -> xr.DataArray:
+    """The confidence of the label of each head [layer, head]; NaN for missing heads."""
+    values = head_values(profile)
+    resampled = resample_heads(profile, values, resamples=RESAMPLES, seed=seed)
+    return xr.DataArray(resampled.confidence, dims=("layer", "head"))
+
+
+def measure_change(
+    control: PreTrainedModel,
+    model: PreTrainedModel,
+    profiles: Sequence[xr.Dataset],
+    text: Text,
 ) -> xr.Dataset:
-    """Add the columns `OF_LABELS` as variables [layer, head]; NaN for missing heads."""
-    table = head_table(profile, resamples=RESAMPLES, seed=seed)
-    shape = (profile.sizes["layer"], profile.sizes["head"])
-    places = (table["layer"].to_numpy(int), table["head"].to_numpy(int))
-    for name in OF_LABELS:
-        values = np.full(shape, np.nan)
-        values[places] = table[name].to_numpy(float)
-        dataset[name] = (("layer", "head"), values)
-    return dataset
+    """The change of each head's attention (bits) and label against the control.
+
+    `profiles` are the profiles of the control and of the model.
+    """
+    label = [head_values(profile)["label"] for profile in profiles]
+    changed = (label[0] != label[1]).astype(float)
+    nothing = np.full(label[0].shape, np.nan)
+    heads = ("layer", "head")
+    return xr.Dataset(
+        {
+            "attention_change": (heads, nothing),
+            "label_changed": (heads, changed),
+            "label_change_confidence": (heads, nothing),
+        }
+    )

@@ -12,13 +12,13 @@ from jaxtyping import Float, Int
 
 from ropelens.errors import BadArgument, BadText, explained
 from ropelens.intervals import ENOUGH_DOCUMENTS
-from ropelens.runtime.folder import RECORD, file_name
+from ropelens.runtime.folder import RECORD
 from ropelens.runtime.keys import differences
 from ropelens.runtime.records import read_json
-from ropelens.train.run import STUDY
+from ropelens.train.recalibration import KIND, recalibrations_of
+from ropelens.train.recalibration_settings import CONTROL
+from ropelens.train.run_folder import STUDY
 
-KIND = "recalibration"
-CONTROL = "control"
 LOSSES = "losses.csv"
 METRICS = "metrics.csv"
 PAGE = "index.html"
@@ -132,13 +132,9 @@ def _folders(path: Path) -> list[Path]:
     """The folders of the runs of a study, or of a single run; [] for other results."""
     study = _read(path / STUDY)
     if study.get("kind") == KIND:
-        names = [CONTROL, *study["variants"]]
-        variants = dict.fromkeys(str(name) for name in names)
-        return [
-            path / file_name(variant) / f"seed-{seed}"
-            for variant in variants
-            for seed in study["seeds"]
-        ]
+        what = f"{path / STUDY} is not a study."
+        with explained(what, "the folder of a study", error=BadArgument):
+            return [path / run for run in recalibrations_of(study)]
     if _read(path / RECORD).get("kind") == KIND:
         return [path]
     return []
