@@ -1,0 +1,302 @@
+"""Sentences about recalibrations. A row is a row of the table of a comparison."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from ropelens.comparison.pairs import group_entries
+from ropelens.comparison.recalibration_table import (
+    NOT_DEFINED,
+    NOT_REACHED,
+    WORSE,
+    gap_between,
+    longest_wavelength,
+)
+from ropelens.comparison.recovery import LEAST_DAMAGE
+from ropelens.figures.formats import (
+    in_words,
+    mean_count,
+    number,
+    plural,
+    short_count,
+    signed,
+)
+from ropelens.report.sentences.wording import one_line
+
+Row = Mapping[Any, Any]
+SMALL = 0.1  # nats/token; smaller numbers have three decimals
+MANY_TOKENS = 100_000  # are written in millions
+
+
+def recalibration_sentences(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
+    """Sentences about recalibrations. The first one answers the question of the page."""
+    control, *variants = table.to_dict("records")
+    sentences = [
+        _answer(comparison, control, variants),
+        _best_sentence(comparison, variants),
+        _tokens_sentence(variants),
+        _past_context_sentence(comparison, [control, *variants]),
+        _tasks_sentence([control, *variants]),
+        _labels_sentence(variants),
+        *_wavelength_sentences(comparison, table),
+        _seeds_sentence(variants),
+        _missing_runs_sentence(comparison),
+        "The learning rate was the same for all variants. Another rate can change the "
+        "numbers, and their order.",
+    ]
+    return [one_line(sentence) for sentence in sentences if sentence]
+
+
+def _answer(comparison: xr.Dataset, control: Row, variants: Sequence[Row]) -> str:
+    """What training recovered, and how the control changed."""
+    attrs = comparison.attrs
+    steps = plural(int(attrs["steps"]), "step")
+    begin = f"After {steps} ({tokens_in_words(int(attrs['tokens']))})"
+    change = float(control["loss_change"])
+    control_words = f"the control changed by {nats(change, '+')}"
+    parts = [part for part in (_recovered(variants), _undamaged(variants)) if part]
+    sentence = f"{begin}, {'; '.join([*parts, control_words])}."
+    if change <= WORSE:
+        return sentence
+    return (
+        f"The training itself damaged the model: the control is worse by {nats(change)} "
+        f"nats/token than before, so a learning rate of {attrs['learning_rate']:g} is too "
+        f"high, and these numbers do not show what the variants need. {sentence}"
+    )
+
+
+def _recovered(variants: Sequence[Row]) -> str:
+    """The recovered shares of the variants that were damaged, the smallest gap first."""
+    damaged = [row for row in by_gap(variants) if math.isfinite(row["recovered"])]
+    parts = []
+    for row in damaged:
+        share = percent_and_interval(row)
+        damage = nats(row["gap_before"])
+        if not parts:
+            words = f"{row['variant']} has recovered {share} of its damage of {damage} "
+            parts.append(f"{words} nats/token")
+        else:
+            parts.append(f"{row['variant']} {share} of {damage}")
+    if not parts:
+        return ""
+    return ", and ".join(parts) if len(parts) < 3 else f"{'; '.join(parts)}"
+
+
+def _undamaged(variants: Sequence[Row]) -> str:
+    """The variants whose damage is too small to measure a recovery."""
+    words = []
+    intact = [row for row in by_gap(variants) if not math.isfinite(row["recovered"])]
+    better = [row for row in intact if row["gap_before_high"] < 0]
+    rest = [row for row in intact if row["gap_before_high"] >= 0]
+    if rest:
+        named = [f"{row['variant']} ({nats(row['gap_before'], '+')})" for row in rest]
+        words.append(f"{in_words(named)} had no clear damage to recover")
+    for row in better:
+        gap = nats(row["gap_before"], "+")
+        words.append(f"{row['variant']} was better than the control from the start ({gap})")
+    return "; ".join(words)
+
+
+def _best_sentence(comparison: xr.Dataset, variants: Sequence[Row]) -> str:
+    """The variant with the smallest gap, and whether its difference to the next is certain."""
+    ranked = by_gap(variants)
+    best = ranked[0]
+    gap = _with_ends(best, "gap_after")
+    is_certain = best["gap_after_low"] > 0 or best["gap_after_high"] < 0
+    certainty = "a certain difference from the control"
+    if not is_certain:
+        certainty = "not a certain difference from the control"
+    sentence = (
+        f"Closest to the control: {best['variant']}, whose loss is {gap} nats/token above "
+        f"the control's ({certainty})."
+    )
+    if best["gap_after"] < 0:
+        sentence = sentence.replace(" above ", " from ")
+    if len(ranked) < 2:
+        return sentence
+    second = ranked[1]
+    difference = gap_between(comparison, second["variant"], best["variant"])
+    if np.isnan(difference.value):
+        return f"{sentence} No seed has both it and {second['variant']}."
+    ends = f"{nats(float(difference.low), '+')} to {nats(float(difference.high), '+')}"
+    certain = "certain" if difference.low > 0 else "not certain"
+    return (
+        f"{sentence} Next is {second['variant']}, which is worse by "
+        f"{nats(float(difference.value))} nats/token ({ends}): this difference is "
+        f"{certain}."
+    )
+
+
+def _tokens_sentence(variants: Sequence[Row]) -> str:
+    parts = []
+    for row in by_gap(variants):
+        if row["tokens_to_half"] == NOT_DEFINED:
+            continue
+        half = _tokens_to(row["tokens_to_half"])
+        most = _tokens_to(row["tokens_to_90"])
+        parts.append(f"{row['variant']} {half} and {most}")
+    if not parts:
+        return (
+            f"The recovered share is not defined for any variant: it needs a gap before "
+            f"training whose interval is above {LEAST_DAMAGE} nats/token."
+        )
+    return f"Training tokens until half and 90 % were recovered: {'; '.join(parts)}."
+
+
+def _tokens_to(value: object) -> str:
+    return NOT_REACHED if value == NOT_REACHED else short_count(float(str(value)))
+
+
+def _past_context_sentence(comparison: xr.Dataset, rows: Sequence[Row]) -> str:
+    """Losses past the recalibrated context, after the training and before it."""
+    name = "loss_past_recalibrated_context"
+    parts = []
+    for row in rows:
+        after = number(row[f"{name}_after"])
+        before = number(row[f"{name}_before"])
+        parts.append(f"{row['variant']} {after} (before {before})")
+    context = int(comparison.attrs["context"])
+    return (
+        f"Loss past the recalibrated context of {context:,} tokens, up to four times its "
+        f"length: {', '.join(parts)} nats/token."
+    )
+
+
+def _tasks_sentence(rows: Sequence[Row]) -> str:
+    induction = []
+    needles = []
+    for row in rows:
+        name = row["variant"]
+        before = number(row["induction_before"])
+        induction.append(f"{name} {number(row['induction_after'])} (before {before})")
+        before = number(row["retrieval_before"])
+        needles.append(f"{name} {number(row['retrieval_after'])} (before {before})")
+    return (
+        f"Attention of the best induction head: {', '.join(induction)}. Share of needles "
+        f"that are found: {', '.join(needles)}."
+    )
+
+
+def _labels_sentence(variants: Sequence[Row]) -> str:
+    parts = []
+    for row in variants:
+        after = mean_count(row["labels_changed_after"])
+        before = mean_count(row["labels_changed_before"])
+        parts.append(f"{row['variant']} {after} (before {before})")
+    return (
+        "Heads whose label differs from the control's by more than its uncertainty: "
+        f"{', '.join(parts)}."
+    )
+
+
+def _wavelength_sentences(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
+    """The limits that stopped planes set to the wavelengths of heads."""
+    control, *variants = table["variant"].tolist()
+    longest = longest_wavelength(comparison, control)
+    still = []
+    limited = []
+    for variant in variants:
+        wavelength = longest_wavelength(comparison, variant)
+        if not wavelength:
+            still.append(variant)
+        elif _stops_planes(comparison, variant, control):
+            limited.append(f"{variant} (at most {short_count(wavelength)} tokens)")
+    sentences = []
+    if limited:
+        sentences.append(
+            f"Stopped planes limit the wavelengths that heads can use: {in_words(limited)}; "
+            f"the control has planes of up to {short_count(longest)} tokens. A head with a "
+            "shorter wavelength there has not chosen it."
+        )
+    if still:
+        sentences.append(
+            f"No plane rotates in {in_words(still)}. No head there can be positional through "
+            "rotation, and positions that lower layers compute count as content."
+        )
+    return sentences
+
+
+def _stops_planes(comparison: xr.Dataset, variant: str, control: str) -> bool:
+    """Whether more planes of a variant than of the control do not rotate."""
+    counts = []
+    for group in (variant, control):
+        first = group_entries(comparison, group)["wavelength"].isel(entry=0)
+        counts.append(int(np.isinf(first.values).sum()))
+    return counts[0] > counts[1]
+
+
+def _seeds_sentence(variants: Sequence[Row]) -> str:
+    several = [row for row in variants if row["seeds"] > 1]
+    alone = [row["variant"] for row in variants if row["seeds"] == 1]
+    words = []
+    if several:
+        parts = []
+        for row in several:
+            spread = signed(row["gap_after_spread_of_seeds"], ".3f")
+            parts.append(f"{row['variant']} {spread} (of {row['seeds']} seeds)")
+        words.append(
+            "Largest minus smallest gap of the seeds after training: "
+            f"{', '.join(parts)} nats/token. A seed changes only the order of the text."
+        )
+    if alone:
+        words.append(
+            f"One seed only: {in_words(alone)}. The intervals are over documents, and do "
+            "not include the variation between orders of the text."
+        )
+    return " ".join(words)
+
+
+def _missing_runs_sentence(comparison: xr.Dataset) -> str:
+    words = []
+    if comparison.attrs["unfinished"]:
+        words.append(f"These runs are not finished: {comparison.attrs['unfinished']}.")
+    if comparison.attrs["unpaired"]:
+        words.append(
+            "These runs are left out, because no control has their seed: "
+            f"{comparison.attrs['unpaired']}."
+        )
+    return " ".join(words)
+
+
+# ---- parts of sentences
+
+
+def by_gap(variants: Sequence[Row]) -> list[Row]:
+    """The variants, the smallest gap after training first."""
+    return sorted(variants, key=lambda row: row["gap_after"])
+
+
+def nats(value: float, sign: str = "") -> str:
+    """A loss with two decimals, or three if it is small."""
+    decimals = 2 if abs(value) >= SMALL else 3
+    return signed(value, f"{sign}.{decimals}f")
+
+
+def percent_and_interval(row: Row) -> str:
+    """The recovered share with its interval: "93 % (90 to 95 %)"."""
+    share = _percent(row["recovered"])
+    low = _percent(row["recovered_low"])
+    high = _percent(row["recovered_high"])
+    return f"{share} % ({low} to {high} %)"
+
+
+def _percent(share: float) -> str:
+    return number(100 * share, ".0f")
+
+
+def tokens_in_words(tokens: int) -> str:
+    """ "0.2 million tokens", or the whole number if it is small."""
+    if tokens < MANY_TOKENS:
+        return plural(tokens, "token")
+    millions = f"{tokens / 1e6:,.2g}" if tokens < 1e7 else f"{tokens / 1e6:,.0f}"
+    return f"{millions} million tokens"
+
+
+def _with_ends(row: Row, name: str) -> str:
+    """A gap with its interval: "+0.056 (+0.050 to +0.061)"."""
+    value, low, high = (nats(row[f"{name}{end}"], "+") for end in ("", "_low", "_high"))
+    return f"{value} ({low} to {high})"
