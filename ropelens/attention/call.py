@@ -73,6 +73,14 @@ class AttentionCall:
             visibility=self.visibility.of_sequences(index),
         )
 
+    def without_values(self) -> "AttentionCall":
+        """The call without its values and its output, whose memory becomes free."""
+        return replace(
+            self,
+            value=self.key[..., :0],
+            output=self.query[..., :0].transpose(1, 2),
+        )
+
     def squash(self, scores: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """`scores` after the model's soft-cap, if it has one; changed in place."""
         if self.softcap is None:

@@ -166,9 +166,10 @@ class Visibility:
 
     def agrees(self, other: "Visibility") -> bool:
         """Whether the rows of two calls over the same tokens see the same keys."""
-        if self.mask is None or other.mask is None:
-            return self.mask is other.mask
-        return torch.equal(self.mask, other.mask)
+        if self.mask is not None and other.mask is not None:
+            return torch.equal(self.mask, other.mask)
+        has_one_mask = self.mask is not None or other.mask is not None
+        return not has_one_mask and torch.equal(self.first, other.first)
 
     @cached_property
     def count(self) -> Int[Tensor, "_ row"]:

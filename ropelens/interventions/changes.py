@@ -8,6 +8,10 @@ import pandas as pd
 import xarray as xr
 from jaxtyping import Bool, Float, Shaped
 
+from ropelens.budget.label_changes import LabelComparison, LabelledHeads
+from ropelens.errors import BadArgument
+from ropelens.profiles.label_changes import change_table, labelled_heads
+
 ENDS_OF_INTERVAL = ("", "_low", "_high")
 
 
@@ -88,18 +92,64 @@ def _beyond_controls(
 
 
 def _add_new_labels(table: pd.DataFrame, results: xr.Dataset) -> None:
-    """Add the number and the share of heads with a new label, with intervals."""
-    relabelled = _relabelled(results["label"])
+    """Add the number and the share of heads with another label.
+
+    `labels_changed` counts the labels that changed by more than their uncertainty.
+    `labels_differ` counts all labels that differ, with the interval of this number.
+    """
+    relabelled = _relabelled(results, "label")
+    table["labels_changed"] = relabelled.changed
+    table["labels_changed_share"] = relabelled.changed / relabelled.tested
     resampled = results["labels_changed_resampled"]
     low, high = np.quantile(resampled, [0.025, 0.975], axis=1)
-    counts = {"": relabelled.changed, "_low": low, "_high": high}
+    counts = {"": relabelled.differ, "_low": low, "_high": high}
     for end, count in counts.items():
-        table[f"labels_changed{end}"] = count
-        table[f"labels_changed_share{end}"] = count / relabelled.tested
+        table[f"labels_differ{end}"] = count
+        table[f"labels_differ_share{end}"] = count / relabelled.tested
+
+
+def changes_of_heads(results: xr.Dataset) -> pd.DataFrame:
+    """The labels of each head under each edit compared with the unmodified model.
+
+    The table has a row for each edit, layer and head; docs/measures.md defines the columns.
+    """
+    if "label" not in results:
+        raise BadArgument(
+            "These results have no labels.",
+            seen=f"the variables {', '.join(map(str, results.data_vars))}",
+            hint='evaluate(model, text, edits=..., measures=["labels", "change"])',
+        )
+    unmodified = labelled_heads(results.isel(edit=0))
+    changes = _of_each_head(results, "attention_change")
+    confidences = _of_each_head(results, "label_change_confidence")
+    tables = []
+    for index, edit in enumerate(results["edit"].values[1:], start=1):
+        comparison = LabelComparison(
+            before=unmodified,
+            after=labelled_heads(results.isel(edit=index)),
+            confidence=confidences[index],
+        )
+        table = change_table(comparison, changes[index])
+        table.insert(0, "edit", edit)
+        tables.append(table)
+    if not tables:
+        raise BadArgument(
+            "These results have no edits.", hint='evaluate(..., edits={"NAME": "nope"})'
+        )
+    return pd.concat(tables, ignore_index=True)
+
+
+def _of_each_head(
+    results: xr.Dataset, name: str
+) -> Float[np.ndarray, "edit layer head"]:
+    """A variable of the results; NaN if it was not measured."""
+    if name not in results:
+        return np.full(results["label"].shape, np.nan)
+    return results[name].values
 
 
 def class_changes(truncation: xr.Dataset) -> pd.DataFrame:
-    """`changes_of_edits` by `token_class`, with `bits` and `labels_changed` if measured."""
+    """`changes_of_edits` by `token_class`, with `bits` and changed labels if measured."""
     tables = []
     if "class_loss" in truncation:
         for name in truncation["token_class"].values:
@@ -117,7 +167,9 @@ def _changes_of_class(of_class: xr.Dataset, name: str) -> pd.DataFrame:
     if "class_change" in of_class:
         table["bits"] = of_class["class_change"].mean(("layer", "head")).values
     if "class_label" in of_class:
-        table["labels_changed"] = _relabelled(of_class["class_label"]).changed
+        relabelled = _relabelled(of_class, "class_label")
+        table["labels_changed"] = relabelled.changed
+        table["labels_differ"] = relabelled.differ
     return table
 
 
@@ -164,19 +216,34 @@ def _induction(results: xr.Dataset) -> xr.DataArray:
 
 @dataclass(frozen=True)
 class Relabelled:
-    """Heads tested with and without each edit, and heads with a new label; NaN if none."""
+    """Numbers of heads with a label with and without each edit; NaN if there are none.
+
+    `differ` of them have another label. The labels of `changed` of them differ by more than
+    their uncertainty; NaN if no uncertainty was measured.
+    """
 
     tested: Float[np.ndarray, " edit"]
+    differ: Float[np.ndarray, " edit"]
     changed: Float[np.ndarray, " edit"]
 
 
-def _relabelled(labels: xr.DataArray) -> Relabelled:
-    label = labels.values.astype(str)
-    tested = ~np.isin(label, ("", "untested"))
-    tested &= tested[0]
+def _relabelled(results: xr.Dataset, name: str) -> Relabelled:
+    """Heads with another label than under "none"; `name` is "label" or "class_label"."""
+    label = results[name].values.astype(str)
+    confidence = np.full(label.shape, np.nan)  # in results of earlier versions
+    if f"{name}_change_confidence" in results:
+        confidence = results[f"{name}_change_confidence"].values
+    comparison = LabelComparison(
+        before=LabelledHeads(np.broadcast_to(label[0], label.shape), {}),
+        after=LabelledHeads(label, {}),
+        confidence=confidence,
+    )
+    tested = comparison.tested
+    is_known = (tested & ~np.isnan(confidence)).any((1, 2))
+    changed = np.nansum(comparison.changed, axis=(1, 2))
     heads = np.where(tested.any((1, 2)), tested.sum((1, 2)), np.nan)
-    changed = (tested & (label != label[0])).sum((1, 2))
-    return Relabelled(heads, np.where(np.isnan(heads), np.nan, changed))
+    differ = np.where(np.isnan(heads), np.nan, comparison.differs.sum((1, 2)))
+    return Relabelled(heads, differ, np.where(is_known, changed, np.nan))
 
 
 def best_head(

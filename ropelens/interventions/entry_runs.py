@@ -1,7 +1,7 @@
 """The passes of an evaluation: fits, sums over the text, and tasks of each entry."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import pairwise
 from operator import add
@@ -294,12 +294,7 @@ class EntryPass:
         if self.unmodified is None:
             return
         if self.entry.name == NONE:
-            # Views without values and output free their memory.
-            self.unmodified[call.layer] = replace(
-                call,
-                value=call.key[..., :0],
-                output=call.query[..., :0].transpose(1, 2),
-            )
+            self.unmodified[call.layer] = call.without_values()
             return
         before = self.unmodified[call.layer]
         change = attention_change(before, call, self.batch.rows, self.sets)

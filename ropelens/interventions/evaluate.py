@@ -10,14 +10,12 @@ import xarray as xr
 from jaxtyping import Float
 
 from ropelens.arguments import Count, Positive, Whole, public
-from ropelens.attention.sums import by_group, by_layer, mean_loss
+from ropelens.attention.sums import by_group, mean_loss
 from ropelens.attention.visibility import sum_bins
-from ropelens.budget.held_out import head_budget
-from ropelens.budget.logit import SCORES
+from ropelens.interventions.class_labels import class_label_values
 from ropelens.interventions.entries import Edits, Entry, entries_of
 from ropelens.interventions.entry_runs import (
     OF_TEXT,
-    EntrySums,
     SweepProgress,
     run_entries,
 )
@@ -26,7 +24,8 @@ from ropelens.interventions.token_split import TokenSplit
 from ropelens.interventions.variables import EVALUATED
 from ropelens.profiles import summary
 from ropelens.profiles.finite import warn_unless_finite
-from ropelens.profiles.heads import head_values, resample_labels
+from ropelens.profiles.heads import head_values
+from ropelens.profiles.label_changes import ResampledLabels
 from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.measures import columns
 from ropelens.profiles.needles import TRIALS, Needles
@@ -38,7 +37,6 @@ from ropelens.text.prompts import TokenNames
 from ropelens.text.rows import HowMany
 from ropelens.text.tokenize import TextInput
 
-RESAMPLES = 400  # bootstrap draws for the intervals of label changes
 COORDINATES = {
     "control_of",
     "group",
@@ -96,8 +94,11 @@ def evaluate(
       a model that cannot copy.
     - "change": `attention_change` (edit, layer, head) in bits, the mean over rows of KL(A
       without the edit || A under the edit).
-    - "labels": the attention budget and `label` (edit, layer, head), and the number of changed
-      labels if groups of sequences are drawn again (`labels_changed_resampled`).
+    - "labels": the attention budget and `label` (edit, layer, head). The groups of sequences
+      are drawn again 400 times: `label_change_confidence` is the share of draws in which the
+      label differs from the label without the edit, and `labels_changed_resampled` is the
+      number of such heads in each draw. `ropelens.paired_changes(results, by="head")` tells
+      which labels changed by more than their uncertainty.
 
     Raises `BadArgument` for unknown measures, and the errors of `profile` and `edit_rope`.
     Warns if a loss or a change is not finite.
@@ -256,10 +257,9 @@ class Evaluation:
         values = {}
         for name in (*columns("budget"), "positional_fraction", "label"):
             values[name] = np.stack([of_entry[name] for of_entry in heads])
-        values["labels_changed_resampled"] = _resampled_changes(profiles)
+        values |= _resampled_changes(profiles)
         if self.split.classes:
-            layers = self.measurement.live.layers
-            values["class_label"] = _class_labels(self.done.sums, layers)
+            values |= class_label_values(self.done.sums, self.measurement.live.layers)
         return values
 
     def task_values(self, tasks: Mapping[str, Task]) -> Values:
@@ -301,27 +301,16 @@ def _objects(names: Sequence[str]) -> np.ndarray:
     return np.array(names, dtype=object)
 
 
-def _resampled_changes(
-    profiles: Sequence[xr.Dataset],
-) -> Float[np.ndarray, "edit resample"]:
-    """Heads with another label than in the first profile, in the same resamples of groups."""
-    if profiles[0].sizes["group"] < 2:
-        return np.full((len(profiles), RESAMPLES), np.nan)
-    draws = [
-        resample_labels(profile, resamples=RESAMPLES, seed=0) for profile in profiles
-    ]
-    changed = [(labels != draws[0]).sum(axis=(1, 2)) for labels in draws]
-    return np.stack(changed).astype(float)
-
-
-def _class_labels(sums: Sequence[EntrySums], layers: int) -> np.ndarray:
-    """Label [edit, layer, head, class] of each head over the rows of each class."""
-    labels = []
-    for entry in sums:
-        of_classes = {}
-        for layer, scores in entry.sums.scores.items():
-            of_classes[layer] = scores[:, 1:].sum(0)
-        scores = by_layer(of_classes, layers).transpose(1, 2)
-        rows = scores[..., SCORES.index("weight")].numpy()
-        labels.append(head_budget(scores).labels(rows=rows))
-    return np.stack(labels)
+def _resampled_changes(profiles: Sequence[xr.Dataset]) -> Values:
+    """How often labels differ from the first profile, in the same resamples of groups."""
+    unmodified = ResampledLabels(profiles[0])
+    confidences = []
+    counts = []
+    for profile in profiles:
+        differ = unmodified.differ(profile)
+        confidences.append(differ.mean(0))
+        counts.append(differ.sum((1, 2)))
+    return {
+        "label_change_confidence": np.stack(confidences),
+        "labels_changed_resampled": np.stack(counts),
+    }

@@ -25,7 +25,8 @@ def _columns() -> tuple[str, ...]:
     for measure in WITH_CHANGES:
         columns.append(measure)
         columns += [f"{measure}_change{end}" for end in ENDS_OF_INTERVAL]
-    for count in ("labels_changed", "labels_changed_share"):
+    columns += ["labels_changed", "labels_changed_share"]
+    for count in ("labels_differ", "labels_differ_share"):
         columns += [f"{count}{end}" for end in ENDS_OF_INTERVAL]
     return tuple(columns)
 

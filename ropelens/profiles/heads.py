@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 
 from ropelens.attention.formulas import (
     FOLLOW,
@@ -87,13 +87,19 @@ def resample_budget(
 ) -> HeadBudget:
     """Budgets of bootstrap resamples of groups, `spread` times as far from the whole text."""
     rows = profile["group_scored"].values
-    groups = len(rows)
-    random = np.random.default_rng(seed % 2**64)
-    draws = random.multinomial(groups, np.full(groups, 1 / groups), size=resamples)
+    draws = draw_groups(len(rows), resamples=resamples, seed=seed)
     drawn_rows = draws * rows
     share = rows / rows.sum()
     drawn_share = drawn_rows / drawn_rows.sum(axis=1, keepdims=True)
     return pooled_budget(profile, share + spread * (drawn_share - share))
+
+
+def draw_groups(
+    groups: int, *, resamples: int, seed: int
+) -> Int[np.ndarray, "resample group"]:
+    """How often each group of sequences is in each bootstrap resample."""
+    random = np.random.default_rng(seed % 2**64)
+    return random.multinomial(groups, np.full(groups, 1 / groups), size=resamples)
 
 
 def pooled_budget(

@@ -171,6 +171,21 @@ EVALUATION = (
         long_name="label of the head from rows of a class of tokens",
     ),
     Variable(
+        name="label_change_confidence",
+        dims=("edit", "layer", "head"),
+        units="1",
+        long_name=(
+            "share of bootstrap resamples in which the label differs from the label "
+            "without an edit"
+        ),
+    ),
+    Variable(
+        name="class_label_change_confidence",
+        dims=("edit", "layer", "head", "token_class"),
+        units="1",
+        long_name="the same for the label from rows of a class of tokens",
+    ),
+    Variable(
         name="labels_changed_resampled",
         dims=("edit", "resample"),
         units="1",

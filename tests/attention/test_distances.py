@@ -10,12 +10,12 @@ import pytest
 import torch
 import xarray as xr
 from numpy.testing import assert_allclose, assert_array_equal
+from oracles.divergence import attention_divergence, attentions
 from oracles.handmade import call_of
 from oracles.recording import AttentionCall, Floats, LayerRotation, attention_calls
 from oracles.tiny import keep, random_tokens, rotations, tiny
 from small_measurements import assert_alike
 from torch import Tensor
-from torch.distributions import Categorical, kl_divergence
 from transformers import PreTrainedModel
 
 import ropelens as rl
@@ -355,37 +355,11 @@ CONFIGURED = (
     "smollm3",
 )
 LENGTHS = torch.tensor([30, 17, 2])
-
-
-@torch.no_grad()
-def attentions(model: PreTrainedModel) -> list[torch.Tensor]:
-    """The attention that the model returns, in float64; a learned sink is the last key."""
-    tokens = random_tokens(sequences=3)
-    output = model(tokens, use_cache=False, output_attentions=True)
-    weights = [layer.double() for layer in output.attentions]
-    if "sinks" not in str(model.state_dict().keys()):
-        return weights
-    with_sink = []
-    for weight in weights:
-        on_sink = 1 - weight.sum(-1, keepdim=True)
-        with_sink.append(torch.cat([weight, on_sink], dim=-1))
-    return with_sink
-
-
-def true_change(before: PreTrainedModel, after: PreTrainedModel) -> np.ndarray:
-    """Mean divergence in bits [layer, head] over all rows but the first, without padding."""
-    counts = torch.arange(30) < LENGTHS[:, None]
-    counts[:, 0] = False
-    layers = []
-    for old, new in zip(attentions(before), attentions(after), strict=True):
-        nats = kl_divergence(Categorical(probs=old), Categorical(probs=new))
-        of_rows = nats.transpose(1, 2)[counts]
-        layers.append(of_rows.mean(0) / np.log(2))
-    return torch.stack(layers).numpy()
+RANDOM = random_tokens(sequences=3)
 
 
 def change_under(model: PreTrainedModel, edit: Edit) -> np.ndarray:
-    text = rl.Text(random_tokens(sequences=3), lengths=LENGTHS)
+    text = rl.Text(RANDOM, lengths=LENGTHS)
     evaluation = rl.evaluate(model, text, edits={"e": edit}, measures="change")
     change = evaluation.attention_change
     assert not change.sel(edit="none").any()
@@ -399,7 +373,7 @@ def test_against_transformers_p_rope(name: str, monkeypatch: pytest.MonkeyPatch)
     model = tiny(name, rope_parameters=ROPE)
     change = change_under(model, rl.stop_slowest(0.75))
     with_p_rope = tiny(name, rope_parameters=P_ROPE)
-    expected = true_change(model, with_p_rope)
+    expected = attention_divergence(model, with_p_rope, RANDOM, LENGTHS)
     assert expected.max() > 0.05
     assert_allclose(change, expected, rtol=1e-3, atol=1e-5)
 
@@ -413,8 +387,8 @@ def test_a_learned_sink_is_one_key_more():
         return torch.arange(count) < count // 4
 
     only_fast = keep(tiny("gpt_oss"), fast).double()
-    on_learned_sink = attentions(model)[0][..., -1]
-    expected = true_change(model, only_fast)
+    on_learned_sink = attentions(model, RANDOM)[0][..., -1]
+    expected = attention_divergence(model, only_fast, RANDOM, LENGTHS)
     assert on_learned_sink.max() > 0.1
     assert_allclose(change, expected, rtol=1e-3, atol=1e-5)
 
