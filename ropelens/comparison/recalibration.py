@@ -64,6 +64,7 @@ def compare_recalibrations(
     measured = _measure_models(models, checkpoints, show)
     dataset = measured.merge(_gaps(found, losses))
     first = found.runs[0].record
+    dataset.attrs = {"head_sequences": int(measured.attrs["sequences"])}
     return dataset.assign_attrs(
         compared=COMPARED,
         baseline=CONTROL,
@@ -76,7 +77,6 @@ def compare_recalibrations(
         learning_rate=float(first["settings"]["learning_rate"]),
         trained_parameters=str(first["settings"]["train"]),
         parameters=int(first["parameters"]),
-        head_sequences=int(dataset.attrs["sequences"]),
         sequences=dataset.sizes["sequence"],
         documents=len(np.unique(dataset["document"])),
         measured_sequences=sequences,
@@ -88,9 +88,7 @@ def compare_recalibrations(
 # ---- losses that the runs recorded
 
 
-def _gaps(
-    found: FoundRecalibrations, recorded: Sequence[RecordedLosses]
-) -> xr.Dataset:
+def _gaps(found: FoundRecalibrations, recorded: Sequence[RecordedLosses]) -> xr.Dataset:
     """Losses over (variant, seed, step, sequence), and the numbers that follow from them."""
     first = recorded[0]
     shape = (len(found.variants), len(found.seeds))
@@ -306,8 +304,9 @@ class RecalibrationCache:
             return measure_change(
                 control.model,
                 lazy.model,
-                [self.profile(control), self.profile(lazy)],
                 heads_text(self.text, self.sequences),
+                profiles=[self.profile(control), self.profile(lazy)],
+                seed=self.seed,
             )
 
         of_control = control.compared.key.recorded

@@ -15,8 +15,10 @@ from ropelens.comparison.checkpoint_measures import (
 from ropelens.comparison.recalibration_runs import RecalibratedRun
 from ropelens.errors import BadArgument, explained
 from ropelens.interventions.evaluate import evaluate
+from ropelens.profiles.attention_change import attention_change
 from ropelens.profiles.head_table import resample_heads
 from ropelens.profiles.heads import head_values
+from ropelens.profiles.label_changes import label_changes
 from ropelens.profiles.profile import profile
 from ropelens.runtime.records import read_json
 from ropelens.text.text import Text
@@ -24,6 +26,16 @@ from ropelens.train.base_data import DOCUMENTS
 from ropelens.train.data import DATA
 
 VALID = "valid.npy"
+# Columns of `label_changes`, and the names of the variables
+OF_CHANGES = {
+    "attention_change": "attention_change",
+    "changed": "label_changed",
+    "label_change_confidence": "label_change_confidence",
+    "deciding_before": "deciding_number_of_control",
+    "deciding_after": "deciding_number",
+    "threshold": "deciding_threshold",
+    "margin": "deciding_margin",
+}
 RESAMPLES = 1000  # of groups of sequences, for the confidence of a label
 
 
@@ -71,16 +83,21 @@ def measure_recalibrated(
     tasks = unedited(tasks)
     far = far_tasks(model, sampled, context=text.context, seed=seed)
     far_retrieval = far["retrieval"].mean("depth")
-    return head_measures(profile).assign(
-        first_loss=tasks["first_loss"],
-        repeat_loss=tasks["repeat_loss"],
-        retrieval=tasks["retrieval"],
-        retrieval_hit=tasks["retrieval_hit"],
-        position_loss=longer["position_loss"],
-        position_loss_se=longer["position_loss_se"],
-        copy_loss=far["copy_loss"],
-        far_retrieval=far_retrieval.rename(retrieval_length="prompt_length"),
-        confidence=_confidence(profile, seed=seed),
+    # The loss of the runs on all held-out text has another name and another text
+    return (
+        head_measures(profile)
+        .drop_vars(["loss", "loss_se"])
+        .assign(
+            first_loss=tasks["first_loss"],
+            repeat_loss=tasks["repeat_loss"],
+            retrieval=tasks["retrieval"],
+            retrieval_hit=tasks["retrieval_hit"],
+            position_loss=longer["position_loss"],
+            position_loss_se=longer["position_loss_se"],
+            copy_loss=far["copy_loss"],
+            far_retrieval=far_retrieval.rename(retrieval_length="prompt_length"),
+            confidence=_confidence(profile, seed=seed),
+        )
     )
 
 
@@ -94,21 +111,23 @@ def _confidence(profile: xr.Dataset, *, seed: int) -> xr.DataArray:
 def measure_change(
     control: PreTrainedModel,
     model: PreTrainedModel,
-    profiles: Sequence[xr.Dataset],
     text: Text,
+    *,
+    profiles: Sequence[xr.Dataset],
+    seed: int,
 ) -> xr.Dataset:
-    """The change of each head's attention (bits) and label against the control.
+    """The changes of each head's attention (bits) and label against the control.
 
     `profiles` are the profiles of the control and of the model.
     """
-    label = [head_values(profile)["label"] for profile in profiles]
-    changed = (label[0] != label[1]).astype(float)
-    nothing = np.full(label[0].shape, np.nan)
-    heads = ("layer", "head")
-    return xr.Dataset(
-        {
-            "attention_change": (heads, nothing),
-            "label_changed": (heads, changed),
-            "label_change_confidence": (heads, nothing),
-        }
-    )
+    of_control, of_model = profiles
+    bits = attention_change(control, model, text, seed=seed)
+    table = label_changes(of_control, of_model, attention_change=bits)
+    layer = table["layer"].to_numpy(int)
+    head = table["head"].to_numpy(int)
+    dataset = xr.Dataset()
+    for column, name in OF_CHANGES.items():
+        values = np.full((of_control.sizes["layer"], of_control.sizes["head"]), np.nan)
+        values[layer, head] = table[column].to_numpy(float, na_value=np.nan)
+        dataset[name] = (("layer", "head"), values)
+    return dataset

@@ -74,7 +74,7 @@ def _add_gap(figure: go.Figure, of_variant: xr.Dataset, look: Look) -> None:
         gap = number(float(at["gap"]), "+.3f")
         words.append(f"{name}<br>{tokens}: {gap} nats/token<br>95% interval {ends}")
     recovered = float(of_variant["recovered"][-1])
-    share = "no damage to recover"
+    share = "no clear damage"
     if np.isfinite(recovered):
         share = f"{100 * recovered:.0f} % recovered"
     figure.add_scatter(
@@ -117,7 +117,8 @@ def plot_losses_before_and_after(comparison: xr.Dataset) -> go.Figure:
         "loss {}<br>(nats/token)",
         hover="position %{x:.0f}: %{y:.3f} nats/token",
     )
-    figure.update_yaxes(exponentformat="none", matches="y")
+    figure.update_yaxes(exponentformat="none")
+    figure.update_yaxes(matches="y", row=2)
     style.set_counts(figure, comparison["position_stop"], style.POSITION_TITLE)
     return _mark_contexts(figure, comparison)
 

@@ -17,9 +17,7 @@ from ropelens.profiles.label_changes import RESAMPLES
 WEIGHT = SCORES.index("weight")
 
 
-def class_label_values(
-    sums: Sequence[EntrySums], layers: int
-) -> dict[str, np.ndarray]:
+def class_label_values(sums: Sequence[EntrySums], layers: int) -> dict[str, np.ndarray]:
     """Labels by class of tokens, and in how many resamples they differ from the first entry."""
     label = np.stack([_class_labels(entry, layers) for entry in sums])
     confidence = np.full(label.shape, np.nan)

@@ -376,6 +376,15 @@ def _link(comparison: xr.Dataset, index: int, folder: Path | None) -> str:
     return quote(Path(os.path.relpath(page, folder)).as_posix())
 
 
+def _most_changed(maps: Sequence[HeadMap]) -> list[int]:
+    """Indices of the two maps in which most labels changed, in the order of the maps."""
+    counts = []
+    for head_map in maps:
+        counts.append(sum(cell.changed for row in head_map.rows for cell in row))
+    order = np.argsort(counts, kind="stable")[::-1]
+    return sorted(order[:2].tolist())
+
+
 def changed_heads(maps: Sequence[HeadMap]) -> list[ChangedHead]:
     """Heads whose label differs from the control's in some variant, beyond its uncertainty."""
     changed = []
@@ -429,6 +438,7 @@ def render_recalibration(
         tables=_tables(table),
         maps=maps,
         changed=changed_heads(maps),
+        first_variants=_most_changed(maps),
         looks=style.LABEL_LOOKS,
         head_columns=columns,
         entry_noun="Model",
@@ -468,7 +478,10 @@ def _facts(comparison: xr.Dataset) -> PageFacts:
         ("base", str(attrs["base"])),
         ("fingerprint of the base", str(attrs["base_fingerprint"])),
         ("variants", ", ".join(variants)),
-        ("trained parameters", f"{attrs['trained_parameters']}, of {attrs['parameters']:,}"),
+        (
+            "trained parameters",
+            f"{attrs['trained_parameters']}, of {attrs['parameters']:,}",
+        ),
         ("learning rate", f"{attrs['learning_rate']:g}"),
         ("steps", f"{attrs['steps']:,}"),
         (

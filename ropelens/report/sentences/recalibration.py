@@ -97,7 +97,9 @@ def _undamaged(variants: Sequence[Row]) -> str:
         words.append(f"{in_words(named)} had no clear damage to recover")
     for row in better:
         gap = nats(row["gap_before"], "+")
-        words.append(f"{row['variant']} was better than the control from the start ({gap})")
+        words.append(
+            f"{row['variant']} was better than the control from the start ({gap})"
+        )
     return "; ".join(words)
 
 
@@ -105,30 +107,27 @@ def _best_sentence(comparison: xr.Dataset, variants: Sequence[Row]) -> str:
     """The variant with the smallest gap, and whether its difference to the next is certain."""
     ranked = by_gap(variants)
     best = ranked[0]
-    gap = _with_ends(best, "gap_after")
     is_certain = best["gap_after_low"] > 0 or best["gap_after_high"] < 0
-    certainty = "a certain difference from the control"
-    if not is_certain:
-        certainty = "not a certain difference from the control"
     sentence = (
-        f"Closest to the control: {best['variant']}, whose loss is {gap} nats/token above "
-        f"the control's ({certainty})."
+        f"The lowest loss next to the control has {best['variant']}: its gap after training "
+        f"is {_with_ends(best, 'gap_after')} nats/token, which is {_certain(is_certain)}."
     )
-    if best["gap_after"] < 0:
-        sentence = sentence.replace(" above ", " from ")
     if len(ranked) < 2:
         return sentence
     second = ranked[1]
     difference = gap_between(comparison, second["variant"], best["variant"])
     if np.isnan(difference.value):
         return f"{sentence} No seed has both it and {second['variant']}."
-    ends = f"{nats(float(difference.low), '+')} to {nats(float(difference.high), '+')}"
-    certain = "certain" if difference.low > 0 else "not certain"
+    value = nats(float(difference.value))
+    ends = f"{nats(float(difference.low))} to {nats(float(difference.high))}"
     return (
-        f"{sentence} Next is {second['variant']}, which is worse by "
-        f"{nats(float(difference.value))} nats/token ({ends}): this difference is "
-        f"{certain}."
+        f"{sentence} {second['variant']} is worse than it by {value} ({ends}), which is "
+        f"{_certain(bool(difference.low > 0))}."
     )
+
+
+def _certain(is_certain: bool) -> str:
+    return "certain" if is_certain else "not certain (the interval contains 0)"
 
 
 def _tokens_sentence(variants: Sequence[Row]) -> str:
