@@ -4,9 +4,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from os.path import relpath
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
@@ -57,7 +59,7 @@ class Answer:
         `folder` gets index.html, comparison.nc, comparison.csv, run.json and `more`. The page
         has the sentence `lead`, sentences about the numbers, and then the `findings`.
         """
-        comparison = comparison.assign_attrs(
+        comparison = _with_relative_pages(comparison, Path(folder)).assign_attrs(
             question=self.question,
             command=this_command(),
             lead=lead,
@@ -86,6 +88,7 @@ def save_comparison(folder: str | Path, comparison: xr.Dataset) -> Path:
 
 
 def _save_recalibration(folder: Path, comparison: xr.Dataset) -> Path:
+    comparison = _with_relative_pages(comparison, folder)
     comparison = comparison.assign_attrs(command=this_command())
     table = summarize_recalibration(comparison)
     results = ResultFolder(
@@ -93,9 +96,22 @@ def _save_recalibration(folder: Path, comparison: xr.Dataset) -> Path:
         findings=recalibration_sentences(comparison, table),
         files={"comparison.nc": comparison, "comparison.csv": table},
         record=_comparison_record(comparison),
-        page=partial(render_recalibration, comparison, table, folder),
+        page=partial(render_recalibration, comparison, table),
     )
     return results.write(folder)
+
+
+def _with_relative_pages(comparison: xr.Dataset, folder: Path) -> xr.Dataset:
+    """The comparison with the pages of analyzed models as paths from `folder`."""
+    if "page" not in comparison.coords:
+        return comparison
+    pages = []
+    for path in comparison["page"].values.astype(str).tolist():
+        page = path
+        if Path(page).is_absolute():
+            page = Path(relpath(page, folder)).as_posix()
+        pages.append(page)
+    return comparison.assign_coords(page=("entry", np.array(pages, dtype=object)))
 
 
 def _comparison_record(comparison: xr.Dataset) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def rewrite_page(folder: str | Path) -> Path:
         )
     if kind == "comparison":
         comparison = _open_comparison(folder)
-        return write_page(folder, partial(_comparison_page, comparison, folder))
+        return write_page(folder, partial(_comparison_page, comparison))
     if kind == "watch":
         steps = open_steps(folder)
         return write_page(folder, partial(render_steps, steps))
@@ -70,10 +70,10 @@ def rewrite_page(folder: str | Path) -> Path:
         return write_page(folder, analysis.page)
 
 
-def _comparison_page(comparison: xr.Dataset, folder: Path) -> str:
+def _comparison_page(comparison: xr.Dataset) -> str:
     if is_recalibration(comparison):
         table = summarize_recalibration(comparison)
-        return render_recalibration(comparison, table, folder)
+        return render_recalibration(comparison, table)
     return render_comparison(comparison, summarize_comparison(comparison))
 
 

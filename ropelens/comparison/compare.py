@@ -19,7 +19,7 @@ from ropelens.errors import BadArgument, explained
 from ropelens.profiles.measurement import versions
 from ropelens.profiles.measures import open_profile
 from ropelens.runtime.devices import device_named
-from ropelens.runtime.folder import check_writable
+from ropelens.runtime.folder import PAGE, check_writable
 from ropelens.runtime.netcdf import saved_key
 from ropelens.runtime.progress import (
     ProgressOption,
@@ -173,6 +173,8 @@ def _read_analyses(entries: Sequence[ComparisonEntry]) -> xr.Dataset:
     bytes_per_token = [
         of_profile.get("bytes_per_token", np.nan) for of_profile in attrs
     ]
+    pages = [entry.folder / PAGE for entry in entries]
+    existing = [str(page) if page.exists() else "" for page in pages]
     dataset.attrs = {"documents": min(documents)}
     return dataset.assign_coords(
         model=("entry", [str(of_profile["model"]) for of_profile in attrs]),
@@ -181,4 +183,5 @@ def _read_analyses(entries: Sequence[ComparisonEntry]) -> xr.Dataset:
         documents=("entry", documents),
         trained_context=("entry", trained_contexts),
         bytes_per_token=("entry", bytes_per_token),
+        page=("entry", existing),
     )

@@ -356,7 +356,7 @@ def _measure_models(
         phase=("entry", np.array([model.phase for model in models], dtype=object)),
         entry_seed=("entry", [model.seed for model in models]),
         page=("entry", np.array(pages, dtype=object)),
-        control=("entry", _controls(models)),
+        partner=("entry", _controls(models)),
     )
 
 

@@ -135,9 +135,9 @@ def gap_between(comparison: xr.Dataset, first: str, second: str) -> Estimate:
     """
     last = comparison["heldout_loss"].isel(step=-1)
     difference = last.sel(variant=first) - last.sel(variant=second)
-    difference = difference.transpose("seed", "sequence").values
-    paired = np.isfinite(difference).all(1)
-    return mean_change(difference[paired], comparison["document"].values)
+    change = difference.transpose("seed", "sequence").values
+    paired = np.isfinite(change).all(1)
+    return mean_change(change[paired], comparison["document"].values)
 
 
 def longest_wavelength(comparison: xr.Dataset, variant: str) -> float:

@@ -174,8 +174,32 @@ def _heads(entries: xr.Dataset) -> dict[str, float]:
     }
     for label in LABELS:
         columns[label] = float((label_of == label).sum() / count)
+    columns.update(_rotating_planes(entries))
     for label in ("positional", "semantic"):
         wavelengths = entries["mean_wavelength"].where(label_of == label)
         medians = wavelengths.median(("layer", "head"))
         columns[f"{label}_wavelength"] = float(medians.mean())
+    return columns
+
+
+def _rotating_planes(entries: xr.Dataset) -> dict[str, float]:
+    """Numbers of planes, and the wavelengths of the planes that rotate (tokens).
+
+    A plane that rotates in one of the layers counts as rotating. The wavelengths limit the mean
+    wavelengths of heads.
+    """
+    wavelength = entries["wavelength"].isel(entry=0).transpose("layer", "frequency")
+    values = wavelength.values
+    rotates = np.isfinite(values)
+    exists = ~np.isnan(values)
+    planes = int(exists.any(axis=0).sum())
+    columns: dict[str, float] = {
+        "planes": planes,
+        "stopped_planes": planes - int(rotates.any(axis=0).sum()),
+        "shortest_wavelength": np.nan,
+        "longest_wavelength": np.nan,
+    }
+    if rotates.any():
+        columns["shortest_wavelength"] = float(values[rotates].min())
+        columns["longest_wavelength"] = float(values[rotates].max())
     return columns

@@ -11,9 +11,11 @@ import xarray as xr
 from ropelens.comparison.pairs import group_names, paired_changes
 from ropelens.comparison.summary import loss_past_context, repeat_gain
 from ropelens.figures import style
+from ropelens.figures.difference_lines import DifferenceLine, plot_difference_lines
 from ropelens.figures.formats import plotly_text
 from ropelens.figures.group_looks import Look, group_looks
 from ropelens.figures.line_panels import HEADS, LinePanel, line_panels
+from ropelens.intervals import paired_interval
 from ropelens.interventions.changes import best_head
 from ropelens.profiles.measures import NEEDLES
 
@@ -84,6 +86,55 @@ def _add_loss_change(
         mode="markers",
         marker={"size": 8, "symbol": look.symbol, "color": color},
         hovertemplate=f"%{{x:+.4f}} nats/token ({interval})<extra></extra>",
+    )
+
+
+def plot_loss_lines(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
+    """Loss of each group minus the loss of the baseline by training tokens (nats/token).
+
+    `table` is `summarize_comparison(comparison)`, which has the last point of each line. The
+    intervals are over seeds, and a group with one seed has none.
+    """
+    lines = []
+    for group in table[table["loss_change"].notna()].to_dict("records"):
+        line = _loss_line(comparison, group)
+        if line.tokens.size:
+            lines.append(line)
+    baseline = str(comparison.attrs["baseline"])
+    return plot_difference_lines(
+        f"Validation loss compared with {plotly_text(baseline)}",
+        lines,
+        group_looks(comparison),
+        baseline=baseline,
+        y_title="difference in loss (nats/token)",
+    )
+
+
+def _loss_line(comparison: xr.Dataset, group: Mapping[Hashable, Any]) -> DifferenceLine:
+    """The line of a group: the paired changes at checkpoints, and its row of the table."""
+    name = group["group"]
+    changes = paired_changes(comparison["growth_loss"], name).dropna("step")
+    tokens_seen = comparison["tokens_seen"].sel(entry=changes["entry"])
+    tokens = tokens_seen.sel(step=changes["step"]).mean("entry").values
+    means = []
+    lows = []
+    highs = []
+    for step in changes["step"]:
+        mean, low, high = paired_interval(changes.sel(step=step).values)
+        means.append(mean)
+        lows.append(low)
+        highs.append(high)
+    if means:
+        means[-1] = group["loss_change"]
+        if group["over"] == "seeds":
+            lows[-1] = group["low"]
+            highs[-1] = group["high"]
+    return DifferenceLine(
+        name,
+        tokens=tokens,
+        change=np.array(means),
+        low=np.array(lows),
+        high=np.array(highs),
     )
 
 

@@ -42,8 +42,13 @@ LABEL_ORDER = tuple(look.label for look in LABEL_LOOKS)
 COLORS = {look.label: look.color for look in LABEL_LOOKS}
 SYMBOLS = {look.label: look.symbol for look in LABEL_LOOKS}
 SIGNS = {look.label: look.sign for look in LABEL_LOOKS}
-VARIANT_COLORS = ("#006d9c", "#b874ed", "#935649", "#fa5d14", "#ae0ee9", "#d5794f")
-"""Colours apart from label colours and, for colour-blind people too, from `MUTED` and `INK`."""
+VARIANT_COLORS = ("#3250f0", "#be8c00", "#00aa6e", "#c81428", "#be00a0", "#b478f0")
+"""Blue, amber, green, red, magenta and lavender.
+
+Any two of these colours and `MUTED` have a CIEDE2000 distance of at least 12 for people with
+protanopia, deuteranopia or tritanopia, and 18 for others. They have a contrast of 3 with both
+pages.
+"""
 SEQUENTIAL = "Viridis"
 DOMINATES = 5  # times the 90 % quantile: a larger cell would hide all other cells
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"

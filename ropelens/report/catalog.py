@@ -14,6 +14,7 @@ from ropelens.figures.comparison import (
     plot_copying,
     plot_growth,
     plot_loss_change,
+    plot_loss_lines,
     plot_position_loss,
 )
 from ropelens.figures.comparison_planes import plot_comparison_planes
@@ -50,12 +51,14 @@ class PageFigure:
     `draw` draws the results of the page. If the results have no data for it, `has_data` is
     False, or `draw` raises `BadArgument`. `explain` is the text next to the figure. `title`
     replaces the title of the drawn figure, `tab` is the name of its tab, and `label_note`
-    explains marks of labels. `layout` changes the layout on the page.
+    explains marks of labels. `layout` changes the layout on the page, and `note` is text below
+    the figure.
     """
 
     name: str
     draw: Callable[..., go.Figure]
     explain: str
+    note: str = ""
     title: str = ""
     tab: str = ""
     label_note: str = ""
@@ -288,6 +291,21 @@ SWEEP_FIGURES = (
             "The same steps with other measures. Each line shows the change from the "
             "unmodified model."
         ),
+    ),
+)
+
+LOSS_LINES_FIGURE = PageFigure(
+    name="loss_lines",
+    draw=plot_loss_lines,
+    has_data=has_growth,
+    explain=(
+        "Below the grey line is better. Bars: 95% intervals over seeds at the end. A "
+        "difference is certain if its bar does not reach the grey line (no bar: one seed)."
+    ),
+    note=(
+        "Shaded: 95% intervals during training. The last points are on {sequences} "
+        "sequences, the others on {growth_sequences}. Large differences early in training "
+        "may be outside of the axis."
     ),
 )
 

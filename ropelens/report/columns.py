@@ -1,12 +1,13 @@
 """Columns of the tables on pages, with units and meanings, and their rows as text."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 import xarray as xr
 
+from ropelens.comparison.best import OVER_TEXT_OF_ONE_SEED
 from ropelens.figures.formats import (
     NO_NUMBER,
     change_and_interval,
@@ -194,107 +195,142 @@ HEAD_COLUMNS = (
     ),
 )
 
-COMPARISON_COLUMNS = (
+LOSS_COLUMNS = (
     Column(
         "loss",
-        "loss",
+        "loss per token",
         "nats/token",
-        "on text that was not used for training, or on the analyzed text",
+        "loss on text that was not used for training, or on the analyzed text",
         write=three_decimals,
     ),
     Column(
         "bits_per_byte",
-        "loss",
+        "loss per byte",
         "bits/byte",
         "the same loss by byte of the text, which is comparable if tokenizers differ",
         write=three_decimals,
     ),
     Column(
         "loss_change",
-        "change",
+        "difference from the baseline",
         "nats/token",
-        "difference from the baseline's loss over pairs with the same text (and the "
-        "same size and seed), with its 95% interval",
+        "loss per token minus the baseline's loss per token, as a mean over pairs "
+        "with the same text (and the same size and seed), with its 95% interval",
         write=str,
     ),
     Column(
-        "worse",
-        "worse",
-        "pairs",
-        "pairs in which the loss is above the baseline's loss",
+        "certain",
+        "certain",
+        "yes or no",
+        "yes: the 95% interval of the difference excludes 0. The interval of one pair of "
+        "trained runs is only over its text, and other seeds may differ, so one pair is "
+        "never certain. Intervals are not widened for the number of variants",
         write=str,
     ),
     Column(
         "loss_past_context",
-        "past\ncontext",
+        "loss past the context",
         "nats/token",
         "loss at positions beyond the trained context, up to four times the context",
     ),
     Column(
         "repeat_gain",
-        "repeats\ngain",
+        "gain of repeats",
         "nats/token",
         "how much the loss of random tokens falls when they are repeated",
     ),
     Column(
         "retrieval",
-        "retrieval",
-        "0–1",
+        "needles found",
+        "share, 0–1",
         "share of needles whose value the model retrieves when the key is repeated; "
         f"a prompt hides {NEEDLES} needles in text, which are pairs of a key and a "
         f"value (chance: {CHANCE:.3g})",
-        write=three_decimals,
     ),
-    Column(
-        "previous_token_heads",
-        "previous\ntoken",
-        "heads",
-        "heads with at least half of their attention on the previous token",
-        write=mean_count,
-    ),
-    Column(
-        "previous_token_layer_0",
-        "in\nlayer 0",
-        "heads",
-        "the same count in the first layer, where only RoPE distinguishes positions",
-        write=mean_count,
-    ),
-    Column(
-        "induction",
-        "induction",
-        "0–1",
-        "attention of the best head on the token after the last copy of the same token",
-    ),
+)
+
+LABEL_COLUMNS = (
     Column(
         "positional",
-        "positional",
+        "positional heads",
         "heads",
         "heads that get at least two thirds of their bits (without sinks) only from "
         "the offset",
         write=mean_count,
     ),
     Column(
-        "positional_wavelength",
-        "positional\nmean wavelength",
-        "tokens",
-        "median over the positional heads of their mean wavelength: the geometric "
-        "mean over the planes that rotate, weighted by their push toward keys",
-        write=short_count,
-    ),
-    Column(
-        "semantic",
-        "semantic",
+        "mixed",
+        "mixed heads",
         "heads",
-        "heads that get at least two thirds of their bits (without sinks) from the "
-        "tokens; all others are mixed, sinks or diffuse",
+        "heads with other labels than these: neither part has two thirds of the bits",
         write=mean_count,
     ),
     Column(
+        "semantic",
+        "semantic heads",
+        "heads",
+        "heads that get at least two thirds of their bits (without sinks) from the "
+        "tokens",
+        write=mean_count,
+    ),
+    Column(
+        "sink",
+        "sink heads",
+        "heads",
+        "heads of which sinks explain more than 90% of the bits",
+        write=mean_count,
+    ),
+    Column(
+        "diffuse",
+        "diffuse heads",
+        "heads",
+        "heads with fewer than 0.1 bits: their attention is nearly uniform",
+        write=mean_count,
+    ),
+    Column(
+        "untested",
+        "untested heads",
+        "heads",
+        "heads with too few rows of text for a label",
+        write=mean_count,
+    ),
+)
+
+ATTENTION_COLUMNS = (
+    Column(
+        "previous_token_heads",
+        "previous-token heads",
+        "heads",
+        "heads with at least half of their attention on the previous token",
+        write=mean_count,
+    ),
+    Column(
+        "previous_token_layer_0",
+        "previous-token heads in layer 0",
+        "heads",
+        "the same count in the first layer, where only RoPE distinguishes positions",
+        write=mean_count,
+    ),
+    Column(
+        "induction",
+        "best induction head",
+        "share, 0–1",
+        "attention of the best head on the token after the last copy of the same token",
+    ),
+    Column(
+        "positional_wavelength",
+        "mean wavelength of positional heads",
+        "tokens",
+        "median over the positional heads of their mean wavelength: the geometric "
+        "mean over the planes that rotate, weighted by their push toward keys",
+        write=str,
+    ),
+    Column(
         "semantic_wavelength",
-        "semantic\nmean wavelength",
+        "mean wavelength of semantic heads",
         "tokens",
         "median over the semantic heads of their mean wavelength",
-        write=short_count,
+        write=str,
     ),
 )
 
@@ -349,34 +385,91 @@ def compared_head_columns(comparison: xr.Dataset) -> tuple[Column, ...]:
     )
 
 
-def comparison_columns(table: pd.DataFrame) -> tuple[Column, ...]:
-    """Columns in which this table has a number."""
-    known = {name for name in table if table[name].notna().any()}
-    if "loss_change" not in known:
-        known.discard("worse")
-    return tuple(column for column in COMPARISON_COLUMNS if column.name in known)
-
-
 @dataclass(frozen=True)
-class ComparisonRow:
-    """A row of the table of a comparison: a group, and its numbers as text."""
+class GroupRow:
+    """A row of a table of groups: the name of the group, and its numbers as text."""
 
     name: str
     cells: Sequence[str]
 
 
-def comparison_rows(table: pd.DataFrame) -> list[ComparisonRow]:
-    columns = comparison_columns(table)
+@dataclass(frozen=True)
+class GroupTable:
+    """A table of a comparison with a row for each group. `note` is a sentence below it."""
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[GroupRow]
+    note: str = ""
+
+
+def comparison_tables(table: pd.DataFrame, note: str = "") -> list[GroupTable]:
+    """The tables on the page of a comparison. `note` is about the wavelengths of heads."""
+    texts = table.assign(
+        loss_change=[_change_words(row) for row in table.to_dict("records")],
+        certain=[_certain_word(row) for row in table.to_dict("records")],
+    )
+    for name in ("positional_wavelength", "semantic_wavelength"):
+        texts[name] = [_wavelength_words(row, name) for row in table.to_dict("records")]
+    shown = known_columns(table, [*LOSS_COLUMNS, *LABEL_COLUMNS, *ATTENTION_COLUMNS])
+    tables = []
+    for title, columns in (
+        ("Loss, copying and retrieval", LOSS_COLUMNS),
+        ("Heads by label", LABEL_COLUMNS),
+        ("Attention of heads", ATTENTION_COLUMNS),
+    ):
+        tables.append(
+            group_table(
+                title,
+                [column for column in columns if column in shown],
+                texts,
+                note=note if columns is ATTENTION_COLUMNS else "",
+            )
+        )
+    return tables
+
+
+def known_columns(table: pd.DataFrame, columns: Sequence[Column]) -> list[Column]:
+    """The columns in which a summary has numbers. No head is untested in most comparisons."""
+    known = {name for name in table if table[name].notna().any()}
+    if "loss_change" in known:
+        known.add("certain")
+    if "untested" in known and not table["untested"].any():
+        known.discard("untested")
+    return [column for column in columns if column.name in known]
+
+
+def group_table(
+    title: str, columns: Sequence[Column], table: pd.DataFrame, note: str = ""
+) -> GroupTable:
+    """The `columns` of a `table` with a row for each group, as text."""
     rows = []
     for row in table.to_dict("records"):
-        values = dict(row)
-        values["loss_change"] = NO_NUMBER
-        if row["over"]:
-            change = change_and_interval(row["loss_change"], row["low"], row["high"])
-            values["loss_change"] = "\n".join(change)
-        values["worse"] = NO_NUMBER
-        if row["pairs"]:
-            values["worse"] = f"{row['worse']} of {row['pairs']}"
-        cells = [column.write(values[column.name]) for column in columns]
-        rows.append(ComparisonRow(row["group"], cells))
-    return rows
+        cells = [column.write(row[column.name]) for column in columns]
+        rows.append(GroupRow(row["group"], cells))
+    return GroupTable(title, columns, rows, note)
+
+
+def _change_words(row: Mapping[Hashable, Any]) -> str:
+    """The difference of a group from the baseline, with its interval on a second line."""
+    if not row["over"]:
+        return NO_NUMBER
+    return "\n".join(change_and_interval(row["loss_change"], row["low"], row["high"]))
+
+
+def _certain_word(row: Mapping[Hashable, Any]) -> str:
+    if not row["over"]:
+        return NO_NUMBER
+    if row["over"] == OVER_TEXT_OF_ONE_SEED:
+        return "no (one seed)"
+    return "yes" if row["low"] > 0 or row["high"] < 0 else "no"
+
+
+def _wavelength_words(row: Mapping[Hashable, Any], name: str) -> str:
+    """A mean wavelength. Variants that stop planes limit it: a second line has the limits."""
+    words = short_count(row[name])
+    if 0 < row["stopped_planes"] < row["planes"]:
+        shortest = short_count(row["shortest_wavelength"])
+        longest = short_count(row["longest_wavelength"])
+        words += f"\nwithin {shortest}–{longest}"
+    return words

@@ -1,8 +1,9 @@
 """The page of a comparison: sentences, a table, figures, and two heads side by side."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pandas as pd
@@ -10,6 +11,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.budget.labels import Thresholds
+from ropelens.comparison.pairs import NO_PARTNER
 from ropelens.figures.compared_heads import (
     COMPARED_LINES,
     ComparedHead,
@@ -18,53 +20,131 @@ from ropelens.figures.compared_heads import (
     position_by_entry,
 )
 from ropelens.figures.formats import plotly_text
+from ropelens.figures.head_map import MAX_HEADS_WITH_SIGNS
+from ropelens.figures.style import LABEL_LOOKS, LabelLook
 from ropelens.report.columns import (
     Column,
     compared_head_columns,
-    comparison_columns,
-    comparison_rows,
+    comparison_tables,
 )
-from ropelens.report.drawing import draw_comparison
+from ropelens.report.drawing import Card, DrawnFigure, draw_comparison, draw_picture
 from ropelens.report.figure_page import render_figures
 from ropelens.report.render import packed
 from ropelens.report.run_facts import comparison_facts
-from ropelens.report.sentences.comparison import comparison_sentences
+from ropelens.report.sentences.comparison import (
+    comparison_sentences,
+    sampled_sentence,
+    stopped_planes_sentence,
+)
 from ropelens.report.sentences.heads import label_rules
 
 QUESTION = "How do these models differ in their use of RoPE's frequencies?"
 BY_HEAD = ("entry", "layer", "head")
+MAP_WORDS = (
+    "Each cell is a head: on the left its label in the baseline, on the right its label in the "
+    "chosen run or model. A frame marks labels that differ. Choose a cell to see both heads "
+    "below."
+)
+RUNS_WORDS = (
+    "Runs of one seed start from the same weights, but training may move a task to another "
+    "head. The change of attention is not shown, because runs that were trained from the start "
+    "have different weights, and the results hold no attention on common text."
+)
 
 
 def render_comparison(comparison: xr.Dataset, table: pd.DataFrame) -> str:
     """Text of the page of a comparison and its summary `table`."""
+    picture = draw_picture(comparison, table)
     figures: dict[str, go.Figure] = {}
     for drawn in draw_comparison(comparison, table):
-        caption = drawn.row.explain.format_map(comparison.attrs)
-        figures[caption] = drawn.figure
-    thresholds = asdict(Thresholds())
+        if picture is None or drawn.name != picture.name:
+            caption = drawn.row.explain.format_map(comparison.attrs)
+            figures[caption] = drawn.figure
     first, second = chosen_heads(comparison)
+    placed = {
+        "first": plot_compared_head(comparison, first),
+        "second": plot_compared_head(comparison, second),
+    }
+    if picture is not None:
+        placed[picture.name] = picture.figure
     head_columns = compared_head_columns(comparison)
     heads = heads_payload(comparison, head_columns)
     heads["chosen"] = [asdict(first), asdict(second)]
+    of_runs = "context" in comparison.attrs
     return render_figures(
         "comparison.html",
         figures,
         about=comparison_facts(comparison, table),
-        placed={
-            "first": plot_compared_head(comparison, first),
-            "second": plot_compared_head(comparison, second),
-        },
-        scripts=["compared.js"],
-        payload={"heads": heads},
+        placed=placed,
+        scripts=["label_map.js", "compared.js"],
+        payload={"heads": heads, "map": map_payload(comparison)},
         question=str(comparison.attrs.get("question", QUESTION)),
         findings=comparison_sentences(comparison, table),
-        columns=comparison_columns(table),
-        rows=comparison_rows(table),
+        leads=_leads(comparison),
+        picture=picture_card(picture, comparison),
+        tables=comparison_tables(table, note=stopped_planes_sentence(table)),
         head_columns=head_columns,
-        entry_noun="Run" if "context" in comparison.attrs else "Model",
+        entry_noun="Run" if of_runs else "Model",
+        group_noun="variant" if of_runs else "model",
         entries=comparison["entry"].values.tolist(),
-        label_rules=label_rules(thresholds),
+        label_looks=looks_in(comparison),
+        map_words=f"{MAP_WORDS} {RUNS_WORDS if of_runs else ''}",
+        label_rules=label_rules(asdict(Thresholds())),
     )
+
+
+def _leads(comparison: xr.Dataset) -> int:
+    """Number of sentences above the picture. The last of them names the best group."""
+    earlier = [comparison.attrs.get("lead"), sampled_sentence(comparison)]
+    return 1 + len([sentence for sentence in earlier if sentence])
+
+
+def picture_card(picture: DrawnFigure | None, comparison: xr.Dataset) -> Card | None:
+    """The words of the picture at the beginning of the page."""
+    if picture is None:
+        return None
+    return replace(
+        picture.card,
+        explain=picture.row.explain.format_map(comparison.attrs),
+        note=picture.row.note.format_map(comparison.attrs),
+    )
+
+
+def map_payload(comparison: xr.Dataset) -> dict[str, Any]:
+    """Names, partners and pages of the entries for the map of labels.
+
+    An entry without a partner is next to the first entry.
+    """
+    partners = np.zeros(comparison.sizes["entry"], dtype=int)
+    if "partner" in comparison.coords:
+        partners = comparison["partner"].values
+    looks = {
+        look.label: {"sign": look.sign, "color": look.color} for look in LABEL_LOOKS
+    }
+    return {
+        "names": comparison["entry"].values.tolist(),
+        "partners": np.where(partners == NO_PARTNER, 0, partners).tolist(),
+        "pages": page_addresses(comparison),
+        "looks": looks,
+        "mostWithSigns": MAX_HEADS_WITH_SIGNS,
+    }
+
+
+def looks_in(comparison: xr.Dataset) -> list[LabelLook]:
+    """The looks of the labels that heads of a comparison have."""
+    labels = set(comparison["label"].values.ravel().tolist())
+    return [look for look in LABEL_LOOKS if look.label in labels]
+
+
+def page_addresses(comparison: xr.Dataset) -> list[str]:
+    """The address of the page of each entry, relative to the page; "" if it has none."""
+    if "page" not in comparison.coords:
+        return [""] * comparison.sizes["entry"]
+    addresses = []
+    for path in comparison["page"].values.astype(str):
+        # A file from elsewhere cannot name another site.
+        addresses.append("" if path.startswith("/") else quote(path))
+    return addresses
 
 
 def chosen_heads(comparison: xr.Dataset) -> tuple[ComparedHead, ComparedHead]:

@@ -17,6 +17,7 @@ from ropelens.report.catalog import (
     COMPARISON_FIGURES,
     HEAD_SWEEP_FIGURE,
     LOSS_CHANGE_FIGURE,
+    LOSS_LINES_FIGURE,
     MODEL_FIGURES,
     REACH_FIGURE,
     SWEEP_FIGURES,
@@ -31,6 +32,7 @@ class Card:
     name: str
     title: str
     explain: str
+    note: str = ""
     tab: str = ""
     label_note: str = ""
 
@@ -49,6 +51,7 @@ class DrawnFigure:
             name=self.name,
             title=self.row.title or self.figure.layout.title.text,
             explain=self.row.explain,
+            note=self.row.note,
             tab=self.row.tab,
             label_note=self.row.label_note,
         )
@@ -125,6 +128,20 @@ def draw_sweep(
             figure = row.draw(sweep, table=table)
             figures.append(DrawnFigure(row.name + suffix, row, figure))
     return figures
+
+
+def draw_picture(comparison: xr.Dataset, table: pd.DataFrame) -> DrawnFigure | None:
+    """Draw the picture with which the page of a comparison begins.
+
+    Trained runs have lines of losses during training, and analyzed models have their last
+    losses. None if no loss has a pair.
+    """
+    if not table["loss_change"].notna().any():
+        return None
+    row = LOSS_CHANGE_FIGURE
+    if LOSS_LINES_FIGURE.has_data(comparison):
+        row = LOSS_LINES_FIGURE
+    return DrawnFigure(row.name, row, row.draw(comparison, table))
 
 
 def draw_comparison(comparison: xr.Dataset, table: pd.DataFrame) -> list[DrawnFigure]:

@@ -1,12 +1,9 @@
-"""The page of recalibrations: the answer, a picture, tables, and heads next to the control's."""
+"""The page of recalibrations: the answer, a picture, tables, and heads by their controls."""
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 import pandas as pd
@@ -25,7 +22,11 @@ from ropelens.figures.recalibration import (
     plot_needles_before_and_after,
 )
 from ropelens.report.columns import compared_head_columns
-from ropelens.report.comparison_page import heads_payload
+from ropelens.report.comparison_page import (
+    heads_payload,
+    map_payload,
+    page_addresses,
+)
 from ropelens.report.figure_page import render_figures
 from ropelens.report.run_facts import PageFacts, version_words
 from ropelens.report.sentences.heads import label_rules
@@ -290,17 +291,18 @@ class ChangedHead:
 FULL_SHADE = 1.0  # bits from which a cell of the map has the strongest shade
 
 
-def head_maps(comparison: xr.Dataset, folder: Path | None) -> list[HeadMap]:
+def head_maps(comparison: xr.Dataset) -> list[HeadMap]:
     """A map for each variant: its first seed after training."""
     maps = []
+    pages = page_addresses(comparison)
     for index in _first_runs(comparison):
-        control = int(comparison["control"][index])
+        control = int(comparison["partner"][index])
         maps.append(
             HeadMap(
                 name=str(comparison["entry"].values[index]),
                 rows=_cells(comparison, index, control),
-                page=_link(comparison, index, folder),
-                control_page=_link(comparison, control, folder),
+                page=pages[index],
+                control_page=pages[control],
             )
         )
     return maps
@@ -368,14 +370,6 @@ def _cell(
     )
 
 
-def _link(comparison: xr.Dataset, index: int, folder: Path | None) -> str:
-    """The address of the page of a run, relative to the `folder` of this page; "" if none."""
-    page = str(comparison["page"].values[index])
-    if not page or folder is None:
-        return ""
-    return quote(Path(os.path.relpath(page, folder)).as_posix())
-
-
 def _most_changed(maps: Sequence[HeadMap]) -> list[int]:
     """Indices of the two maps in which most labels changed, in the order of the maps."""
     counts = []
@@ -387,7 +381,7 @@ def _most_changed(maps: Sequence[HeadMap]) -> list[int]:
 
 def changed_heads(maps: Sequence[HeadMap]) -> list[ChangedHead]:
     """Heads whose label differs from the control's in some variant, beyond its uncertainty."""
-    changed = []
+    changed: list[ChangedHead] = []
     if not maps:
         return changed
     layers = len(maps[0].rows)
@@ -403,10 +397,8 @@ def changed_heads(maps: Sequence[HeadMap]) -> list[ChangedHead]:
 # ---- the page
 
 
-def render_recalibration(
-    comparison: xr.Dataset, table: pd.DataFrame, folder: Path | None = None
-) -> str:
-    """Text of the page of recalibrations. Links are relative to `folder`, which holds it."""
+def render_recalibration(comparison: xr.Dataset, table: pd.DataFrame) -> str:
+    """Text of the page of recalibrations and their summary `table`."""
     after = comparison.isel(
         entry=np.flatnonzero(comparison["phase"].values == AFTER),
     )
@@ -417,7 +409,7 @@ def render_recalibration(
         plot_comparison_planes(after),
     ):
         figures[CAPTIONS[figure.layout.title.text]] = figure
-    maps = head_maps(comparison, folder)
+    maps = head_maps(comparison)
     first, second = _first_heads(comparison, maps)
     columns = compared_head_columns(comparison)
     heads = heads_payload(comparison, columns)
@@ -432,7 +424,7 @@ def render_recalibration(
             "second": plot_compared_head(comparison, second),
         },
         scripts=["compared.js", "variants.js"],
-        payload={"heads": heads},
+        payload={"heads": heads, "map": map_payload(comparison)},
         question=str(comparison.attrs.get("question", QUESTION)),
         findings=recalibration_sentences(comparison, table),
         tables=_tables(table),
@@ -452,10 +444,10 @@ def _first_heads(
 ) -> tuple[ComparedHead, ComparedHead]:
     """The head with the largest change of attention in the first variant, and its control."""
     index = _first_runs(comparison)[0]
-    control = int(comparison["control"][index])
+    control = int(comparison["partner"][index])
     change = comparison["attention_change"].isel(entry=index)
-    change = change.transpose("layer", "head").fillna(0).values
-    layer, head = np.unravel_index(change.argmax(), change.shape)
+    bits = change.transpose("layer", "head").fillna(0).values
+    layer, head = np.unravel_index(bits.argmax(), bits.shape)
     place = (int(layer), int(head))
     return ComparedHead(control, *place), ComparedHead(index, *place)
 

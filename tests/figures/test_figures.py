@@ -24,6 +24,7 @@ from ropelens.comparison.summary import summarize_comparison
 from ropelens.errors import BadArgument
 from ropelens.figures import comparison, comparison_planes
 from ropelens.figures.claim import claim_title
+from ropelens.figures.difference_lines import apart
 from ropelens.figures.formats import number
 from ropelens.figures.head_planes import pair_figure
 from ropelens.figures.head_truncation import plot_head_truncation
@@ -61,6 +62,17 @@ def synthetic(request: pytest.FixtureRequest) -> tuple[xr.Dataset, pd.DataFrame]
     return synthetic_profile(
         layers=26, heads=26, kv_heads=13, excerpt=36, unrotated=True, context=4096
     )
+
+
+def test_labels_at_the_ends_of_lines_do_not_overlap():
+    heights = {"a": 0.0, "b": 0.1, "c": 5.0, "d": 0.2}
+    sizes = {"a": 1.0, "b": 2.0, "c": 1.0, "d": 1.0}
+    placed = apart(heights, sizes)
+    assert placed["c"] == 5.0
+    assert placed["b"] - placed["a"] == pytest.approx(1.5)
+    assert placed["d"] - placed["b"] == pytest.approx(1.5)
+    block = [placed[name] for name in "abd"]
+    assert np.mean(block) == pytest.approx(0.1)
 
 
 def assert_cells_hold_the_bits(
@@ -326,6 +338,10 @@ def draw_loss_change(runs: xr.Dataset) -> go.Figure:
     return comparison.plot_loss_change(runs, summarize_comparison(runs))
 
 
+def draw_loss_lines(runs: xr.Dataset) -> go.Figure:
+    return comparison.plot_loss_lines(runs, summarize_comparison(runs))
+
+
 def draw_silenced(_: xr.Dataset) -> go.Figure:
     return plot_silenced(pd.DataFrame(columns=SILENCED))
 
@@ -346,6 +362,7 @@ OTHERS = {
     "planes": Drawing(RUNS, comparison_planes.plot_comparison_planes),
     "growth": Drawing(RUNS, comparison.plot_growth),
     "losses": Drawing(RUNS, draw_loss_change),
+    "loss lines": Drawing(RUNS, draw_loss_lines),
     "silenced": Drawing(RUNS, draw_silenced),
 }
 SWEPT = {

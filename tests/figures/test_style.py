@@ -8,6 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 import xarray as xr
+from oracles.ciede2000 import ciede2000
 from synthetic_profile import synthetic_profile
 from synthetic_truncation import synthetic_truncation
 
@@ -133,6 +134,37 @@ def lab(rgb: np.ndarray) -> np.ndarray:
     xyz = XYZ @ rgb.clip(0, 1) / WHITE
     x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "distance"),
+    [
+        ([50, 2.6772, -79.7751], [50, 0, -82.7485], 2.0425),
+        ([50, 2.5, 0], [73, 25, -18], 27.1492),
+        ([60.2574, -34.0099, 36.2677], [60.4626, -34.1751, 39.4387], 1.2644),
+        ([22.7233, 20.0904, -46.694], [23.0331, 14.973, -42.5619], 2.0373),
+    ],
+)
+def test_distances_of_colours_are_those_of_sharma(one, other, distance):
+    found = ciede2000(np.array(one), np.array(other))
+    assert found == pytest.approx(distance, abs=1e-4)
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+def test_lines_of_variants_differ_for_every_sight_on_both_pages(sight):
+    simulation = np.array(SIGHT[sight])
+    seen = {}
+    for color in (*VARIANT_COLORS, MUTED):
+        rgb = simulation @ linear(color)
+        seen[color] = lab(rgb)
+    least = 18 if sight == "full" else 12
+    for one, other in itertools.combinations(seen, 2):
+        assert ciede2000(seen[one], seen[other]) >= least, (one, other)
+    looks = variant_looks(["p-rope:0.25", "nope"])
+    quarter, none = [seen[look.line["color"]] for look in looks.values()]
+    assert ciede2000(quarter, none) >= 20
+    for color, theme in itertools.product(VARIANT_COLORS, PAPER):
+        assert contrast(color, PAPER[theme]) >= 3
 
 
 def contrast(color: str, paper: str) -> float:

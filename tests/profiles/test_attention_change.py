@@ -68,7 +68,9 @@ def test_a_variant_that_depends_on_the_length_gets_the_length_of_the_text():
 
 def test_models_of_other_shapes_are_refused():
     with pytest.raises(BadArgument, match="attention of these models cannot be"):
-        attention_change(tiny("llama_gqa"), tiny("llama_gqa", num_hidden_layers=1), TOKENS)
+        attention_change(
+            tiny("llama_gqa"), tiny("llama_gqa", num_hidden_layers=1), TOKENS
+        )
 
 
 def test_a_mask_that_differs_has_no_divergence():

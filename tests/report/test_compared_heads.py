@@ -43,6 +43,7 @@ def opened(browser, profiles, tmp_path_factory):
     folders = [place / "one", place / "other"]
     for profile, folder in zip(profiles, folders, strict=True):
         save(profile, folder / "profile.nc")
+    (place / "other" / "index.html").touch()
     comparison = rl.compare(folders, cache=place / "cache")
     page = Answer().save(place / "out", comparison)
     with Opened(browser, page) as opened:
@@ -132,6 +133,15 @@ def test_any_head_is_chosen_and_back_returns(opened):
         page = opened.load(unknown, ready=READY)
         assert page.input_value("#first-entry") == "0"
         assert page.input_value("#second-entry") == "1"
+
+
+def test_heads_of_models_with_a_page_are_linked(opened):
+    page = opened.load("#heads=0.L1H3,1.L2H1", ready=READY)
+    shown(page, "one: L1 H3", "other: L2 H1")
+    assert page.locator("#first-page").is_hidden(), "this model has no page"
+    link = page.locator("#second-page")
+    assert link.get_attribute("href") == "../other/index.html#L2H1"
+    assert page.locator("#map-page").get_attribute("href") == "../other/index.html"
 
 
 def test_the_page_begins_with_the_most_positional_head():

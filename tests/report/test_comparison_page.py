@@ -1,5 +1,7 @@
 """Figures, sentences, table and page of a comparison, and the page of an answer."""
 
+from pathlib import Path
+
 import numpy as np
 import plotly.graph_objects as go
 import pytest
@@ -19,9 +21,14 @@ from ropelens.figures import comparison_planes
 from ropelens.figures.head_wavelengths import plot_head_wavelengths
 from ropelens.figures.style import new_figure
 from ropelens.interventions.changes import best_head
-from ropelens.report.columns import comparison_columns as shown_columns
-from ropelens.report.columns import comparison_rows as table_rows
+from ropelens.report.columns import GroupTable, comparison_tables
+from ropelens.report.comparison_page import (
+    map_payload,
+    page_addresses,
+    render_comparison,
+)
 from ropelens.report.sentences.comparison import comparison_sentences
+from ropelens.runtime.netcdf import open_results
 
 HOSTILE = '<img src=x onerror=alert(1)><a href="https://evil.example/">%{y}</a>'
 
@@ -165,11 +172,11 @@ def find(comparison: xr.Dataset, begin: str) -> str:
 
 def test_findings_list_loss_changes_in_order(comparison: xr.Dataset):
     sentences = findings(comparison)
-    first = sentences[0]
     begin = "Change of the loss from rope, in nats per token with 95% intervals: "
-    assert first.startswith(f"{begin}p-rope:0.5 +0.105 (")
-    assert "; nope +0.210 (" in first
-    assert first.endswith(", over 2 pairs of seeds).")
+    changes = find(comparison, "Change of the loss")
+    assert changes.startswith(f"{begin}p-rope:0.5 +0.105 (")
+    assert "; nope +0.210 (" in changes
+    assert changes.endswith(", over 2 pairs of seeds).")
     assert sentences[-1] == "A finding."
     assert find(
         comparison, "No plane rotates in nope. No head there can be positional through"
@@ -243,22 +250,235 @@ def test_numbers_of_heads_are_means(comparison: xr.Dataset):
         "Heads with at least half of their attention on the previous token: 1 (rope), "
         "0 (p-rope:0.5), 0.5 (nope); in the first layer: 0 (rope), 0 (p-rope:0.5), 0 (nope)."
     )
-    table = summarize_comparison(comparison)
-    names = [column.name for column in shown_columns(table)]
-    index = names.index("previous_token_heads")
-    assert [row.cells[index] for row in table_rows(table)] == ["1", "0", "0.5"]
+    assert column_of(comparison, "previous_token_heads") == ["1", "0", "0.5"]
+
+
+def tables_of(comparison: xr.Dataset) -> list[GroupTable]:
+    return comparison_tables(summarize_comparison(comparison))
+
+
+def column_of(comparison: xr.Dataset, name: str) -> list[str]:
+    """The cells of a column of the tables, from the first group to the last."""
+    for table in tables_of(comparison):
+        for index, column in enumerate(table.columns):
+            if column.name == name:
+                return [row.cells[index] for row in table.rows]
+    raise KeyError(name)
 
 
 def test_the_table_marks_unknown_numbers(comparison: xr.Dataset):
     comparison["label"][:] = "mixed"
-    table = summarize_comparison(comparison)
-    names = [column.name for column in shown_columns(table)]
-    assert "positional_wavelength" not in names
-    rows = [dict(zip(names, row.cells, strict=True)) for row in table_rows(table)]
-    assert [row["worse"] for row in rows] == ["–", "2 of 2", "2 of 2"]
+    with pytest.raises(KeyError):
+        column_of(comparison, "positional_wavelength")
     half = half_width(of_spread=0.01)
     change = f"+0.105\n+{0.105 - half:.3f} to +{0.105 + half:.3f}"
-    assert [row["loss_change"] for row in rows[:2]] == ["–", change]
+    assert column_of(comparison, "loss_change")[:2] == ["–", change]
+
+
+def test_the_table_counts_each_head_once(comparison: xr.Dataset):
+    """Heads that are diffuse were missing once."""
+    comparison["label"][:] = "diffuse"
+    comparison["label"][:, 0, 0] = "mixed"
+    assert column_of(comparison, "diffuse") == ["3", "3", "3"]
+    counted = np.zeros(3)
+    for label in ("positional", "mixed", "semantic", "sink", "diffuse"):
+        counted += np.array(column_of(comparison, label), dtype=float)
+    assert counted.tolist() == [4, 4, 4]
+
+
+def test_numbers_with_different_definitions_have_different_names(comparison):
+    comparison = comparison.assign_coords(bytes_per_token=("entry", np.full(6, 3.0)))
+    titles = []
+    for table in tables_of(comparison):
+        titles += [column.title for column in table.columns]
+    assert "loss per byte" in titles
+    assert "loss per token" in titles
+    assert len(set(titles)) == len(titles)
+
+
+def test_wavelengths_of_variants_that_stop_planes_have_their_limits(comparison):
+    comparison["label"][:] = "positional"
+    fastest, *_, slowest = comparison["wavelength"].values[1, 0, :4]
+    limits = f"within {fastest:.3g}–{slowest:.3g}"
+    rope, half, nope = column_of(comparison, "positional_wavelength")
+    assert half.endswith(f"\n{limits}")
+    assert "within" not in rope + nope
+    words = find(comparison, "A variant that stops planes limits")
+    assert (
+        f"p-rope:0.5 stops 4 of 8 planes, and the others have wavelengths from {fastest:.3g}"
+        in words
+    )
+
+
+def first_sentence(losses: dict[str, list[float]]) -> str:
+    """The first sentence about variants with these losses, one for each seed."""
+    comparison = synthetic_comparison(groups=tuple(losses))
+    by_seed = np.array(list(losses.values()))
+    comparison["loss"][:] = by_seed.T.ravel()
+    return findings(comparison)[0]
+
+
+def test_the_page_begins_with_the_best_variant_and_its_certainty():
+    low, high = stats.ttest_1samp([-0.1, -0.11], 0).confidence_interval(0.95)
+    assert first_sentence({"rope": [3, 3], "a": [2.9, 2.89], "nope": [3.5, 3.2]}) == (
+        "After 1,024 training tokens, a has the lowest loss: 0.105 nats/token below rope "
+        f"(95% interval −{-low:.3f} to −{-high:.3f}, over 2 seeds), which is certain; "
+        "nope is worst, 0.350 above rope (not certain)."
+    )
+    words = first_sentence({"rope": [3, 3], "a": [2.9, 2.89], "b": [2.95, 2.96]})
+    assert words.endswith("; rope is worst.")
+    words = first_sentence({"rope": [3, 3], "a": [2.9, 3.05]})
+    assert words.endswith("over 2 seeds), which is not certain.")
+
+
+def test_the_baseline_may_be_the_best():
+    words = first_sentence({"rope": [3, 3], "a": [3.1, 3.3], "b": [3.4, 3.41]})
+    begin = "After 1,024 training tokens, rope, the baseline, has the lowest loss: the next, a,"
+    assert words.startswith(f"{begin} is 0.200 nats/token above it (95% interval")
+    assert words.endswith("b is worst, 0.405 above rope (certain).")
+
+
+def test_equal_losses_are_named_as_equal():
+    words = first_sentence({"rope": [3, 3], "p-rope:1": [3, 3]})
+    assert words == (
+        "After 1,024 training tokens, rope, the baseline, and p-rope:1 have the lowest loss."
+    )
+
+
+def test_each_size_has_its_best_variant(comparison: xr.Dataset):
+    small = comparison.isel(entry=[0, 1, 3, 4])
+    large = comparison.isel(entry=[0, 2, 3, 5])
+    groups = [f"small {name}" for name in small["group"].values]
+    groups += [f"large {name}" for name in large["group"].values]
+    both = xr.concat([small, large], "entry").assign_coords(
+        group=("entry", groups),
+        size=("entry", ["small"] * 4 + ["large"] * 4),
+        partner=("entry", [0, 0, 2, 2, 4, 4, 6, 6]),
+    )
+    both = both.assign_coords(entry=[f"{name} {i}" for i, name in enumerate(groups)])
+    first, second, *_ = findings(both)
+    assert (
+        "of the runs of size small, small rope, the baseline, has the lowest" in first
+    )
+    assert "the next, large nope, is 0.210 nats/token above it" in second
+
+
+def test_one_seed_is_never_certain(comparison: xr.Dataset):
+    one_seed = comparison.isel(entry=[0, 1])
+    one_seed["loss"][1] = 2.0
+    one_seed["sequence_loss"][1] = one_seed["sequence_loss"][0] - 1
+    words = findings(one_seed)[0]
+    assert "p-rope:0.5 has the lowest loss: 1.000 nats/token below rope" in words
+    assert words.endswith("which is not certain, because other seeds may differ.")
+    assert column_of(one_seed, "certain") == ["–", "no (one seed)"]
+
+
+def test_the_second_variant_is_compared_with_the_best():
+    comparison = synthetic_comparison(groups=("rope", "a", "b"))
+    comparison["loss"][:] = [3, 2.5, 2.6, 3, 2.5, 2.61]
+    low, high = stats.ttest_1samp([-0.1, -0.11], 0).confidence_interval(0.95)
+    words = find(comparison, "b is second")
+    interval = f"95% interval −{-low:.3f} to −{-high:.3f}, over 2 seeds"
+    assert words == (
+        f"b is second: a is 0.105 nats/token below it ({interval}), which is certain."
+    )
+
+
+def test_the_lines_of_losses_end_with_the_numbers_of_the_table(comparison):
+    table = summarize_comparison(comparison).set_index("group")
+    figure = figures.plot_loss_lines(comparison, table.reset_index())
+    nope = next(figure.select_traces({"name": "nope", "mode": "lines+markers"}))
+    assert nope.x.tolist() == [128, 256, 512, 1024]
+    early = comparison["growth_loss"].values
+    pairs = early[[2, 5]] - early[[0, 3]]
+    np.testing.assert_allclose(nope.y[:-1], pairs.mean(0)[:-1])
+    assert nope.y[-1] == table.loc["nope", "loss_change"]
+    low, high = stats.ttest_1samp(pairs[:, 0], 0).confidence_interval(0.95)
+    band = next(figure.select_traces({"name": "nope", "fill": "toself"}))
+    assert band.y[0] == pytest.approx(high)
+    assert band.y[-1] == pytest.approx(low)
+    (bar,) = figure.select_traces({"name": "nope", "meta": {"role": "last"}})
+    assert bar.x[0] > nope.x[-1]
+    assert bar.y[0] + bar.error_y.array[0] == pytest.approx(table.loc["nope", "high"])
+    assert bar.y[0] - bar.error_y.arrayminus[0] == pytest.approx(
+        table.loc["nope", "low"]
+    )
+    ends = {note.text.split("<br>")[0] for note in figure.layout.annotations}
+    assert ends == {"<b>rope</b>", "<b>p-rope:0.5</b>", "<b>nope</b>"}
+
+
+def test_checkpoints_at_powers_of_two_are_on_a_log_scale(comparison: xr.Dataset):
+    tokens = 1000 * np.array([1, 4, 16, 64]) * np.ones((6, 1))
+    geometric = comparison.assign_coords(tokens_seen=(("entry", "step"), tokens))
+    table = summarize_comparison(comparison)
+    figure = figures.plot_loss_lines(geometric, table)
+    assert figure.layout.xaxis.type == "log"
+    assert list(figure.layout.xaxis.ticktext) == ["1k", "10k"]
+    linear = figures.plot_loss_lines(comparison, table)
+    assert list(linear.layout.xaxis.ticktext)[:3] == ["0", "200", "400"]
+    assert max(linear.layout.xaxis.tickvals) <= 1024
+
+
+def test_a_line_of_one_seed_has_no_interval(comparison: xr.Dataset):
+    one_seed = comparison.isel(entry=[0, 1, 2])
+    figure = figures.plot_loss_lines(one_seed, summarize_comparison(one_seed))
+    assert not list(figure.select_traces({"fill": "toself"}))
+    for bar in figure.select_traces({"meta": {"role": "last"}}):
+        assert bar.error_y.array.tolist() == [0]
+
+
+def test_the_map_pairs_each_run_with_its_baseline(comparison: xr.Dataset):
+    payload = map_payload(comparison)
+    assert payload["partners"] == [0, 0, 0, 3, 3, 3]
+    assert payload["pages"] == [""] * 6
+    alone = comparison.assign_coords(partner=("entry", [0, -1, 0, 3, 3, 3]))
+    assert map_payload(alone)["partners"][1] == 0
+
+
+def test_pages_of_models_are_paths_in_folders(comparison: xr.Dataset):
+    pages = [
+        "../a b/index.html",
+        "",
+        "javascript:alert(1)",
+        "//evil.example/",
+        "c",
+        "d",
+    ]
+    found = page_addresses(comparison.assign_coords(page=("entry", pages)))
+    assert found[:4] == ["../a%20b/index.html", "", "javascript%3Aalert%281%29", ""]
+
+
+def test_a_comparison_of_an_earlier_version_is_drawn():
+    folder = Path(__file__).parents[2] / "reports" / "variants" / "copying"
+    if not folder.exists():
+        pytest.skip("the reports are only in the repository")
+    comparison = open_results(folder / "comparison.nc", "comparison")
+    page = render_comparison(comparison, summarize_comparison(comparison))
+    assert "p-rope:0.25 has the lowest loss: 0.142 nats/token below rope" in page
+
+
+def test_no_column_is_cut_off_at_800_pixels(browser, tmp_path, comparison):
+    page = Answer().save(tmp_path / "out", comparison)
+    with Opened(browser, page, viewport={"width": 800, "height": 800}) as opened:
+        shown = opened.load(ready="html.ready")
+        width = "(table) => table.scrollWidth - table.parentElement.clientWidth"
+        tables = shown.locator("table.groups").all()
+        assert len(tables) == 3
+        assert [table.evaluate(width) <= 0 for table in tables] == [True] * 3
+        fits(shown)
+        shown.select_option("#map-entry", "5")
+        cells = shown.locator("#label-map a")
+        assert cells.count() == 4
+        assert (
+            "of 4 heads have another label in nope seed 1"
+            in shown.locator("#map-counts").inner_text()
+        )
+        words = cells.first.get_attribute("aria-label")
+        before = comparison["label"].values[3, 0, 0]
+        after = comparison["label"].values[5, 0, 0]
+        assert words == f"L0 H0; rope seed 1: {before}; nope seed 1: {after}"
+        cells.first.click()
+        shown.wait_for_selector("#plot-second[data-head='nope seed 1: L0 H0']")
 
 
 @pytest.mark.thorough
@@ -269,7 +489,7 @@ def test_the_page_shows_all_and_does_no_harm(browser, tmp_path):
         shown = opened.load(ready="html.ready")
         assert shown.locator(".plot .main-svg").count() >= 6
         assert HOSTILE in shown.locator("h1").inner_text()
-        assert shown.locator(".lines tbody tr").count() == 3
+        assert shown.locator(".groups tbody tr").count() == 9
         assert shown.locator(".plot img, .plot a[href]").count() == 0
         fits(shown)
 

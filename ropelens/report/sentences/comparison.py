@@ -1,60 +1,25 @@
 """Sentences about compared runs or models. A group is a row of the table of a comparison."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 
+from ropelens.comparison.best import rank_groups
 from ropelens.comparison.pairs import group_entries
-from ropelens.figures.formats import (
-    NO_NUMBER,
-    change_and_interval,
-    in_words,
-    mean_count,
-    number,
-)
+from ropelens.figures.formats import in_words, mean_count, number, short_count
+from ropelens.report.sentences.best import GroupChange, best_sentences
 from ropelens.report.sentences.truncation import CHANCE
 from ropelens.report.sentences.wording import Change, one_line
-
-SOURCES_OF_SPREAD = {
-    "sequences": "the text of one seed",
-    "groups": "the same text",
-    "trials": "trials of one seed",
-}
-
-
-@dataclass(frozen=True)
-class GroupChange:
-    """The change of a group from the baseline.
-
-    The interval is `over` this many `pairs` of seeds, or over parts of the text of one pair.
-    """
-
-    group: str
-    change: Change
-    over: str
-    pairs: int
-
-    @property
-    def excludes_zero(self) -> bool:
-        return self.change.low > 0 or self.change.high < 0
-
-    def in_words(self) -> str:
-        value, interval = change_and_interval(
-            self.change.value, self.change.low, self.change.high
-        )
-        if interval == NO_NUMBER:
-            return f"{self.group} {value} (no interval)"
-        source = SOURCES_OF_SPREAD.get(self.over, f"{self.pairs} pairs of seeds")
-        return f"{self.group} {value} ({interval}, over {source})"
 
 
 def comparison_sentences(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
     """Sentences about a comparison and its `table`, and the sentences of its author."""
-    sentences = [_sampled_sentence(comparison)]
-    if table["loss_change"].notna().any():
+    sentences = [sampled_sentence(comparison)]
+    rankings = rank_groups(comparison, table)
+    if rankings:
+        sentences += best_sentences(comparison, rankings)
         sentences.append(_losses_sentence(comparison, table))
     else:
         sentences.append(_unpaired_losses_sentence(comparison, table))
@@ -64,6 +29,7 @@ def comparison_sentences(comparison: xr.Dataset, table: pd.DataFrame) -> list[st
         sentences.append(_repeats_sentence(table))
     sentences.append(_previous_token_sentence(table))
     sentences.append(_without_rotation_sentence(comparison, table))
+    sentences.append(stopped_planes_sentence(table))
     unfinished = comparison.attrs.get("unfinished")
     if unfinished:
         sentences.append(f"These runs of the study are not finished: {unfinished}.")
@@ -73,7 +39,7 @@ def comparison_sentences(comparison: xr.Dataset, table: pd.DataFrame) -> list[st
     return [sentence for sentence in written if sentence] + findings
 
 
-def _sampled_sentence(comparison: xr.Dataset) -> str:
+def sampled_sentence(comparison: xr.Dataset) -> str:
     """The compared models that wrote the text; "" if there are none."""
     if "source" not in comparison.coords:
         return ""
@@ -162,6 +128,27 @@ def _without_rotation_sentence(comparison: xr.Dataset, table: pd.DataFrame) -> s
     return (
         f"No plane rotates in {in_words(still)}. No head there can be positional through "
         "rotation, and positions that lower layers compute count as content."
+    )
+
+
+def stopped_planes_sentence(table: pd.DataFrame) -> str:
+    """The wavelengths to which variants that stop planes limit their heads; "" if none do."""
+    limits = []
+    for row in table.to_dict("records"):
+        stopped = row["stopped_planes"]
+        if 0 < stopped < row["planes"]:
+            shortest = short_count(row["shortest_wavelength"])
+            longest = short_count(row["longest_wavelength"])
+            limits.append(
+                f"{row['group']} stops {stopped} of {row['planes']} planes, and the others "
+                f"have wavelengths from {shortest} to {longest} tokens"
+            )
+    if not limits:
+        return ""
+    return (
+        "A variant that stops planes limits the wavelengths that its heads can use: "
+        f"{'; '.join(limits)}. A mean wavelength of its heads lies in this range, whatever "
+        "the heads prefer."
     )
 
 

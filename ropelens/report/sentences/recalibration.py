@@ -72,7 +72,7 @@ def _answer(comparison: xr.Dataset, control: Row, variants: Sequence[Row]) -> st
 def _recovered(variants: Sequence[Row]) -> str:
     """The recovered shares of the variants that were damaged, the smallest gap first."""
     damaged = [row for row in by_gap(variants) if math.isfinite(row["recovered"])]
-    parts = []
+    parts: list[str] = []
     for row in damaged:
         share = percent_and_interval(row)
         damage = nats(row["gap_before"])
@@ -83,7 +83,9 @@ def _recovered(variants: Sequence[Row]) -> str:
             parts.append(f"{row['variant']} {share} of {damage}")
     if not parts:
         return ""
-    return ", and ".join(parts) if len(parts) < 3 else f"{'; '.join(parts)}"
+    if len(parts) == 2:
+        return ", and ".join(parts)
+    return "; ".join(parts)
 
 
 def _undamaged(variants: Sequence[Row]) -> str:

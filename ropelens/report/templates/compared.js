@@ -81,6 +81,7 @@ async function showHeads() {
   const indices = [indexOf(0), indexOf(1)];
   showMenus();
   showNumbers(indices);
+  linkPages(indices);
   for (const [side, index] of indices.entries()) {
     await showHead(plotOf(side), index);
   }
@@ -98,6 +99,17 @@ async function showHead(element, index) {
   const values = { x: valuesOf("x"), y: valuesOf("y"), customdata: valuesOf("customdata") };
   await Plotly.update(element, values, { "title.text": titleOf(index) });
   element.dataset.head = titleOf(index);
+}
+
+/** Links the pages on which the chosen heads are shown in full, if there are such pages. */
+function linkPages(indices) {
+  SIDES.forEach((name, side) => {
+    const { entry, layer, head } = indices[side];
+    const link = $(`${name}-page`);
+    const address = page.map.pages[entry];
+    link.hidden = !address || !exists(indices[side]);
+    link.href = `${address}#L${layer}H${head}`;
+  });
 }
 
 function titleOf(index) {
