@@ -7,14 +7,20 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 import torch
+import xarray as xr
+from filelock import FileLock
 from tiny_checkpoints import identity_of, save_tiny
+from trained import shared_folder
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
+import ropelens as rl
 from ropelens.rope.variant_config import variant_config
 from ropelens.runtime.folder import file_name
 
 CONTEXT = 32
+SEQUENCES = 8  # of the held-out text, in comparisons
 TOKENS_PER_STEP = 8 * CONTEXT
 STEPS = (0, 1, 2, 4)
 DOCUMENTS = np.repeat(np.arange(8), 2)  # of the evaluated sequences
@@ -143,3 +149,22 @@ def write_weights(folder: Path, base: Path, *, variant: str, seed: int) -> None:
         changed[name] = weight + 0.01 * noise
     trained.load_state_dict(changed)
     trained.save_pretrained(folder)
+
+
+@pytest.fixture(scope="session")
+def recalibrated_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished study of three models. The first test process writes it."""
+    folder = shared_folder(tmp_path_factory) / "recalibrated"
+    folder.mkdir(exist_ok=True)
+    with FileLock(folder / "study.lock"):
+        if not (folder / "study").exists():
+            write_study(folder / "study", weights=True)
+    return folder / "study"
+
+
+@pytest.fixture(scope="session")
+def recalibrated(recalibrated_study: Path) -> xr.Dataset:
+    """The comparison of the study. The first test process measures it."""
+    cache = recalibrated_study.parent / "cache"
+    with FileLock(recalibrated_study.parent / "compared.lock"):
+        return rl.compare([recalibrated_study], cache=cache, sequences=SEQUENCES)

@@ -43,6 +43,7 @@ from ropelens.train.base_model import Base, open_base
 from ropelens.train.recalibration_settings import CONTROL
 
 WEIGHTS = "model.safetensors"
+OF_WEIGHTS = {"base", "variant", "weights"}  # values of keys that determine a model
 NO_SEED = -1  # of models before training, which all seeds share
 
 
@@ -309,10 +310,11 @@ class RecalibrationCache:
                 seed=self.seed,
             )
 
-        of_control = control.compared.key.recorded
-        key = Key({**lazy.compared.key.values, "control": of_control})
+        values = dict(lazy.compared.key.values)
+        for name in OF_WEIGHTS & control.compared.key.values.keys():
+            values[f"control_{name}"] = control.compared.key.values[name]
         file = self._file(lazy.compared, "-change")
-        return saved_or_measured(file, key, measured)
+        return saved_or_measured(file, Key(values), measured)
 
 
 def _models(

@@ -262,12 +262,10 @@ def _read_losses(run: RecalibratedRun) -> RecordedLosses:
     file = run.folder / LOSSES
     hint = "the folder of a finished run of ropelens train --from"
     with explained(f"{file} cannot be read.", hint, error=BadArgument):
-        rows = pd.read_csv(file, float_precision="round_trip")
+        rows = _read_table(file)
         table = rows.pivot(index="step", columns="sequence", values="loss")
-        table = table.astype(float)
         documents = rows.drop_duplicates("sequence").set_index("sequence")["document"]
-        metrics = pd.read_csv(run.folder / METRICS, float_precision="round_trip")
-        train_loss = metrics.set_index("step")["train_loss"].astype(float)
+        train_loss = _read_table(run.folder / METRICS).set_index("step")["train_loss"]
     if not np.isfinite(table.to_numpy()).all() or 0 not in table.index:
         raise BadArgument(
             f"{file} lacks losses, or has losses that are not finite.", hint=hint
@@ -278,3 +276,9 @@ def _read_losses(run: RecalibratedRun) -> RecordedLosses:
         losses=table.to_numpy(),
         train_loss=train_loss.reindex(table.index).to_numpy(),
     )
+
+
+def _read_table(file: Path) -> pd.DataFrame:
+    """The numbers of a CSV file, with every bit: pandas itself may round them."""
+    texts = pd.read_csv(file, dtype=str)
+    return texts.astype(float)

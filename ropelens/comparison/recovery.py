@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from ropelens.intervals import LEVEL
 
 LEAST_DAMAGE = 0.02
-"""`recovered` is defined if the lower bound of the gap before training is above it, nats/token."""
+"""Lower bound of the gap before training above which `recovered` is defined, nats/token."""
 
 HALF = 0.5
 MOST = 0.9
