@@ -7,7 +7,7 @@ import xarray as xr
 from ropelens.budget.labels import LABELS
 from ropelens.comparison.pairs import group_entries
 from ropelens.comparison.recovery import Estimate, mean_change
-from ropelens.comparison.summary import repeat_gain
+from ropelens.comparison.summary import repeat_gain, rotating_planes
 from ropelens.interventions.changes import best_head
 
 COMPARED = "recalibrations"
@@ -39,6 +39,7 @@ def summarize_recalibration(comparison: xr.Dataset) -> pd.DataFrame:
             models = _models(comparison, variant, phase)
             row.update(_behaviour(models, phase))
             row.update(_labels(models, phase))
+        row.update(rotating_planes(models))
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -138,10 +139,3 @@ def gap_between(comparison: xr.Dataset, first: str, second: str) -> Estimate:
     change = difference.transpose("seed", "sequence").values
     paired = np.isfinite(change).all(1)
     return mean_change(change[paired], comparison["document"].values)
-
-
-def longest_wavelength(comparison: xr.Dataset, variant: str) -> float:
-    """Longest finite wavelength of the planes of a variant (tokens); 0 if none rotates."""
-    wavelength = group_entries(comparison, variant)["wavelength"].values
-    rotating = wavelength[np.isfinite(wavelength)]
-    return float(rotating.max()) if rotating.size else 0.0

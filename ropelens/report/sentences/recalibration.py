@@ -8,13 +8,11 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from ropelens.comparison.pairs import group_entries
 from ropelens.comparison.recalibration_table import (
     NOT_DEFINED,
     NOT_REACHED,
     WORSE,
     gap_between,
-    longest_wavelength,
 )
 from ropelens.comparison.recovery import LEAST_DAMAGE
 from ropelens.figures.formats import (
@@ -25,6 +23,7 @@ from ropelens.figures.formats import (
     short_count,
     signed,
 )
+from ropelens.report.sentences.comparison import stopped_planes_sentence
 from ropelens.report.sentences.wording import one_line
 
 Row = Mapping[Any, Any]
@@ -42,7 +41,8 @@ def recalibration_sentences(comparison: xr.Dataset, table: pd.DataFrame) -> list
         _past_context_sentence(comparison, [control, *variants]),
         _tasks_sentence([control, *variants]),
         _labels_sentence(variants),
-        *_wavelength_sentences(comparison, table),
+        stopped_planes_sentence(table.rename(columns={"variant": "group"})),
+        _still_sentence(table),
         _seeds_sentence(variants),
         _missing_runs_sentence(comparison),
         "The learning rate was the same for all variants. Another rate can change the "
@@ -57,7 +57,7 @@ def _answer(comparison: xr.Dataset, control: Row, variants: Sequence[Row]) -> st
     steps = plural(int(attrs["steps"]), "step")
     begin = f"After {steps} ({tokens_in_words(int(attrs['tokens']))})"
     change = float(control["loss_change"])
-    control_words = f"the control changed by {nats(change, '+')}"
+    control_words = f"the control changed by {signed(change, '+.2f')}"
     parts = [part for part in (_recovered(variants), _undamaged(variants)) if part]
     sentence = f"{begin}, {'; '.join([*parts, control_words])}."
     if change <= WORSE:
@@ -194,40 +194,14 @@ def _labels_sentence(variants: Sequence[Row]) -> str:
     )
 
 
-def _wavelength_sentences(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
-    """The limits that stopped planes set to the wavelengths of heads."""
-    control, *variants = table["variant"].tolist()
-    longest = longest_wavelength(comparison, control)
-    still = []
-    limited = []
-    for variant in variants:
-        wavelength = longest_wavelength(comparison, variant)
-        if not wavelength:
-            still.append(variant)
-        elif _stops_planes(comparison, variant, control):
-            limited.append(f"{variant} (at most {short_count(wavelength)} tokens)")
-    sentences = []
-    if limited:
-        sentences.append(
-            f"Stopped planes limit the wavelengths that heads can use: {in_words(limited)}; "
-            f"the control has planes of up to {short_count(longest)} tokens. A head with a "
-            "shorter wavelength there has not chosen it."
-        )
-    if still:
-        sentences.append(
-            f"No plane rotates in {in_words(still)}. No head there can be positional through "
-            "rotation, and positions that lower layers compute count as content."
-        )
-    return sentences
-
-
-def _stops_planes(comparison: xr.Dataset, variant: str, control: str) -> bool:
-    """Whether more planes of a variant than of the control do not rotate."""
-    counts = []
-    for group in (variant, control):
-        first = group_entries(comparison, group)["wavelength"].isel(entry=0)
-        counts.append(int(np.isinf(first.values).sum()))
-    return counts[0] > counts[1]
+def _still_sentence(table: pd.DataFrame) -> str:
+    still = table["variant"][table["stopped_planes"] == table["planes"]].tolist()
+    if not still:
+        return ""
+    return (
+        f"No plane rotates in {in_words(still)}. No head there can be positional through "
+        "rotation, and positions that lower layers compute count as content."
+    )
 
 
 def _seeds_sentence(variants: Sequence[Row]) -> str:
