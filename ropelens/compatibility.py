@@ -20,6 +20,7 @@ from packaging.version import Version
 
 if TYPE_CHECKING:
     import xarray as xr
+    from transformers import PreTrainedModel
 
 OLDEST_TRANSFORMERS = "5.5"
 # Language models (model_type) that a newer transformers than the oldest one has
@@ -244,3 +245,12 @@ def netcdf_bytes(
     with h5netcdf.File(content, "w") as file:
         results.dump_to_store(H5NetCDFStore(file), encoding=encoding)
     return content.getvalue()
+
+
+def recompute_layers(model: "PreTrainedModel") -> None:
+    """Let the backward pass compute the layers of `model` again, which saves memory."""
+    options = {"use_reentrant": False}
+    if hasattr(model, "activation_checkpointing_enable"):  # its name since 5.23
+        model.activation_checkpointing_enable(options)
+    else:
+        model.gradient_checkpointing_enable(options)

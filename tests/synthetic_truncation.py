@@ -141,6 +141,7 @@ def _heads(total: np.ndarray, label: np.ndarray, rng: np.random.Generator) -> di
     return {
         "attention_change": (EDIT_HEADS, change),
         "label": (EDIT_HEADS, labels),
+        "label_change_confidence": (EDIT_HEADS, np.clip(change, 0, 1)),
         "labels_changed_resampled": (("edit", "resample"), resampled),
         "total_bits": (EDIT_HEADS, np.full(change.shape, 2.0)),
     }

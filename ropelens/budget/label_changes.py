@@ -22,7 +22,7 @@ class LabelRule:
     threshold: float
 
 
-# In the order in which `label_heads` tries them. A head that meets none of them is mixed.
+# In the order in which `label_heads` tries them. A head is mixed if no rule fits.
 LABEL_RULES = (
     LabelRule("diffuse", "total_bits", Thresholds.diffuse),
     LabelRule("sink", "sink_fraction", Thresholds.sink),

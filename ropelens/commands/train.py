@@ -192,8 +192,8 @@ def train_command(
     Examples:
       ropelens train --text books/ --variant p-rope:0.75 --out runs/books
       ropelens train --study variants.toml --text books/ --out runs/variants
-      ropelens train --from ./my-llama --variant p-rope:0.25 --text books/ --out runs/quarter
-      ropelens train --from ./my-llama --study variants.toml --text books/ --out runs/study
+      ropelens train --from bundled --variant p-rope:0.25 --text books/ --out out
+      ropelens train --from bundled --study variants.toml --text books/ --out out
     """
     if base is None:
         if plan:

@@ -39,7 +39,7 @@ def paired_changes(
     With `by="head"`: a table with a row per edit, layer and head. It has the label before and
     after, the number that decides it with its threshold and its `margin`, `attention_change`
     in bits, and `changed`: whether the label changed by more than its uncertainty, or missing
-    if this is undecided. docs/measures.md defines them (Labels).
+    if this is undecided. docs/measures.md defines them (Changed labels).
 
     For a variable [entry, ...] of a dataset from `compare`: the values of the entries of
     `group` minus the values of their pairs. The result is empty if `group` has no pairs.

@@ -21,8 +21,17 @@ MeasureName = Literal[
 ]
 
 
-def summary_column(measure: MeasureName) -> str:
-    return "labels_changed_share" if measure == "labels" else f"{measure}_change"
+def summary_column(measure: MeasureName, table: pd.DataFrame) -> str:
+    """The column of the table that shows the change of a measure.
+
+    Results of earlier versions do not know how certain a new label is, so their figures show
+    all labels that differ.
+    """
+    if measure != "labels":
+        return f"{measure}_change"
+    if table["labels_changed_share"].isna().all():
+        return "labels_differ_share"
+    return "labels_changed_share"
 
 
 @public
@@ -79,7 +88,7 @@ def _measured_columns(
     """Columns of the table that hold the changes of `measures`."""
     columns = []
     for measure in measures:
-        column = summary_column(measure)
+        column = summary_column(measure, table)
         if table[column].isna().all():
             raise _cannot_draw(f"did not measure {measure}")
         columns.append(column)

@@ -11,12 +11,13 @@ AXIS_TITLES = {  # by column of the table of classes
     "loss_change": "change of loss<br>(nats/token)",
     "bits": "change of<br>attention (bits)",
     "labels_changed": "heads with a new<br>label (count)",
+    "labels_differ": "heads with another<br>label (count)",
 }
 
 
 def classes_figure(table: pd.DataFrame, ends: list[str]) -> go.Figure:
     """Panels per measure, with a mark per class and end; a quarter of the planes stops."""
-    measures = [measure for measure in AXIS_TITLES if measure in table]
+    measures = _measures(table)
     figure = style.stacked(
         "Effect of stopping planes, by class of token",
         len(measures),
@@ -31,6 +32,15 @@ def classes_figure(table: pd.DataFrame, ends: list[str]) -> go.Figure:
         )
     style.set_x_title(figure, "class of token (name)")
     return figure.update_layout(scattermode="group", margin_t=80)
+
+
+def _measures(table: pd.DataFrame) -> list[str]:
+    """The columns to draw. Certain changes of labels are drawn if they are known."""
+    measures = [measure for measure in AXIS_TITLES if measure in table]
+    if "labels_changed" in table:
+        is_known = bool(table["labels_changed"].notna().any())
+        measures.remove("labels_differ" if is_known else "labels_changed")
+    return measures
 
 
 def _add_end(

@@ -27,6 +27,7 @@ AXIS_TITLES = {  # by column of the summary
     "retrieval_change": "change of correct<br>retrievals (share)",
     "induction_change": "change of best induction<br>head (0 to 1)",
     "labels_changed_share": "heads with a new<br>label (share)",
+    "labels_differ_share": "heads with another<br>label (share)",
 }
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Shaped
 
 from ropelens.budget.label_changes import LabelComparison, LabelledHeads
 from ropelens.errors import BadArgument
-from ropelens.profiles.label_changes import change_table, labelled_heads
+from ropelens.profiles.label_changes import change_table
 
 ENDS_OF_INTERVAL = ("", "_low", "_high")
 
@@ -111,7 +111,8 @@ def _add_new_labels(table: pd.DataFrame, results: xr.Dataset) -> None:
 def changes_of_heads(results: xr.Dataset) -> pd.DataFrame:
     """The labels of each head under each edit compared with the unmodified model.
 
-    The table has a row for each edit, layer and head; docs/measures.md defines the columns.
+    The table has a row for each edit, layer and head. docs/measures.md defines the columns
+    (Changed labels).
     """
     if "label" not in results:
         raise BadArgument(
@@ -119,14 +120,14 @@ def changes_of_heads(results: xr.Dataset) -> pd.DataFrame:
             seen=f"the variables {', '.join(map(str, results.data_vars))}",
             hint='evaluate(model, text, edits=..., measures=["labels", "change"])',
         )
-    unmodified = labelled_heads(results.isel(edit=0))
+    unmodified = _labels_under(results, 0)
     changes = _of_each_head(results, "attention_change")
     confidences = _of_each_head(results, "label_change_confidence")
     tables = []
     for index, edit in enumerate(results["edit"].values[1:], start=1):
         comparison = LabelComparison(
             before=unmodified,
-            after=labelled_heads(results.isel(edit=index)),
+            after=_labels_under(results, index),
             confidence=confidences[index],
         )
         table = change_table(comparison, changes[index])
@@ -137,6 +138,17 @@ def changes_of_heads(results: xr.Dataset) -> pd.DataFrame:
             "These results have no edits.", hint='evaluate(..., edits={"NAME": "nope"})'
         )
     return pd.concat(tables, ignore_index=True)
+
+
+def _labels_under(results: xr.Dataset, index: int) -> LabelledHeads:
+    """The labels under the edit with this index."""
+    return LabelledHeads.of(
+        results["label"].values[index],
+        total_bits=_of_each_head(results, "total_bits")[index],
+        sink_bits=_of_each_head(results, "sink_bits")[index],
+        interaction_bits=_of_each_head(results, "interaction_bits")[index],
+        positional_fraction=_of_each_head(results, "positional_fraction")[index],
+    )
 
 
 def _of_each_head(

@@ -12,7 +12,7 @@ from ropelens.budget.held_out import head_budget
 from ropelens.budget.logit import SCORES
 from ropelens.interventions.entry_runs import EntrySums
 from ropelens.profiles.heads import draw_groups
-from ropelens.profiles.label_changes import RESAMPLES
+from ropelens.profiles.label_changes import LEAST_GROUPS, RESAMPLES
 
 WEIGHT = SCORES.index("weight")
 
@@ -21,13 +21,14 @@ def class_label_values(sums: Sequence[EntrySums], layers: int) -> dict[str, np.n
     """Labels by class of tokens, and in how many resamples they differ from the first entry."""
     label = np.stack([_class_labels(entry, layers) for entry in sums])
     confidence = np.full(label.shape, np.nan)
-    for layer, unmodified in sums[0].sums.scores.items():
-        expected = _resampled_labels(unmodified)
-        if expected is None:
-            continue
+    for layer, scores in sums[0].sums.scores.items():
+        has_rows = scores[:, 0, 0, WEIGHT] > 0
+        if has_rows.sum() < LEAST_GROUPS:
+            break
+        unmodified = _resampled_labels(scores[has_rows])
         for entry, of_entry in enumerate(sums):
-            differ = _resampled_labels(of_entry.sums.scores[layer]) != expected
-            share = differ.mean(0).T
+            labels = _resampled_labels(of_entry.sums.scores[layer][has_rows])
+            share = np.not_equal(labels, unmodified).mean(0).T
             confidence[entry, layer, : len(share)] = share
     return {"class_label": label, "class_label_change_confidence": confidence}
 
@@ -41,15 +42,10 @@ def _class_labels(entry: EntrySums, layers: int) -> np.ndarray:
     return head_budget(by_class).labels(rows=by_class[..., WEIGHT].numpy())
 
 
-def _resampled_labels(
-    scores: Float[Tensor, "group set head score"],
-) -> np.ndarray | None:
-    """Labels [resample, class, head] in resamples of groups; None for a single group."""
-    has_rows = scores[:, 0, 0, WEIGHT] > 0
-    of_classes = scores[has_rows, 1:]
-    groups = len(of_classes)
-    if groups < 2:
-        return None
-    draws = torch.from_numpy(draw_groups(groups, resamples=RESAMPLES, seed=0))
-    drawn = torch.einsum("rg,gchs->rchs", draws.to(of_classes.dtype), of_classes)
+def _resampled_labels(scores: Float[Tensor, "group set head score"]) -> np.ndarray:
+    """Labels [resample, class, head] in resamples of the groups."""
+    of_classes = scores[:, 1:]
+    draws = draw_groups(len(scores), resamples=RESAMPLES, seed=0)
+    weights = torch.from_numpy(draws).to(of_classes)
+    drawn = torch.einsum("rg,gchs->rchs", weights, of_classes)
     return head_budget(drawn).labels(rows=drawn[..., WEIGHT].numpy())

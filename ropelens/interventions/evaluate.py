@@ -307,9 +307,9 @@ def _resampled_changes(profiles: Sequence[xr.Dataset]) -> Values:
     confidences = []
     counts = []
     for profile in profiles:
-        differ = unmodified.differ(profile)
-        confidences.append(differ.mean(0))
-        counts.append(differ.sum((1, 2)))
+        changes = unmodified.changes(profile)
+        confidences.append(changes.confidence)
+        counts.append(changes.count)
     return {
         "label_change_confidence": np.stack(confidences),
         "labels_changed_resampled": np.stack(counts),

@@ -88,9 +88,8 @@ def _changes(
 
 def _require_same_heads(first: LiveModel, second: LiveModel) -> None:
     """Raise `BadArgument` unless the same heads of the same layers attend."""
-    if first.attending_heads.shape == second.attending_heads.shape:
-        if bool((first.attending_heads == second.attending_heads).all()):
-            return
+    if torch.equal(first.attending_heads, second.attending_heads):
+        return
     counts = [
         f"{live.layers} layers of {live.heads} heads, {int(live.attending_heads.sum())} of "
         "which attend"

@@ -1,7 +1,6 @@
 """Labels of heads in two profiles of the same text, and how certain their difference is."""
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -14,6 +13,8 @@ from ropelens.profiles.heads import head_values, require_budget, resample_labels
 from ropelens.profiles.measures import complete_profile
 
 RESAMPLES = 400  # bootstrap draws in which labels are compared
+# With fewer groups of sequences, resamples are too much alike to show the uncertainty
+LEAST_GROUPS = 8
 
 
 def label_changes(
@@ -27,16 +28,16 @@ def label_changes(
     The table has a row for each head that attends, with the columns of `change_table`.
     `attention_change` (bits, layer and head) becomes a column.
 
-    Raises `BadArgument` for profiles of other shapes or of other rows.
+    Raises `BadArgument` if the profiles have other shapes or other rows.
     """
     before = complete_profile(before)
     after = complete_profile(after)
     _require_same_rows(before, after)
-    differ = ResampledLabels(before).differ(after)
+    resampled = ResampledLabels(before).changes(after)
     comparison = LabelComparison(
-        before=labelled_heads(head_values(before)),
-        after=labelled_heads(head_values(after)),
-        confidence=differ.mean(0),
+        before=_labelled_heads(before),
+        after=_labelled_heads(after),
+        confidence=resampled.confidence,
     )
     change = np.full(comparison.confidence.shape, np.nan)
     if attention_change is not None:
@@ -44,26 +45,27 @@ def label_changes(
     return change_table(comparison, change)
 
 
-def labelled_heads(values: Mapping[str, Any]) -> LabelledHeads:
-    """The labels and the deciding numbers among `values`, the columns of heads.csv by name."""
+def _labelled_heads(profile: xr.Dataset) -> LabelledHeads:
+    """The labels of a profile, and the numbers that decide them."""
+    values = head_values(profile)
     return LabelledHeads.of(
-        np.asarray(values["label"]),
-        total_bits=np.asarray(values["total_bits"]),
-        sink_bits=np.asarray(values["sink_bits"]),
-        interaction_bits=np.asarray(values["interaction_bits"]),
-        positional_fraction=np.asarray(values["positional_fraction"]),
+        values["label"],
+        total_bits=values["total_bits"],
+        sink_bits=values["sink_bits"],
+        interaction_bits=values["interaction_bits"],
+        positional_fraction=values["positional_fraction"],
     )
 
 
 def change_table(
     comparison: LabelComparison, attention_change: Float[np.ndarray, "layer head"]
 ) -> pd.DataFrame:
-    """A row for each head that attends; docs/measures.md defines the columns (Labels)."""
+    """A row for each head that attends; see "Changed labels" in docs/measures.md."""
     deciding = comparison.deciding()
-    layer, head = np.indices(comparison.confidence.shape)
-    columns = {
-        "layer": layer,
-        "head": head,
+    places = np.indices(comparison.confidence.shape)
+    columns: dict[str, np.ndarray] = {
+        "layer": places[0],
+        "head": places[1],
         "label_before": comparison.before.label,
         "label_after": comparison.after.label,
         "decided_by": deciding.name,
@@ -80,6 +82,19 @@ def change_table(
     return table[attends].reset_index(drop=True).astype({"changed": "boolean"})
 
 
+@dataclass(frozen=True)
+class ResampledChanges:
+    """How often labels differ in resamples of the groups of sequences.
+
+    `count` is the number of heads with another label in each resample; NaN for a single group.
+    `confidence` is the share of resamples in which the label of a head differs; NaN for fewer
+    than `LEAST_GROUPS` groups.
+    """
+
+    count: Float[np.ndarray, " resample"]
+    confidence: Float[np.ndarray, "layer head"]
+
+
 class ResampledLabels:
     """Labels of a profile in resamples, with which other profiles of its rows are compared."""
 
@@ -87,11 +102,16 @@ class ResampledLabels:
         self.groups = profile.sizes["group"]
         self.labels = _resampled(profile)
 
-    def differ(self, other: xr.Dataset) -> Float[np.ndarray, "resample layer head"]:
-        """1 if the labels differ in the same resample, 0 if not; NaN for a single group."""
+    def changes(self, other: xr.Dataset) -> ResampledChanges:
+        """How often the labels of another profile differ in the same resamples."""
+        differ = _resampled(other) != self.labels
+        count = differ.sum((1, 2)).astype(float)
+        confidence = differ.mean(0)
         if self.groups < 2:
-            return np.full(self.labels.shape, np.nan)
-        return (_resampled(other) != self.labels).astype(float)
+            count[:] = np.nan
+        if self.groups < LEAST_GROUPS:
+            confidence[:] = np.nan
+        return ResampledChanges(count, confidence)
 
 
 def _resampled(profile: xr.Dataset) -> np.ndarray:
@@ -111,9 +131,9 @@ def _require_same_rows(before: xr.Dataset, after: xr.Dataset) -> None:
         )
     texts = [profile.attrs.get("tokens_sha256") for profile in (before, after)]
     rows = [profile["group_scored"].values for profile in (before, after)]
-    if texts[0] != texts[1] or not np.array_equal(*rows):
+    if texts[0] != texts[1] or not np.array_equal(rows[0], rows[1]):
         raise BadArgument(
             "The labels of these profiles cannot be compared.",
-            seen="profiles of different texts, or of different rows of a text",
+            seen="profiles of different texts, or different rows of a text",
             hint="profile(model, text) of both models, with the same Text and seed",
         )

@@ -103,7 +103,9 @@ def plot_classes(sweep: xr.Dataset, *, table: pd.DataFrame) -> go.Figure:
 def plot_other_measures(sweep: xr.Dataset, *, table: pd.DataFrame) -> go.Figure:
     """The measures of a sweep except the loss."""
     _, *others = get_args(MeasureName)
-    measures = [name for name in others if table[summary_column(name)].notna().any()]
+    measures = [
+        name for name in others if table[summary_column(name, table)].notna().any()
+    ]
     return plot_truncation(sweep, measures=measures, table=table)
 
 
@@ -280,8 +282,8 @@ SWEEP_FIGURES = (
         explain=(
             "The same change for tokens of each class. The legend names the planes "
             "that stop. The lower panels show how far attention moves in the rows of "
-            "these tokens, and how many heads get a new label from these rows. These "
-            "panels are empty if this was not measured."
+            "these tokens, and how many heads get a new label from these rows, beyond "
+            "its uncertainty. These panels are empty if this was not measured."
         ),
     ),
     PageFigure(

@@ -20,7 +20,14 @@ from ropelens.runtime.keys import Key
 from ropelens.runtime.records import log_line, read_json, write_json
 from ropelens.text.documents import documents_sha256
 from ropelens.text.tokenize import check_tokenizer, first_tokens
-from ropelens.train.data import DATA, Documents, cut_stream, tokens_of, write_sequences
+from ropelens.train.data import (
+    DATA,
+    Documents,
+    cut_stream,
+    require_sequences,
+    tokens_of,
+    write_sequences,
+)
 from ropelens.train.held_out import Split, Tokens, hold_out
 from ropelens.train.recalibration_settings import Recalibration
 
@@ -77,6 +84,7 @@ def _write_data(
     training = cut_stream(split.training, begin=begin, context=context)
     validation = cut_stream(split.validation, begin=begin, context=context)
     documents = documents_of_rows(split.validation, body=context - len(begin))
+    require_sequences("valid.npy", validation, least=ENOUGH_DOCUMENTS)
     _require_documents(documents)
     write_sequences(folder / "train.npy", training, least=settings.sequences)
     write_sequences(folder / "valid.npy", validation, least=ENOUGH_DOCUMENTS)

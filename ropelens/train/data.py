@@ -137,16 +137,22 @@ def _lines(texts: Sequence[str]) -> Iterator[str]:
 
 def write_sequences(path: Path, sequences: np.ndarray, *, least: int) -> None:
     """Write an array [sequence, position]; raises `BadText` for fewer than `least` rows."""
+    require_sequences(path.name, sequences, least=least)
+    np.save(path, sequences)
+    count, context = sequences.shape
+    log_line(f"{path.name}: {count:,} sequences of {context:,} tokens")
+
+
+def require_sequences(name: str, sequences: np.ndarray, *, least: int) -> None:
+    """Raise `BadText` for fewer than `least` sequences, with the tokens that they need."""
     count, context = sequences.shape
     if count < least:
         raise BadText(
             f"The text is too short at a context of {context:,} tokens.",
-            seen=f"{count:,} sequences for {path.name}, which needs {least:,} "
+            seen=f"{count:,} sequences for {name}, which needs {least:,} "
             f"({least * context:,} tokens)",
             hint="more text, or a smaller context",
         )
-    np.save(path, sequences)
-    log_line(f"{path.name}: {count:,} sequences of {context:,} tokens")
 
 
 def train_tokenizer(

@@ -129,7 +129,9 @@ def _recalibrate(
         if "finished" in record:
             log_line(f"{out} is finished already")
             return out
-        progress = recalibrate_model(model, settings, out=out, data=data)
+        progress = recalibrate_model(
+            model, settings, out=out, data=data, dtype=base.own_dtype
+        )
         record["losses"] = _first_and_last(progress)
         record["parameters"] = model.num_parameters()
         record["tokens_per_step"] = settings.tokens_per_step

@@ -15,6 +15,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ropelens.compatibility import recompute_layers
 from ropelens.runtime.folder import whole_file, write_whole
 from ropelens.runtime.keys import Key
 from ropelens.runtime.progress import Stage, show_progress
@@ -57,14 +58,20 @@ class RecalibrationProgress:
 
 
 def recalibrate_model(
-    model: PreTrainedModel, settings: Recalibration, *, out: Path, data: Path
+    model: PreTrainedModel,
+    settings: Recalibration,
+    *,
+    out: Path,
+    data: Path,
+    dtype: torch.dtype = torch.float32,
 ) -> RecalibrationProgress:
     """Train `model` on the tokens in `data`, from the savepoint in `out` if there is one.
 
-    Writes metrics.csv and losses.csv at each evaluated step, and a savepoint every minute.
+    After the last step, the weights are rounded to `dtype`, in which they are saved. Writes
+    metrics.csv and losses.csv at each evaluated step, and a savepoint every minute.
     Raises `TrainingFailed` if a loss or a weight becomes NaN or infinite.
     """
-    loop = RecalibrationLoop(model, settings, out=out, data=data)
+    loop = RecalibrationLoop(model, settings, out=out, data=data, dtype=dtype)
     loop.resume()
     loop.run()
     return loop.progress
@@ -105,8 +112,10 @@ class RecalibrationLoop:
         *,
         out: Path,
         data: Path,
+        dtype: torch.dtype,
     ) -> None:
         assert settings.context is not None
+        self.dtype = dtype
         self.model = model
         self.settings = settings
         self.out = out
@@ -116,8 +125,7 @@ class RecalibrationLoop:
         self.held_out: HeldOut = held_out(data, sequences=settings.evaluated)
         choose_parameters(model, settings.train)
         if recomputes(model):
-            options = {"use_reentrant": False}
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+            recompute_layers(model)
         self.in_pass = sequences_in_pass(model, settings)
         self.optimizer = make_optimizer(model)
         self.progress = RecalibrationProgress()
@@ -176,6 +184,8 @@ class RecalibrationLoop:
             rate=rate,
             step=step,
         )
+        if step == self.settings.steps:  # evaluate the weights that are saved
+            round_weights(self.model, self.dtype)
         self.progress.step = step
         self.progress.step_losses.append(float(by_pass.double().sum()))
 
@@ -255,6 +265,13 @@ class RecalibrationLoop:
         with whole_file(self.out / CHECKPOINT) as aside:
             torch.save(parts, aside)  # streams the tensors to the disk
         self.saving.restart()
+
+
+@torch.no_grad()
+def round_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Round all weights to the numbers of `dtype`, which they keep in float32."""
+    for weight in model.parameters():
+        weight.copy_(weight.to(dtype))
 
 
 @torch.no_grad()

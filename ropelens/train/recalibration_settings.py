@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ropelens.checkpoints.load_options import Checked, setting
-from ropelens.intervals import ENOUGH_DOCUMENTS
 
 CONTROL = "control"
 """The name of the run with the unmodified configuration."""
 
 LONGEST = 512  # tokens in a sequence, unless --context is given
+LEAST_EVALUATED = 8  # sequences, because an interval needs 8 documents
 SMALL = 10_000_000  # models with fewer parameters need no memory-saving passes
 RATE = 1e-4
 RATE_OF_SMALL = 5e-4
@@ -50,7 +50,7 @@ class Recalibration(Checked):
         "Parameters that train: all, or the projections of attention.",
     )
     evaluated: int = setting(
-        32, "N", "Held-out sequences of an evaluation.", min=ENOUGH_DOCUMENTS
+        32, "N", "Held-out sequences of an evaluation.", min=LEAST_EVALUATED
     )
     seed: int = setting(0, "N", "Seed of the text order.", min=0, max=2**32 - 1)
 

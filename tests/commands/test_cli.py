@@ -200,6 +200,7 @@ def test_without_a_command_the_help_comes_as_an_error(ropelens: Command):
         ("compare", "DIR... --out --sequences --seed --device"),
         ("report", "DIR"),
         ("train", "--text --tokens --study --out --steps --precision --size --seed"),
+        ("train", "--from --valid --plan --sequences --warmup --train --evaluated"),
     ],
 )
 def test_help_names_every_option(ropelens: Command, command: str, options: str):

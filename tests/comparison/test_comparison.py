@@ -115,8 +115,8 @@ def test_a_sequence_belongs_to_the_document_in_which_it_begins(tmp_path: Path):
     texts = [story(lines) for lines in (3, 40, 1, 1, 60, 9, 2, 1, 25)]
     tokenizer = train_tokenizer(texts, vocabulary=300, context=16)
     tokenizer.save_pretrained(tmp_path)
-    stream = tokens_of(texts, tokenizer)
-    rows = cut_stream(stream, bos=tokenizer.bos_token_id, context=16)
+    stream = tokens_of([f"{text}\n" for text in texts], tokenizer)
+    rows = cut_stream(stream, begin=[tokenizer.bos_token_id], context=16)
     lengths = []
     for text in texts:
         tokens = tokenizer.tokenize(f"{text}\n")

@@ -171,6 +171,19 @@ def test_labels_of_a_class_come_from_its_rows():
     digits = result.class_label.sel(token_class="digits", drop=True)
     xr.testing.assert_equal(digits, result.label.rename("class_label"))
     assert (result.class_label.sel(token_class="newline") == "").all()
+    assert result.class_label_change_confidence.isnull().all()  # too few sequences
+
+
+def test_labels_of_a_class_change_as_labels_of_all_rows_do():
+    ids = random_tokens(sequences=8, length=20) % 2 * 2 + 5  # only digits
+    edits = {"nope": "nope"}
+    result = rl.evaluate(
+        tiny("llama_gqa"), ids, edits=edits, measures="labels", tokenizer=Names()
+    )
+    confidence = result.label_change_confidence
+    assert confidence.sel(edit="nope").max() > 0
+    of_digits = result.class_label_change_confidence.sel(token_class="digits")
+    np.testing.assert_array_equal(of_digits, confidence)
 
 
 def test_loss_by_position_sums_to_the_loss():

@@ -9,6 +9,7 @@ from oracles.tiny import random_tokens, tiny
 from small_measurements import evaluate, tokens
 
 import ropelens as rl
+from ropelens.errors import BadArgument
 from ropelens.interventions.evaluate import DEFAULT_MEASURES
 from ropelens.profiles.heads import resample_labels
 
@@ -20,7 +21,7 @@ VARIABLES = {
     "retrieval": "retrieval retrieval_hit",
     "change": "attention_change",
     "labels": "total_bits sink_bits position_bits content_bits interaction_bits label "
-    "labels_changed_resampled positional_fraction",
+    "label_change_confidence labels_changed_resampled positional_fraction",
 }
 
 
@@ -72,8 +73,57 @@ def test_label_changes_resample_documents():
     again = results["labels_changed_resampled"].values
     assert (again[0] == 0).all()
     np.testing.assert_array_equal(again[1], (before != after).sum((1, 2)))
-    single = rl.evaluate(model, ids[:1], measures="labels")["labels_changed_resampled"]
-    assert single.isnull().all()
+    confidence = results["label_change_confidence"].values
+    np.testing.assert_array_equal(confidence[1], (before != after).mean(0))
+    single = rl.evaluate(model, ids[:1], measures="labels")
+    assert single["labels_changed_resampled"].isnull().all()
+    assert single["label_change_confidence"].isnull().all()
+
+
+def test_the_changes_of_heads_are_a_table():
+    text = torch.from_numpy(np.random.default_rng(0).integers(1, 64, size=(8, 32)))
+    edits = {"nope": "nope", "none too": []}
+    results = rl.evaluate(copying(), text, edits=edits, measures=["change", "labels"])
+    table = rl.paired_changes(results, by="head").set_index("edit")
+    assert len(table) == 2 * results.label[0].size
+    head = table.loc["nope"].iloc[0]
+    assert head["label_before"] == "positional"
+    assert head["label_after"] == "diffuse"
+    assert head["decided_by"] == "total_bits"
+    assert head["deciding_before"] == results.total_bits[0, 0, 0]
+    assert head["deciding_after"] == results.total_bits[1, 0, 0]
+    assert head["threshold"] == 0.1
+    assert head["attention_change"] == results.attention_change[1, 0, 0] > 0.1
+    assert head["label_change_confidence"] == 1
+    assert table.loc["nope", "changed"].any()
+    assert not table.loc["none too", "changed"].any()
+    counts = rl.paired_changes(results)["labels_changed"]
+    changed = table.groupby("edit")["changed"].sum()
+    assert counts.tolist() == [0, changed["nope"], 0]
+
+
+def test_a_label_that_differs_on_few_sequences_is_undecided():
+    text = torch.from_numpy(np.random.default_rng(0).integers(1, 64, size=(7, 32)))
+    edits = {"nope": "nope", "none too": []}
+    results = rl.evaluate(copying(), text, edits=edits, measures="labels")
+    table = rl.paired_changes(results, by="head")
+    differs = table["label_before"] != table["label_after"]
+    assert differs.any()
+    assert table.loc[differs, "changed"].isna().all()
+    assert not table.loc[~differs, "changed"].any()
+    assert rl.paired_changes(results)["labels_changed"].isna().all()
+    assert rl.paired_changes(results)["labels_differ"].tolist() == [0, differs.sum(), 0]
+
+
+def test_changes_of_heads_need_labels_and_edits():
+    losses = rl.evaluate(copying(), tokens() % 64, edits={"n": "nope"}, measures="loss")
+    with pytest.raises(BadArgument, match="These results have no labels"):
+        rl.paired_changes(losses, by="head")
+    unedited = rl.evaluate(copying(), tokens() % 64, measures="labels")
+    with pytest.raises(BadArgument, match="These results have no edits"):
+        rl.paired_changes(unedited, by="head")
+    with pytest.raises(BadArgument, match="by must be"):
+        rl.paired_changes(losses, by="layer")
 
 
 def test_an_open_edit_counts_as_the_unmodified_model():

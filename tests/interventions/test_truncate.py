@@ -259,10 +259,30 @@ def test_the_summary_counts_labels_and_names_the_head_that_changed(sweep: xr.Dat
     sweep["label"][3] = ""
     sweep["attention_change"][2, 4, 5] = 9.0
     sweep["attention_change"][2, 0, 0] = np.nan
+    sweep["label_change_confidence"][:] = 0.94
+    sweep["label_change_confidence"][2, 0, :2] = 0.95
     table = summarize_truncation(sweep)
-    assert table["labels_changed"].tolist()[:3] == [0, 0, 3]
-    assert table["labels_changed_share"][2] == 3 / 39
-    assert np.isnan(table["labels_changed"][3])
+    assert table["labels_changed"].tolist()[:3] == [0, 0, 2]
+    assert table["labels_changed_share"][2] == 2 / 39
+    assert table["labels_differ"].tolist()[:3] == [0, 0, 3]
+    assert table["labels_differ_share"][2] == 3 / 39
+    assert table.loc[3, ["labels_changed", "labels_differ"]].isna().all()
+
+
+def test_results_of_earlier_versions_do_not_know_which_labels_changed(
+    sweep: xr.Dataset,
+):
+    old = sweep.drop_vars("label_change_confidence")
+    table = summarize_truncation(old)
+    assert table["labels_changed"].isna().all()
+    counts = summarize_truncation(sweep)
+    assert table["labels_differ"].tolist() == counts["labels_differ"].tolist()
+    assert (counts["labels_changed"] < counts["labels_differ"]).any()
+    heads = rl.paired_changes(old, by="head")
+    differs = heads["label_before"] != heads["label_after"]
+    assert heads["changed"].isna().tolist() == differs.tolist()
+    figure = rl.plot_truncation(old, measures=["labels"])
+    assert figure.layout.yaxis.title.text == "heads with another<br>label (share)"
 
 
 def test_the_best_head_is_not_measured_in_the_trials_that_chose_it():
@@ -294,16 +314,16 @@ def test_changes_of_heads_have_intervals(sweep: xr.Dataset):
     np.testing.assert_allclose(table["induction_change"], change)
     row = table.iloc[5]
     assert_interval(row, "induction", trials[5] - trials[0])
-    assert row["labels_changed_low"] == np.quantile(resampled, 0.025)
+    assert row["labels_differ_low"] == np.quantile(resampled, 0.025)
     share = np.quantile(resampled, 0.975) / sweep["label"][0].size
-    assert row["labels_changed_share_high"] == pytest.approx(share)
+    assert row["labels_differ_share_high"] == pytest.approx(share)
 
 
 def test_measures_that_were_not_taken_are_nan(sweep: xr.Dataset):
     table = summarize_truncation(sweep[["loss", "predicted_tokens"]])
     assert tuple(table.columns) == COLUMNS
     assert table["loss_change"].notna().all()
-    for name in ("repeat_loss", "retrieval_change", "labels_changed"):
+    for name in ("repeat_loss", "retrieval_change", "labels_changed", "labels_differ"):
         assert table[name].isna().all()
 
 

@@ -105,10 +105,14 @@ def by_class_of_tokens(sweep: xr.Dataset) -> xr.Dataset:
     label = change.copy(data=np.full(change.shape, "mixed", dtype=object))
     label.loc[{"token_class": "digits"}] = "untested"
     label.loc[{"token_class": "newline", "layer": 0, "edit": "slow 0.75"}] = "semantic"
+    confidence = change.copy(data=np.ones(change.shape))
     sequence = np.arange(32)
     tokens = sequence[:, None] % [3, 2, 1]
     return sweep.assign(
-        class_loss=sweep["loss"] * factor, class_change=change, class_label=label
+        class_loss=sweep["loss"] * factor,
+        class_change=change,
+        class_label=label,
+        class_label_change_confidence=confidence,
     ).assign_coords(
         group=("sequence", sequence // 2),
         class_tokens=(("sequence", "token_class"), tokens),
@@ -214,13 +218,28 @@ def test_reach_has_a_sentence_for_each_variant():
 
 def test_heads_with_a_new_label_are_counted_with_their_interval():
     sweep = synthetic_truncation()
+    edit = sweep["edit"].values.tolist().index("fast 0.75")
+    for head, confidence in ((0, 1.0), (1, 0.96), (2, 0.5)):
+        before = sweep["label"].values[0, 0, head]
+        after = "mixed" if before == "semantic" else "semantic"
+        sweep["label"][edit, 0, head] = after
+        sweep["label_change_confidence"][edit, 0, head] = confidence
     row = summarize_truncation(sweep).set_index("edit").loc["fast 0.75"]
     words = find(describe(sweep), "heads have a new label")
-    heads = f"{row['labels_changed']:.0f} heads have a new label"
-    share = f"{row['labels_changed_share']:.0%}"
-    interval = f"{row['labels_changed_low']:.0f} to {row['labels_changed_high']:.0f}"
-    expected = f"{heads} ({share}; 95% interval {interval}"
-    assert f"fastest 25% of the planes stopped, {expected}" in words
+    changed = (
+        f"{row['labels_changed']:.0f} heads have a new label beyond its uncertainty "
+        f"({row['labels_changed_share']:.0%})"
+    )
+    interval = f"{row['labels_differ_low']:.0f} to {row['labels_differ_high']:.0f}"
+    differ = (
+        f"the labels of {row['labels_differ']:.0f} heads differ "
+        f"({row['labels_differ_share']:.0%}; 95% interval {interval} heads)"
+    )
+    assert (row["labels_changed"], row["labels_differ"]) == (2, 3)
+    begin = "fastest 25% of the planes stopped, "
+    assert f"{begin}{changed} and {differ}" in words
+    old = sweep.drop_vars("label_change_confidence")
+    assert f"{begin}{differ}" in find(describe(old), "heads differ")
 
 
 CLAIM = {

@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from ropelens.errors import BadArgument, RopelensError
 from ropelens.measured_rotation.measure import measure_rope
-from ropelens.train.run import run_study, runs_of
+from ropelens.runtime.records import write_json
+from ropelens.train.run import read_study, run_study, runs_of
 from ropelens.train.steps import TrainingFailed
 
 SMALL = 'sizes = ["nano"]\ncontext = 32\nvocabulary = 300\n'
@@ -86,6 +87,7 @@ def test_a_run_of_another_process_is_skipped(story, tmp_path, capfd):
     file.write_text(f'variants = ["rope", "nope"]\nsteps = 1\n{SMALL}')
     busy = tmp_path / "out/nano/rope/seed-0"
     busy.mkdir(parents=True)
+    write_json(tmp_path / "out/study.json", read_study(file))
     with FileLock(busy / ".lock"):
         run_study(file, out=tmp_path / "out", text=[story])
     assert capfd.readouterr().err.endswith(

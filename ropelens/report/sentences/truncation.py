@@ -79,6 +79,8 @@ class Step:
     `stopped` and `kept` are shares of the planes. `wavelengths` are the wavelengths of the
     stopped planes in words, and `shortest_wavelength` is in tokens. `random_loss` is the mean
     change of the loss if as many random planes stop. Losses are in nats/token.
+    `labels_changed` is the number of heads whose label changed by more than its uncertainty,
+    and `labels_differ` the number of all heads with another label.
     """
 
     edit: str
@@ -90,8 +92,10 @@ class Step:
     far_loss: Change
     far_loss_measured: bool
     copy_loss: Change
-    labels: Change
-    label_share: float
+    labels_changed: float
+    labels_changed_share: float
+    labels_differ: Change
+    labels_differ_share: float
     random_loss: float
 
     @property
@@ -158,8 +162,10 @@ def _step(row: dict[Any, Any], table: pd.DataFrame) -> Step:
         far_loss=change_in(row, "far_loss_change"),
         far_loss_measured=not np.isnan(row["far_loss"]),
         copy_loss=change_in(row, "copy_loss_change"),
-        labels=change_in(row, "labels_changed"),
-        label_share=row["labels_changed_share"],
+        labels_changed=row["labels_changed"],
+        labels_changed_share=row["labels_changed_share"],
+        labels_differ=change_in(row, "labels_differ"),
+        labels_differ_share=row["labels_differ_share"],
         random_loss=_random_loss(row, table),
     )
 
@@ -348,21 +354,39 @@ def _bands_sentence(setting: Setting, steps: Sequence[Step]) -> str:
 def _labels_sentence(setting: Setting, steps: Sequence[Step]) -> str:
     """The number of heads that get a new label."""
     parts = []
-    for step in _at_quarter([step for step in steps if step.labels.measured]):
-        heads = "head has" if step.labels.value == 1 else "heads have"
-        interval = ""
-        if not np.isnan(step.labels.low):
-            low = number(step.labels.low, ".0f")
-            high = number(step.labels.high, ".0f")
-            interval = f"; 95% interval {low} to {high} heads"
-        parts.append(
-            f"with {step.planes} of the planes {setting.stopped}, "
-            f"{number(step.labels.value, '.0f')} {heads} a new label "
-            f"({number(step.label_share, '.0%')}{interval})"
-        )
+    for step in _at_quarter([step for step in steps if step.labels_differ.measured]):
+        begin = f"with {step.planes} of the planes {setting.stopped}, "
+        parts.append(begin + in_words(_labels_of_step(step)))
     if not parts:
         return ""
     return f"{setting.within()} {'; '.join(parts)}."
+
+
+def _labels_of_step(step: Step) -> list[str]:
+    """Heads whose labels changed, if that is known, and all heads whose labels differ."""
+    parts = []
+    if not np.isnan(step.labels_changed):
+        heads = _heads(step.labels_changed)
+        verb = "has" if step.labels_changed == 1 else "have"
+        share = number(step.labels_changed_share, ".0%")
+        parts.append(f"{heads} {verb} a new label beyond its uncertainty ({share})")
+    differ = step.labels_differ
+    interval = ""
+    if not np.isnan(differ.low):
+        low = number(differ.low, ".0f")
+        high = number(differ.high, ".0f")
+        interval = f"; 95% interval {low} to {high} heads"
+    share = number(step.labels_differ_share, ".0%")
+    heads = _heads(differ.value)
+    words = f"the label of {heads} differs"
+    if differ.value != 1:
+        words = f"the labels of {heads} differ"
+    parts.append(f"{words} ({share}{interval})")
+    return parts
+
+
+def _heads(count: float) -> str:
+    return plural(int(count), "head")
 
 
 def _retrieval_sentence(table: pd.DataFrame) -> str:
@@ -401,8 +425,12 @@ def _class_change(row: dict[Any, Any]) -> str:
     ]
     if "bits" in row:
         parts.append(f"their attention by {number(row['bits'], '.3f')} bits")
-    relabelled = row.get("labels_changed", np.nan)
-    if not np.isnan(relabelled):
-        heads = plural(int(relabelled), "head")
+    changed = row.get("labels_changed", np.nan)
+    differ = row.get("labels_differ", np.nan)
+    if not np.isnan(changed):
+        heads = plural(int(changed), "head")
         parts.append(f"the label of {heads} in their rows")
+    elif not np.isnan(differ):
+        heads = plural(int(differ), "head")
+        parts.append(f"the label of {heads} in their rows (certain or not)")
     return in_words(parts)
