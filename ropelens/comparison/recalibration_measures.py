@@ -14,6 +14,7 @@ from ropelens.comparison.checkpoint_measures import (
 )
 from ropelens.comparison.recalibration_runs import RecalibratedRun
 from ropelens.errors import BadArgument, explained
+from ropelens.intervals import ENOUGH_DOCUMENTS
 from ropelens.interventions.evaluate import evaluate
 from ropelens.profiles.attention_change import attention_change
 from ropelens.profiles.head_table import resample_heads
@@ -62,7 +63,8 @@ def heads_text(text: ValidationText, sequences: int) -> Text:
 
 
 def _fewer(sequences: int) -> int:
-    return max(2, sequences // 8)
+    """An eighth of the sequences; labels of fewer than 8 groups cannot be compared."""
+    return max(ENOUGH_DOCUMENTS, sequences // 8)
 
 
 def measure_recalibrated(

@@ -122,7 +122,8 @@ def _labels(models: xr.Dataset, phase: str) -> dict[str, float]:
     for label in LABELS:
         with_label = (models["label"] == label).sum()
         columns[f"{label}_heads_{phase}"] = float(with_label / count)
-    changed = models["label_changed"].sum() / count
+    # NaN if the label of no head could be decided
+    changed = models["label_changed"].sum(min_count=1) / count
     columns[f"labels_changed_{phase}"] = float(changed)
     change = models["attention_change"].mean()
     columns[f"attention_change_{phase}"] = float(change)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import xarray as xr
-from recalibrated import recalibrated, recalibrated_study
+from synthetic_recalibration import recalibrated, recalibrated_study
 from trained import SEQUENCES, trained_study
 
 import ropelens as rl

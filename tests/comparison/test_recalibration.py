@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from recalibrated import (
+from synthetic_recalibration import (
     CONTEXT,
     DOCUMENTS,
     GAPS,

@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from recalibrated import recalibrated, recalibrated_study
+from synthetic_recalibration import recalibrated, recalibrated_study
 from synthetic_truncation import small
 
 __all__ = ["browser", "driver", "recalibrated", "recalibrated_study", "small"]

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 import pytest
 import xarray as xr
 from in_browser import Opened, fits
-from recalibrated import GAPS, STEPS, TOKENS_PER_STEP
+from synthetic_recalibration import GAPS, STEPS, TOKENS_PER_STEP
 
 from ropelens.analysis.answer import save_comparison
 from ropelens.analysis.open_folder import rewrite_page
