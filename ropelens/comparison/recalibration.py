@@ -63,7 +63,7 @@ def compare_recalibrations(
     )
     models = _models(found, checkpoints)
     measured = _measure_models(models, checkpoints, show)
-    dataset = measured.merge(_gaps(found, losses))
+    dataset = measured.merge(recorded_gaps(found, losses))
     first = found.runs[0].record
     dataset.attrs = {"head_sequences": int(measured.attrs["sequences"])}
     return dataset.assign_attrs(
@@ -89,7 +89,9 @@ def compare_recalibrations(
 # ---- losses that the runs recorded
 
 
-def _gaps(found: FoundRecalibrations, recorded: Sequence[RecordedLosses]) -> xr.Dataset:
+def recorded_gaps(
+    found: FoundRecalibrations, recorded: Sequence[RecordedLosses]
+) -> xr.Dataset:
     """Losses over (variant, seed, step, sequence), and the numbers that follow from them."""
     first = recorded[0]
     shape = (len(found.variants), len(found.seeds))

@@ -20,6 +20,7 @@ from synthetic_recalibration import (
     write_run,
     write_study,
 )
+from tiny_checkpoints import save_tiny
 from transformers import AutoModelForCausalLM
 
 import ropelens as rl
@@ -30,6 +31,8 @@ from ropelens.comparison.recalibration_measures import held_out_text
 from ropelens.comparison.recalibration_runs import find_recalibrations, read_losses
 from ropelens.comparison.recalibration_table import summarize_recalibration
 from ropelens.errors import BadArgument, RopelensError
+from ropelens.train.base_data import held_out
+from ropelens.train.recalibration import recalibrate_study
 
 
 def by_variant(comparison: xr.Dataset) -> pd.DataFrame:
@@ -149,7 +152,7 @@ def test_losses_that_are_missing_or_of_other_sequences_are_refused(tmp_path: Pat
 
 def losses_of(study: Path) -> xr.Dataset:
     found = find_recalibrations([study])
-    return recalibration._gaps(found, read_losses(found.runs))
+    return recalibration.recorded_gaps(found, read_losses(found.runs))
 
 
 def test_gaps_are_means_over_sequences_and_paired_seeds(tmp_path: Path):
@@ -223,7 +226,7 @@ def test_loss_before_training_is_the_loss_of_the_edited_base(
     recalibrated: xr.Dataset, recalibrated_study: Path
 ):
     run = find_recalibrations([recalibrated_study]).runs[0]
-    text = held_out_text(run).joined(2)
+    text = held_out_text(run).joined(8)
     model = AutoModelForCausalLM.from_pretrained(recalibrated_study.parent / "base")
     edits = {"nope": "nope"}
     expected = rl.evaluate(model, text, edits=edits, measures=["loss"])
@@ -322,3 +325,35 @@ def test_the_saved_folder_opens_again(recalibrated: xr.Dataset, tmp_path: Path):
     record = json.loads((tmp_path / "out" / "run.json").read_text())
     assert record["kind"] == "comparison"
     assert record["findings"][0].startswith("After 4 steps (1,024 tokens), p-rope:0.5")
+
+
+# ---- a study that ropelens trained
+
+
+@pytest.mark.thorough
+def test_a_trained_study_obeys_the_laws_of_gaps(tmp_path: Path):
+    base = save_tiny(tmp_path / "base", initializer_range=0.5)
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    letters = np.random.default_rng(0).choice(list("abcde"), size=(20, 200))
+    for number, document in enumerate(letters):
+        (texts / f"{number:02}.txt").write_text("".join(document))
+    file = tmp_path / "study.toml"
+    file.write_text(
+        'variants = ["p-rope:1", "nope"]\nseeds = [0, 1]\nsteps = 3\ncontext = 16\n'
+        "sequences = 4\nevaluated = 16\n"
+    )
+    study = recalibrate_study(base, file, out=tmp_path / "study", text=[texts])
+    comparison = rl.compare([study], cache=tmp_path / "cache", sequences=SEQUENCES)
+    same = comparison.sel(variant="p-rope:1")
+    for name in ("gap", "gap_low", "gap_high"):
+        assert (same[name] == 0).all()
+    rows = held_out(study / "data", sequences=16).rows
+    model, _ = rl.load(base)
+    text = torch.from_numpy(rows.astype(np.int64))
+    loss = rl.evaluate(model, text, edits={"nope": "nope"}, measures=["loss"])
+    damage = loss["mean_loss"].sel(edit="nope") - loss["mean_loss"].sel(edit="none")
+    gap = float(comparison["gap"].sel(variant="nope", step=0))
+    assert gap == pytest.approx(float(damage), abs=1e-4)
+    page = save_comparison(tmp_path / "out", comparison)
+    assert "After 3 steps" in page.read_text()
