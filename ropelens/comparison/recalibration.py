@@ -241,7 +241,7 @@ class RecalibrationCache:
                 f"{recorded['name']} is not the checkpoint from which {self.run.folder} "
                 "started.",
                 seen=f"fingerprint {fingerprint}, recorded {recorded['fingerprint']}",
-                hint="the files of the base as they were at the training",
+                hint="the unchanged files of the base",
             )
         return base
 
@@ -258,7 +258,7 @@ class RecalibrationCache:
         return ComparedModel(run, AFTER, self._key(weights), opened)
 
     def _key(self, weights: Mapping[str, Any]) -> Key:
-        """The key of a measurement: its arguments, its text if it is there, and weights."""
+        """The key of a measurement: arguments, weights, and the text if there is one."""
         values = {"sequences": self.sequences, "seed": self.seed, **weights}
         valid = self.run.data / VALID
         if valid.exists():

@@ -37,7 +37,7 @@ OF_CHANGES = {
     "threshold": "deciding_threshold",
     "margin": "deciding_margin",
 }
-RESAMPLES = 1000  # of groups of sequences, for the confidence of a label
+RESAMPLES = 1000  # draws of the groups of sequences that give the confidence of a label
 
 
 def held_out_text(run: RecalibratedRun) -> ValidationText:
@@ -120,7 +120,7 @@ def measure_change(
 ) -> xr.Dataset:
     """The changes of each head's attention (bits) and label against the control.
 
-    `profiles` are the profiles of the control and of the model.
+    `profiles` has the profile of the control, and then the profile of the model.
     """
     of_control, of_model = profiles
     bits = attention_change(control, model, text, seed=seed)

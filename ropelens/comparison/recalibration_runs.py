@@ -39,7 +39,7 @@ SHARED = (
 
 @dataclass(frozen=True)
 class RecalibratedRun:
-    """A finished run: its folder, and the contents of its run.json."""
+    """A finished run: the folder, and the contents of run.json."""
 
     folder: Path
     record: dict[str, Any]
@@ -129,7 +129,7 @@ def find_recalibrations(
 
 
 def _folders(path: Path) -> list[Path]:
-    """The folders of the runs of a study, or of a single run; [] for other results."""
+    """The folders of all runs of a study, or a single run; [] for other results."""
     study = _read(path / STUDY)
     if study.get("kind") == KIND:
         what = f"{path / STUDY} is not a study."

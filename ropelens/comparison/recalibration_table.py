@@ -86,7 +86,7 @@ def tokens_in_words(tokens: float) -> object:
 
 
 def _behaviour(models: xr.Dataset, phase: str) -> dict[str, float]:
-    """Means over the seeds of the losses past both contexts, and of the tasks."""
+    """Losses past both contexts, and results of tasks, as means over the seeds."""
     induction = best_head(models["trial_induction"])
     return {
         f"loss_past_recalibrated_context_{phase}": loss_past(models, "context"),
@@ -116,7 +116,7 @@ def _retrieval_past(models: xr.Dataset) -> float:
 
 
 def _labels(models: xr.Dataset, phase: str) -> dict[str, float]:
-    """Mean numbers of heads with each label, and of heads that differ from the control."""
+    """Mean numbers of heads by label, and heads that differ from the control."""
     count = models.sizes["entry"]
     columns = {}
     for label in LABELS:

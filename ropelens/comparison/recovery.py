@@ -87,8 +87,8 @@ def resampled_means(
 ) -> Float[np.ndarray, "resample step"]:
     """Mean over the sequences of documents that are drawn with replacement.
 
-    All steps, and all calls with as many documents, have the same draws. Sequences have equal
-    numbers of tokens, so a document has the weight of its tokens.
+    All steps have the same draws, and so have all calls with the same number of documents.
+    Sequences have equal numbers of tokens, so a document has the weight of its tokens.
     """
     _, index = np.unique(documents, return_inverse=True)
     count = int(index.max()) + 1
@@ -103,7 +103,7 @@ def resampled_means(
 def recovered_share(
     gap: Float[np.ndarray, "*resample step"], *, defined: bool
 ) -> Float[np.ndarray, "*resample step"]:
-    """Share of the gap before training (step 0) that training has repaired; 1 is all of it."""
+    """Share of the gap before training (step 0) that training has repaired; 1 is everything."""
     if not defined:
         return np.full_like(gap, np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):

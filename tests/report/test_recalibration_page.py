@@ -14,11 +14,8 @@ from ropelens.analysis.open_folder import rewrite_page
 from ropelens.comparison.recalibration import recovery_variables
 from ropelens.comparison.recalibration_table import summarize_recalibration
 from ropelens.figures import recalibration as figures
-from ropelens.report.recalibration_page import (
-    changed_heads,
-    head_maps,
-    render_recalibration,
-)
+from ropelens.report.recalibrated_heads import changed_heads, head_maps
+from ropelens.report.recalibration_page import render_recalibration
 from ropelens.report.sentences.recalibration import recalibration_sentences
 
 HOSTILE = '<img src=x onerror=alert(1)>"</table>'

@@ -52,7 +52,7 @@ def recalibration_sentences(comparison: xr.Dataset, table: pd.DataFrame) -> list
 
 
 def _answer(comparison: xr.Dataset, control: Row, variants: Sequence[Row]) -> str:
-    """What training recovered, and how the control changed."""
+    """The damage that training recovered, and the change of the control."""
     attrs = comparison.attrs
     steps = plural(int(attrs["steps"]), "step")
     begin = f"After {steps} ({tokens_in_words(int(attrs['tokens']))})"
@@ -65,7 +65,7 @@ def _answer(comparison: xr.Dataset, control: Row, variants: Sequence[Row]) -> st
     return (
         f"The training itself damaged the model: the control is worse by {nats(change)} "
         f"nats/token than before, so a learning rate of {attrs['learning_rate']:g} is too "
-        f"high, and these numbers do not show what the variants need. {sentence}"
+        f"high, and these numbers do not show the needs of the variants. {sentence}"
     )
 
 
@@ -112,7 +112,7 @@ def _best_sentence(comparison: xr.Dataset, variants: Sequence[Row]) -> str:
     is_certain = best["gap_after_low"] > 0 or best["gap_after_high"] < 0
     sentence = (
         f"The lowest loss next to the control has {best['variant']}: its gap after training "
-        f"is {_with_ends(best, 'gap_after')} nats/token, which is {_certain(is_certain)}."
+        f"is {gap_in_words(best, 'gap_after')} nats/token, which is {_certain(is_certain)}."
     )
     if len(ranked) < 2:
         return sentence
@@ -271,7 +271,9 @@ def tokens_in_words(tokens: int) -> str:
     return f"{millions} million tokens"
 
 
-def _with_ends(row: Row, name: str) -> str:
+def gap_in_words(row: Row, name: str) -> str:
     """A gap with its interval: "+0.056 (+0.050 to +0.061)"."""
-    value, low, high = (nats(row[f"{name}{end}"], "+") for end in ("", "_low", "_high"))
+    value = nats(row[name], "+")
+    low = nats(row[f"{name}_low"], "+")
+    high = nats(row[f"{name}_high"], "+")
     return f"{value} ({low} to {high})"
