@@ -71,7 +71,7 @@ def find_entries(paths: Sequence[str | Path]) -> FoundEntries:
                 unfinished.append(str(run))
     if unfinished:  # the warning names the line that called `compare`
         warnings.warn(
-            f"unfinished runs are left out: {', '.join(unfinished)}", stacklevel=3
+            f"unfinished runs are left out: {', '.join(unfinished)}", stacklevel=4
         )
     trained = [folder for folder, record in records.items() if "finished" in record]
     analyses = [folder for folder in records if (folder / "profile.nc").exists()]

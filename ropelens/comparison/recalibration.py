@@ -247,8 +247,10 @@ class RecalibrationCache:
 
     def before(self, run: RecalibratedRun) -> ComparedModel:
         """The base with the rotation of a variant."""
-        weights = {"base": run.record["base"]["fingerprint"], "variant": run.variant}
-        return ComparedModel(run, BEFORE, self._key(weights))
+        values = {"base": run.record["base"]["fingerprint"], "variant": run.variant}
+        if (run.folder / WEIGHTS).exists():
+            values["versions"] = versions()
+        return ComparedModel(run, BEFORE, self._key(values))
 
     def after(self, run: RecalibratedRun) -> ComparedModel:
         if not (run.folder / WEIGHTS).exists():

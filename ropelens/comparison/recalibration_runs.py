@@ -120,7 +120,7 @@ def find_recalibrations(
         )
     if unfinished:  # the warning names the line that called `compare`
         named = ", ".join(unfinished)
-        warnings.warn(f"unfinished runs are left out: {named}", stacklevel=3)
+        warnings.warn(f"unfinished runs are left out: {named}", stacklevel=4)
     runs = [RecalibratedRun(folder, record) for folder, record in finished.items()]
     hint = "the folder of a finished run of ropelens train --from"
     with explained("A run.json lacks facts about its run.", hint, error=BadArgument):
@@ -192,7 +192,7 @@ def _paired(
         )
     if unpaired:
         named = ", ".join(run.name for run in unpaired)
-        warnings.warn(f"runs without a control are left out: {named}", stacklevel=4)
+        warnings.warn(f"runs without a control are left out: {named}", stacklevel=5)
     of_variants = [run.seed for run in paired]
     used = [run for run in controls if run.seed in of_variants]
     return FoundRecalibrations(

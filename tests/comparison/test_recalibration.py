@@ -61,6 +61,15 @@ def test_unfinished_runs_are_named(tmp_path: Path):
     assert unfinished.endswith("nope/seed-0")
 
 
+def test_the_warning_about_unfinished_runs_names_the_line_of_the_user(tmp_path: Path):
+    study = write_study(tmp_path / "study")
+    (study / "nope" / "seed-0" / "run.json").unlink()
+    with pytest.warns(UserWarning, match="unfinished") as warned:
+        with pytest.raises(BadArgument, match="has no weights"):
+            rl.compare([study], cache=tmp_path / "cache", sequences=SEQUENCES)
+    assert warned[0].filename == __file__
+
+
 def test_single_runs_without_a_control_ask_for_it(tmp_path: Path):
     base = tmp_path / "base"
     run = write_run(tmp_path / "half", base, variant="p-rope:0.5", seed=3)
