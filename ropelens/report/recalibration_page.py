@@ -115,7 +115,6 @@ def _facts(comparison: xr.Dataset) -> PageFacts:
     if trained:
         contexts = f"{contexts} (trained for {trained:,})"
     facts = [
-        str(attrs["base"]),
         f"{len(variants) - 1} variants and the control, {comparison.sizes['seed']} seeds",
         contexts,
         f"{attrs['tokens']:,} training tokens each",

@@ -64,9 +64,10 @@ def test_unfinished_runs_are_named(tmp_path: Path):
 def test_the_warning_about_unfinished_runs_names_the_line_of_the_user(tmp_path: Path):
     study = write_study(tmp_path / "study")
     (study / "nope" / "seed-0" / "run.json").unlink()
-    with pytest.warns(UserWarning, match="unfinished") as warned:
-        with pytest.raises(BadArgument, match="has no weights"):
-            rl.compare([study], cache=tmp_path / "cache", sequences=SEQUENCES)
+    unfinished = pytest.warns(UserWarning, match="unfinished")
+    refused = pytest.raises(BadArgument, match="has no weights")
+    with unfinished as warned, refused:
+        rl.compare([study], cache=tmp_path / "cache", sequences=SEQUENCES)
     assert warned[0].filename == __file__
 
 

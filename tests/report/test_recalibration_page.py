@@ -104,7 +104,7 @@ def test_a_gap_below_zero_is_reported_as_such(recalibrated: xr.Dataset):
     comparison = with_gaps(recalibrated, half=(-0.05, -0.05, -0.1, -0.2))
     first = findings(comparison)[0]
     assert "p-rope:0.5 was better than the control from the start (−0.050)" in first
-    assert "its gap after training is −0.20" in findings(comparison)[1]
+    assert "its gap to the control is −0.20" in findings(comparison)[1]
 
 
 @pytest.mark.parametrize(("gap", "words"), [(0.06, "which is certain"), (0.04, "not")])
@@ -115,12 +115,12 @@ def test_the_second_sentence_says_whether_the_best_is_certainly_best(
         recalibrated, half=(0.8, 0.6, 0.2, 0.04), nope=(1, 1, 1, gap)
     )
     second = findings(comparison)[1]
-    assert second.startswith("The lowest loss next to the control has p-rope:0.5")
+    assert second.startswith("Best variant: p-rope:0.5. After training, its gap")
     if gap == 0.04:
-        assert "nope is worse than it by" in second
+        assert "Second: nope, worse than p-rope:0.5 by" in second
         assert second.endswith("not certain (the interval contains 0).")
     else:
-        assert "nope is worse than it by 0.020" in second
+        assert "Second: nope, worse than p-rope:0.5 by 0.020" in second
         assert second.endswith("which is certain.")
 
 

@@ -111,8 +111,9 @@ def _best_sentence(comparison: xr.Dataset, variants: Sequence[Row]) -> str:
     best = ranked[0]
     is_certain = best["gap_after_low"] > 0 or best["gap_after_high"] < 0
     sentence = (
-        f"The lowest loss next to the control has {best['variant']}: its gap after training "
-        f"is {gap_in_words(best, 'gap_after')} nats/token, which is {_certain(is_certain)}."
+        f"Best variant: {best['variant']}. After training, its gap to the control is "
+        f"{gap_in_words(best, 'gap_after')} nats/token, a difference that is "
+        f"{_certain(is_certain)}."
     )
     if len(ranked) < 2:
         return sentence
@@ -123,8 +124,8 @@ def _best_sentence(comparison: xr.Dataset, variants: Sequence[Row]) -> str:
     value = nats(float(difference.value))
     ends = f"{nats(float(difference.low))} to {nats(float(difference.high))}"
     return (
-        f"{sentence} {second['variant']} is worse than it by {value} ({ends}), which is "
-        f"{_certain(bool(difference.low > 0))}."
+        f"{sentence} Second: {second['variant']}, worse than {best['variant']} by {value} "
+        f"({ends}), which is {_certain(bool(difference.low > 0))}."
     )
 
 
