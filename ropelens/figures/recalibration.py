@@ -161,9 +161,10 @@ def _mark_contexts(figure: go.Figure, comparison: xr.Dataset) -> go.Figure:
     longest = int(comparison["position_stop"].max())
     if trained == context:
         words = "recalibrated and trained context "
-        return style.mark(figure, context, words, xanchor="right")
-    figure = style.mark(figure, context, "recalibrated context ", xanchor="right")
+        return style.mark(figure, context, words, xanchor="right", yanchor="bottom")
+    words = "recalibrated context "
+    style.mark(figure, context, words, xanchor="right", yanchor="bottom")
     if 0 < trained <= longest:
-        words = "trained context "
-        style.mark(figure, trained, words, xanchor="right", y=0.9)
+        words = " trained context"
+        style.mark(figure, trained, words, xanchor="left", yanchor="bottom")
     return figure

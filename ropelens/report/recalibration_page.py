@@ -65,7 +65,7 @@ def render_recalibration(comparison: xr.Dataset, table: pd.DataFrame) -> str:
     ):
         figures[CAPTIONS[figure.layout.title.text]] = figure
     maps = head_maps(comparison)
-    first, second = _first_heads(comparison)
+    first, second = _first_heads(comparison, most_changed(maps)[0])
     columns = compared_head_columns(comparison)
     heads = heads_payload(comparison, columns)
     heads["chosen"] = [asdict(first), asdict(second)]
@@ -95,10 +95,13 @@ def render_recalibration(comparison: xr.Dataset, table: pd.DataFrame) -> str:
 
 
 def _first_heads(
-    comparison: xr.Dataset,
+    comparison: xr.Dataset, variant: int
 ) -> tuple[ComparedHead, ComparedHead]:
-    """The head with the largest change of attention in the first variant, and its control."""
-    index = first_runs(comparison)[0]
+    """The head of the control and of a variant whose attention changed most.
+
+    `variant` is an index of the maps of heads.
+    """
+    index = first_runs(comparison)[variant]
     control = int(comparison["partner"][index])
     change = comparison["attention_change"].isel(entry=index)
     bits = change.transpose("layer", "head").fillna(0).values
