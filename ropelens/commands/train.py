@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ropelens.analysis.options import MODEL_HELP, check_names, path_of, with_options
+from ropelens.analysis.options import check_names, path_of, with_options
 from ropelens.checkpoints.load_options import Checked, Loading, option, setting
 from ropelens.commands.terminal import print_lines, print_path
 from ropelens.runtime.progress import opening, show_progress
@@ -27,7 +27,7 @@ def from_start(name: str) -> Any:
     described = Settings.__dataclass_fields__[name].metadata["option"]
     default = getattr(Settings, name)
     words = _with_default(described.help, "" if default is None else f"{default}")
-    return _not_given(described, f"{words} Not with --from.")
+    return _not_given(described, words)
 
 
 def from_model(name: str) -> Any:
@@ -35,7 +35,7 @@ def from_model(name: str) -> Any:
     described = Recalibration.__dataclass_fields__[name].metadata["option"]
     default = getattr(Recalibration, name)
     words = _with_default(described.help, "" if default is None else f"{default}")
-    return _not_given(described, f"With --from: {words[0].lower()}{words[1:]}")
+    return _not_given(described, words)
 
 
 def either(name: str) -> Any:
@@ -47,6 +47,12 @@ def either(name: str) -> Any:
     if of_model != of_start:
         default = f"{of_start}; with --from {of_model}"
     return _not_given(described, _with_default(described.help, default))
+
+
+def of_loading(name: str) -> Any:
+    """An option for reading the model of --from, which is None if it is not given."""
+    described = Loading.__dataclass_fields__[name].metadata["option"]
+    return _not_given(described, described.help)
 
 
 def _with_default(words: str, default: str) -> str:
@@ -65,8 +71,7 @@ class TrainOptions(Checked):
     variant: str | None = setting(
         None,
         "NAME[:VALUE]",
-        "RoPE variant: p-rope:0.75, ...; with --from also p-rope:0.5@full. [default: rope; "
-        "with --from control, which keeps the rotation]",
+        "RoPE variant: p-rope:0.75, ... [default: rope; with --from control]",
     )
     context: int | None = setting(
         None,
@@ -85,7 +90,7 @@ class TrainOptions(Checked):
     seed: int | None = setting(
         None,
         "N",
-        "Seed of initial weights and text order; with --from of the text order. [default: 0]",
+        "Seed of initial weights and text order. [default: 0]",
         min=0,
         max=2**32 - 1,
     )
@@ -96,17 +101,10 @@ class TrainOptions(Checked):
     warmup: float | None = from_model("warmup")
     train: Literal["all", "attention"] | None = from_model("train")
     evaluated: int | None = from_model("evaluated")
-    device: str | None = setting(
-        None, "D", "With --from: cpu, cuda, ... [default: auto]"
-    )
-    revision: str | None = setting(
-        None, "R", "With --from: branch, tag or commit of a Hub model."
-    )
+    device: str | None = of_loading("device")
+    revision: str | None = of_loading("revision")
     trust_remote_code: bool = setting(
-        False,
-        None,
-        "With --from: run the code in the model's folder.",
-        name="--trust-remote-code",
+        False, None, "Run the code in the model's folder.", name="--trust-remote-code"
     )
 
     def given(self) -> dict[str, Any]:
@@ -130,7 +128,7 @@ def train_command(
         str | None,
         option(
             "MODEL",
-            f"Start from a pretrained model. {MODEL_HELP}",
+            "Start from this pretrained model: a folder, a GGUF file, a Hub id or bundled.",
             name="--from",
             callback=check_names,
         ),
@@ -143,8 +141,7 @@ def train_command(
         FilesOption,
         option(
             "FILE",
-            "Validation text. [default: 2% of --text, whole documents or parts of all; "
-            "with --from at least 8 documents or parts]",
+            "Validation text. [default: 2% of --text, whole documents or parts of all]",
             parser=path_of,
         ),
     ] = None,
@@ -152,22 +149,21 @@ def train_command(
         Path | None,
         option(
             "FOLDER",
-            "Instead of --text: a folder with prepared tokens. Not with --from.",
+            "Instead of --text: a folder with prepared tokens.",
         ),
     ] = None,
     study: Annotated[
         Path | None,
         option(
             "FILE.toml",
-            "Train a study. Its file sets what is not --text, --valid, --tokens or --out; "
-            "with --from, options are defaults of the file.",
+            "Train a study. Its file has all settings; with --from, options are defaults.",
         ),
     ] = None,
     watch: Annotated[
         bool,
         option(
             None,
-            "Also measure heads at each validation, in RUN/watch. Not with --from.",
+            "Also measure heads at each validation, in RUN/watch.",
             name="--watch",
         ),
     ] = False,
@@ -175,7 +171,7 @@ def train_command(
         bool,
         option(
             None,
-            "With --from: print tokens, memory, disk and time; do not train.",
+            "Print tokens, memory, disk and time; do not train.",
             name="--plan",
         ),
     ] = False,
@@ -183,8 +179,10 @@ def train_command(
 ) -> None:
     """Train small LLaMA-style models on text, or train a pretrained model on (--from).
 
-    With --from, the model trains on with a variant of RoPE: a recalibration. A study then
-    also trains the control, which keeps the rotation of the model.
+    With --from, the model trains on with a variant of RoPE: a recalibration. The control
+    keeps the rotation of the model, and is part of each study. Only with --from: --plan,
+    --sequences, --warmup, --train, --evaluated, --device, --revision, --trust-remote-code.
+    Not with --from: --tokens, --watch, --size, --vocabulary, --precision.
 
     The same command continues a stopped run.
 
@@ -193,7 +191,6 @@ def train_command(
       ropelens train --text books/ --variant p-rope:0.75 --out runs/books
       ropelens train --study variants.toml --text books/ --out runs/variants
       ropelens train --from bundled --variant p-rope:0.25 --text books/ --out out
-      ropelens train --from bundled --study variants.toml --text books/ --out out
     """
     if base is None:
         if plan:

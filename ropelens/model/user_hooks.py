@@ -86,7 +86,7 @@ def user_hooks(model: nn.Module) -> list[UserHook]:
             )
         for number, hook in module._forward_hooks.items():
             found.append(UserHook(module._forward_hooks, number, hook, name, rotates))
-    return [user_hook for user_hook in found if not belongs_to_model(user_hook.hook)]
+    return [each for each in found if not belongs_to_model(each.hook, model)]
 
 
 def _attention_of_layers(model: nn.Module) -> set[nn.Module]:
@@ -99,9 +99,10 @@ def _attention_of_layers(model: nn.Module) -> set[nn.Module]:
     return attention
 
 
-def belongs_to_model(hook: Hook) -> bool:
-    """Whether a library defines the hook, or it is a method of a module."""
-    if isinstance(getattr(_innermost(hook), "__self__", None), nn.Module):
+def belongs_to_model(hook: Hook, model: nn.Module) -> bool:
+    """Whether a library defines the hook, or it is a method of a module in `model`."""
+    owner = getattr(_innermost(hook), "__self__", None)
+    if any(module is owner for module in model.modules()):
         return True
     return package_of(hook) in LIBRARIES
 

@@ -115,8 +115,28 @@ def test_hooks_of_libraries_belong_to_the_model():
     prune.identity(mlp.up_proj, "weight")  # a forward hook computes the weights
     mlp.register_forward_hook(mlp.down_proj.forward)  # a method of the model
     assert user_hooks(model) == []
-    assert not belongs_to_model(steer)
-    assert not belongs_to_model(partial(steer))
+    assert not belongs_to_model(steer, model)
+    assert not belongs_to_model(partial(steer), model)
+
+
+class Recorder(nn.Module):
+    """A module of the user, which is not in the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[Tensor] = []
+
+    def record(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        self.records.append(output)
+
+
+def test_a_method_of_a_module_belongs_to_the_model_that_has_the_module():
+    model = tiny("llama_gqa")
+    recorder = Recorder()
+    model.model.layers[0].mlp.register_forward_hook(recorder.record)
+    assert [found.hook for found in user_hooks(model)] == [recorder.record]
+    model.recorder = recorder
+    assert user_hooks(model) == []
 
 
 def test_hooks_return_in_their_order():
