@@ -156,7 +156,7 @@ def train_command(
         Path | None,
         option(
             "FILE.toml",
-            "Train a study. Its file has all settings; with --from, options are defaults.",
+            "Train a study. The file has all settings; with --from, options are defaults.",
         ),
     ] = None,
     watch: Annotated[

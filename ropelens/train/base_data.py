@@ -32,7 +32,7 @@ from ropelens.train.held_out import Split, Tokens, hold_out
 from ropelens.train.recalibration_settings import Recalibration
 
 MOST_HELD_OUT = 0.5
-"""Largest share of the documents and of the tokens that is held out as whole documents."""
+"""At most half of the text is held out as whole documents."""
 
 DOCUMENTS = "valid_documents.npy"
 
@@ -76,7 +76,7 @@ def _write_data(
     begin: Sequence[int],
     settings: Recalibration,
 ) -> str:
-    """Write the arrays, and return what is validated on."""
+    """Write the arrays, and return words for the held-out text."""
     context = settings.context
     assert context is not None
     log_line("tokenizing the text")
@@ -94,7 +94,7 @@ def _write_data(
 
 
 def _split(texts: Documents, tokenizer: Any, *, least: int) -> Split:
-    """The tokens of the training and of the validation."""
+    """Tokens to train on, and held-out tokens."""
     training = tokens_of(texts.training, tokenizer)
     if not texts.validation:
         return hold_out(training, least=least, most=MOST_HELD_OUT)
@@ -125,7 +125,7 @@ def _require_documents(documents: Int[np.ndarray, " sequence"]) -> None:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Held-out sequences [sequence, position], and the number of the document of each."""
+    """Held-out sequences [sequence, position], and their document numbers."""
 
     rows: np.ndarray
     documents: Int[np.ndarray, " sequence"]

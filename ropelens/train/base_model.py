@@ -98,14 +98,14 @@ def open_base(name: str | Path, loading: Loading) -> Base:
 
 
 def choose_parameters(model: PreTrainedModel, which: str) -> None:
-    """Let "all" parameters of a model train, or those of the projections of "attention"."""
+    """Let "all" parameters of a model train, or only the projections of "attention"."""
     model.requires_grad_(which == "all")
     if which == "all":
         return
     projections = [*_projections(model)]
     if not projections:
         raise UnsupportedModel(
-            f"{type(model).__name__} has no projections of attention that can train alone.",
+            f"{type(model).__name__} has no known projections of attention.",
             hint="--train all",
         )
     for projection in projections:

@@ -101,7 +101,7 @@ def _key_of_data(texts: Documents, settings: Settings) -> dict[str, Any]:
 
 
 def _write_data(folder: Path, texts: Documents, settings: Settings) -> str:
-    """Train the tokenizer, write train.npy and valid.npy, and return what is validated on."""
+    """Train the tokenizer, write train.npy and valid.npy, and return words for the latter."""
     context = settings.context
     log_line("training a tokenizer")
     tokenizer = train_tokenizer(

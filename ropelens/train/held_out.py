@@ -11,15 +11,15 @@ from ropelens.intervals import ENOUGH_DOCUMENTS
 SHARE = 0.02
 """Share of the tokens that is held out."""
 
-LEAST_SHARE = 0.01  # of the tokens, in held-out documents
-MOST_SHARE = 0.1  # of the tokens and of the documents, unless it is given
+LEAST_SHARE = 0.01  # held-out documents have this share of the tokens
+MOST_SHARE = 0.1  # unless another share is given
 
 Tokens = np.ndarray  # unsigned integers, of one document
 
 
 @dataclass(frozen=True)
 class Split:
-    """Documents, or parts of documents, for the training and for the validation."""
+    """Documents, or parts of documents, to train on and to validate on."""
 
     training: list[Tokens]
     validation: list[Tokens]
@@ -32,8 +32,8 @@ def hold_out(
     """Hold out about 2 % of the tokens of all documents, and at least `least` tokens.
 
     These are whole documents at even distances if there are enough documents: 8 or more are
-    held out, they have at least 1 % of all tokens, and at most the share `most` of the tokens
-    and of the documents. Otherwise it is the end of each document.
+    held out, and they have 1 % of all tokens or more. Neither their number nor their tokens
+    exceed the share `most`. Otherwise it is the end of each document.
     """
     numbers = _whole_documents(documents, least=least, most=most)
     if numbers:

@@ -25,26 +25,18 @@ from ropelens.train.base_data import HeldOut, held_out
 from ropelens.train.base_model import choose_parameters, trained_parameters
 from ropelens.train.checkpoint import CHECKPOINT
 from ropelens.train.data import training_stages
+from ropelens.train.metrics import METRICS, Speed
 from ropelens.train.recalibration_settings import SMALL, Recalibration
-from ropelens.train.speed import Speed
 from ropelens.train.steps import batches, learn, loss_of, require_finite
 
-METRICS = (
-    "step",
-    "tokens",
-    "train_loss",
-    "valid_loss",
-    "learning_rate",
-    "tokens_per_second",
-)
 LOSSES = ("step", "sequence", "document", "loss")
-TOKENS_IN_PASS = 2048  # of a small model; larger models read a sequence in a pass
+TOKENS_IN_PASS = 2048  # if the model is small; a larger model reads one sequence
 SAVED_FORMAT = 1
 
 
 @dataclass
 class RecalibrationProgress:
-    """What a run has done. It is saved with the weights, and the loop changes it.
+    """The work that a run has done. It is saved with the weights, and the loop changes it.
 
     `step_losses` has the loss of each step since the last evaluation, in nats per token, and
     `evaluated` the losses of the sequences that the present evaluation has read.
@@ -131,7 +123,7 @@ class RecalibrationLoop:
         self.progress = RecalibrationProgress()
         self.saving = SaveTimer()
         self.speed = Speed()
-        self.note = ""  # the latest evaluation, for the display of the progress
+        self.note = ""  # shows the latest evaluation
 
     def resume(self) -> None:
         """Continue from the savepoint, if there is one."""

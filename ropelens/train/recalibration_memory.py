@@ -150,7 +150,7 @@ def _clock(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class MeasuredSeconds:
-    """Seconds of a step, and of the evaluation of a sequence."""
+    """Seconds that a step takes, and that the evaluation of a sequence takes."""
 
     step: float
     evaluated_sequence: float

@@ -1,4 +1,4 @@
-"""The folder of a training: its record, and the lock that one process has."""
+"""The folder of a training, with a record, and with a lock that one process has."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ from ropelens.runtime.keys import Key
 from ropelens.runtime.records import read_json, write_json
 
 STUDY = "study.json"  # the file of a study's folder that contains its settings
-BEFORE_RECORD = {"data", ".lock"}  # what a run or study writes before its record
+BEFORE_RECORD = {"data", ".lock"}  # files that come before the record
 TEMPORARY = ".ropelens-"  # the beginning of the names of temporary files
 
 

@@ -130,7 +130,7 @@ def test_a_wrong_study_is_refused(tmp_path: Path, wrong: str):
 
 
 def test_ids_above_65535_are_kept(tmp_path: Path):
-    """A tokenizer of 70,000 words, of which the text has the last ones."""
+    """The tokenizer has 70,000 words, and the text has the last words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -467,7 +467,7 @@ def test_two_processes_divide_a_study(
 
 @pytest.mark.thorough
 def test_a_gguf_file_starts_from_the_weights_of_load(tmp_path: Path):
-    """Before the training, the losses are those of the model that `load` gives."""
+    """Before the training, the losses equal the losses of the model from `load`."""
     text = write_documents(tmp_path / "text", words=60)
     settings = {"steps": 1, "sequences": 1, "learning_rate": 0.0, "evaluated": 8}
     run = short_run(

@@ -32,7 +32,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(base: str, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with runs of the control and of variants."""
+    """A folder with a run of the control, and runs with variants."""
     folder = tmp_path_factory.mktemp("runs")
     for variant in ("control", "p-rope:1", "p-rope:0.25", "nope"):
         short_run(base, variant, out=folder / variant, text=text)
