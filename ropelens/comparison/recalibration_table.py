@@ -15,8 +15,6 @@ COMPARED = "recalibrations"
 
 BEFORE = "before"
 AFTER = "after"
-WORSE = 0.2
-"""Rise of the control's loss above which the training itself damages the model, nats/token."""
 
 NOT_REACHED = "not reached"
 NOT_DEFINED = "not defined"

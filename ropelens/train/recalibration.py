@@ -22,7 +22,7 @@ from ropelens.rope.variants import parse_variant
 from ropelens.runtime.devices import explain_full_memory
 from ropelens.runtime.folder import RECORD, file_name
 from ropelens.runtime.keys import Key
-from ropelens.runtime.records import log_line, write_json
+from ropelens.runtime.records import log_line, read_json, write_json
 from ropelens.text.tokenize import warn_beyond
 from ropelens.train.base_data import prepare_base_data
 from ropelens.train.base_model import Base, open_base
@@ -31,13 +31,11 @@ from ropelens.train.data import Documents, read_texts
 from ropelens.train.recalibration_card import write_card
 from ropelens.train.recalibration_loop import RecalibrationProgress, recalibrate_model
 from ropelens.train.recalibration_memory import require_memory
-from ropelens.train.recalibration_settings import CONTROL, Recalibration
+from ropelens.train.recalibration_settings import CONTROL, WORSE, Recalibration
 from ropelens.train.run_folder import STUDY, begin_record, lock_run, now, read_settings
 from ropelens.train.study_runs import run_each
 
 KIND = "recalibration"
-WORSE = 0.2
-"""Rise of the control's loss above which the training itself damages the model, nats/token."""
 
 
 @public
@@ -208,7 +206,23 @@ def recalibrate_study(
             control=out / folder_of(CONTROL, settings.seed),
         )
     run_each(runs)
+    for seed in study["seeds"]:
+        _log_damage(out / folder_of(CONTROL, seed), rate=first.learning_rate)
     return out
+
+
+def _log_damage(control: Path, *, rate: float | None) -> None:
+    """Log that the training damaged the control, if it did."""
+    record = read_json(control / RECORD) if (control / RECORD).exists() else {}
+    losses = record.get("losses")
+    if losses is None:  # another process trains it
+        return
+    change = losses["after"] - losses["before"]
+    if change > WORSE:
+        log_line(
+            f"{control}: the loss is {change:.2f} nats/token higher than before, so a "
+            f"learning rate of {rate:g} is too high for this model"
+        )
 
 
 def read_recalibration_study(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:

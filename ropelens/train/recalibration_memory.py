@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from ropelens.config_facts import stated_number
 from ropelens.errors import BadArgument
-from ropelens.runtime.devices import LayerWidths, free_bytes
+from ropelens.runtime.devices import LIBRARIES, LayerWidths, free_bytes
 from ropelens.train.base_model import Base, choose_parameters
 from ropelens.train.recalibration_loop import TOKENS_IN_PASS, sequence_loss
 from ropelens.train.recalibration_settings import SMALL, Recalibration
@@ -45,7 +45,10 @@ class TrainingMemory:
         parts = []
         for name, value in vars(self).items():
             parts.append(f"{name} {value / 1e9:.2g}")
-        return f"{self.total / 1e9:.2g} GB: {', '.join(parts)}"
+        return (
+            f"{self.total / 1e9:.2g} GB: {', '.join(parts)}; and {LIBRARIES / 1e9:.2g} GB for "
+            "libraries"
+        )
 
 
 def training_memory(base: Base, settings: Recalibration) -> TrainingMemory:

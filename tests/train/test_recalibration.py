@@ -409,6 +409,14 @@ def test_a_study_trains_the_control_and_states_its_losses(
         recalibrate_study(base, study, given=GIVEN, out=out, text=[text])
 
 
+def test_a_study_whose_control_became_worse_says_so(base, text, tmp_path, study, capfd):
+    given = GIVEN | {"learning_rate": 0.3}
+    recalibrate_study(base, study, given=given, out=tmp_path / "out", text=[text])
+    err = capfd.readouterr().err
+    assert "control/seed-1: the loss is" in err
+    assert "a learning rate of 0.3 is too high" in err
+
+
 COMMAND = [sys.executable, "-W", "ignore", "-m", "ropelens", "train", "--from"]
 QUICK = ["--context", "16", "--sequences", "4", "--evaluated", "12"]
 

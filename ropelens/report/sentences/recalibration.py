@@ -11,7 +11,6 @@ import xarray as xr
 from ropelens.comparison.recalibration_table import (
     NOT_DEFINED,
     NOT_REACHED,
-    WORSE,
     gap_between,
 )
 from ropelens.comparison.recovery import LEAST_DAMAGE
@@ -25,6 +24,7 @@ from ropelens.figures.formats import (
 )
 from ropelens.report.sentences.comparison import stopped_planes_sentence
 from ropelens.report.sentences.wording import one_line
+from ropelens.train.recalibration_settings import WORSE
 
 Row = Mapping[Any, Any]
 SMALL = 0.1  # nats/token; smaller numbers have three decimals
