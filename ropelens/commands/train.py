@@ -109,10 +109,12 @@ class TrainOptions(Checked):
 
     def given(self) -> dict[str, Any]:
         """The options that are given."""
-        values = asdict(self)
-        return {
-            name: value for name, value in values.items() if value not in (None, False)
-        }
+        given = {}
+        for name, value in asdict(self).items():
+            is_default = value is None or value is False  # 0 equals False
+            if not is_default:
+                given[name] = value
+        return given
 
 
 FilesOption = list[Path] | None
@@ -283,6 +285,7 @@ def _train_from_model(
 def _plan(base: Base, given: dict[str, Any], study: Path | None) -> str:
     """The planned runs in words."""
     from ropelens.train.recalibration import (
+        check_variant,
         read_recalibration_study,
         recalibrations_of,
         resolved,
@@ -293,4 +296,8 @@ def _plan(base: Base, given: dict[str, Any], study: Path | None) -> str:
         runs = [Recalibration(**given)]
     else:
         runs = [*recalibrations_of(read_recalibration_study(study, given)).values()]
+    variants = {settings.variant for settings in runs}
+    for variant in variants:
+        check_variant(variant)
+    base.check_variants(variants)
     return plan_recalibration(base, resolved(base, runs[0]), runs=len(runs))

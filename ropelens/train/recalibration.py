@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from filelock import FileLock
-from torch import nn
 
 from ropelens.arguments import public
 from ropelens.checkpoints.load_options import Loading
@@ -25,17 +24,26 @@ from ropelens.runtime.keys import Key
 from ropelens.runtime.records import log_line, read_json, write_json
 from ropelens.text.tokenize import warn_beyond
 from ropelens.train.base_data import prepare_base_data
-from ropelens.train.base_model import Base, open_base
+from ropelens.train.base_model import Base, convert_weights, open_base
 from ropelens.train.checkpoint import CHECKPOINT, write_model
 from ropelens.train.data import Documents, read_texts
 from ropelens.train.recalibration_card import write_card
 from ropelens.train.recalibration_loop import RecalibrationProgress, recalibrate_model
 from ropelens.train.recalibration_memory import require_memory
 from ropelens.train.recalibration_settings import CONTROL, WORSE, Recalibration
-from ropelens.train.run_folder import STUDY, begin_record, lock_run, now, read_settings
+from ropelens.train.run_folder import (
+    STUDY,
+    begin_record,
+    lock_run,
+    make_folder,
+    now,
+    read_settings,
+)
 from ropelens.train.study_runs import run_each
 
 KIND = "recalibration"
+OF_RECORD = ("kind", "base")
+"""Keys of study.json next to those of the study file."""
 
 
 @public
@@ -103,15 +111,20 @@ def _recalibrate(
     check_variant(settings.variant)
     device = base.opened.devices[0]
     tokenizer: Any = base.opened.tokenizer
-    of_base = base.recorded()
     key = settings.recorded() | {
-        "base": of_base["fingerprint"],
+        "base": base.fingerprint,
         "device": device.type,
         "threads": torch.get_num_threads(),
     }
     begun = read_settings(out, RECORD, key="settings")
     if begun:
         Key(key).require(begun["settings"], what=f"the run in {out}")
+    if "finished" in begun:
+        data_record = prepare_base_data(data, texts, base, settings)
+        Key(data_record | key).require(begun["settings"], what=f"the run in {out}")
+        (out / CHECKPOINT).unlink(missing_ok=True)
+        log_line(f"{out} is finished already")
+        return out
     require_memory(base, settings)
     full_memory = explain_full_memory(
         "The training",
@@ -120,12 +133,11 @@ def _recalibrate(
     )
     with full_memory, lock_run(out):
         model = base.read(settings.variant)
-        data_record = prepare_base_data(data, texts, tokenizer, settings)
+        data_record = prepare_base_data(data, texts, base, settings)
         record = begin_record(
-            out, data, data_record | key, kind=KIND, more={"base": of_base}
+            out, data, data_record | key, kind=KIND, more={"base": base.recorded()}
         )
-        if "finished" in record:
-            log_line(f"{out} is finished already")
+        if "finished" in record:  # by another process, a moment ago
             return out
         progress = recalibrate_model(
             model, settings, out=out, data=data, dtype=base.own_dtype
@@ -134,8 +146,7 @@ def _recalibrate(
         record["parameters"] = model.num_parameters()
         record["tokens_per_step"] = settings.tokens_per_step
         record["tokens"] = settings.steps * settings.tokens_per_step
-        nn.Module.to(model, base.own_dtype)
-        model.config.dtype = base.own_dtype
+        convert_weights(model, base.own_dtype)
         write_model(model, out)
         tokenizer.save_pretrained(out)
         write_card(out, base, record, control=control)
@@ -186,10 +197,12 @@ def recalibrate_study(
     runs_of_study = recalibrations_of(study)
     first = resolved(opened, next(iter(runs_of_study.values())))
     require_memory(opened, first)
-    out.mkdir(parents=True, exist_ok=True)
+    if not read_settings(out, STUDY, key="variants"):
+        opened.check_variants(study["variants"])
+    make_folder(out)
     with FileLock(out / ".lock"):  # other processes begin the same study
         begun = read_settings(out, STUDY, key="variants")
-        recorded = study | {"kind": KIND, "base": opened.recorded()["fingerprint"]}
+        recorded = study | {"kind": KIND, "base": opened.fingerprint}
         if begun:
             Key(recorded).require(begun, what=f"the study in {out}")
         else:
@@ -208,7 +221,20 @@ def recalibrate_study(
     run_each(runs)
     for seed in study["seeds"]:
         _log_damage(out / folder_of(CONTROL, seed), rate=first.learning_rate)
+    _complete_cards(opened, runs_of_study, out)
     return out
+
+
+def _complete_cards(base: Base, runs: Mapping[Path, Recalibration], out: Path) -> None:
+    """Write the cards of the finished runs again, with the losses of their controls.
+
+    A control that another process trained may have finished after the run of a variant.
+    """
+    for folder, settings in runs.items():
+        record = read_settings(out / folder, RECORD, key="settings")
+        if "finished" in record:
+            control = out / folder_of(CONTROL, settings.seed)
+            write_card(out / folder, base, record, control=control)
 
 
 def _log_damage(control: Path, *, rate: float | None) -> None:
@@ -243,14 +269,27 @@ def read_recalibration_study(path: Path, given: Mapping[str, Any]) -> dict[str, 
             )
     with explained(f"{path} is not a study.", error=BadArgument):
         variants = [CONTROL]
+        study.setdefault("seeds", [0])
+        _check_lists(study)
         for variant in study["variants"]:
             check_variant(variant)
             if variant not in variants:
                 variants.append(variant)
         study["variants"] = variants
-        study.setdefault("seeds", [0])
         recalibrations_of(study)
     return study
+
+
+def _check_lists(study: Mapping[str, Any]) -> None:
+    """Raise ValueError if `variants` or `seeds` is no list, or if a key is not a setting."""
+    for name in ("variants", "seeds"):
+        if not isinstance(study[name], list):
+            raise ValueError(f"{name} must be a list, not {study[name]!r}")
+    if not study["seeds"]:
+        raise ValueError("seeds is empty")
+    for name in OF_RECORD:
+        if name in study:
+            raise ValueError(f"{name} is not a setting")
 
 
 def _in_study(name: str, value: Any) -> tuple[str, Any]:
@@ -263,7 +302,7 @@ def _in_study(name: str, value: Any) -> tuple[str, Any]:
 def recalibrations_of(study: Mapping[str, Any]) -> dict[Path, Recalibration]:
     """The runs of a study, by folder, with all variants of a seed before the next seed."""
     shared = dict(study)
-    for name in ("kind", "base"):
+    for name in OF_RECORD:
         shared.pop(name, None)
     variants = shared.pop("variants")
     seeds = shared.pop("seeds")

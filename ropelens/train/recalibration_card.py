@@ -73,6 +73,7 @@ def _control_words(settings: Mapping[str, Any], control: Path | None) -> str:
             return (
                 f"{losses['before']:.4f} before, {losses['after']:.4f} nats/token after"
             )
+        return "of the same study; it was not finished when this card was written"
     return "none; train it with --variant control and the same settings"
 
 

@@ -16,14 +16,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ropelens.compatibility import recompute_layers
-from ropelens.runtime.folder import whole_file, write_whole
-from ropelens.runtime.keys import Key
+from ropelens.runtime.folder import write_whole
 from ropelens.runtime.progress import Stage, show_progress
 from ropelens.runtime.records import log_line
 from ropelens.runtime.savepoint import SaveTimer
 from ropelens.train.base_data import HeldOut, held_out
 from ropelens.train.base_model import choose_parameters, trained_parameters
-from ropelens.train.checkpoint import CHECKPOINT
+from ropelens.train.checkpoint import CHECKPOINT, read_savepoint, write_savepoint
 from ropelens.train.data import training_stages
 from ropelens.train.metrics import METRICS, Speed
 from ropelens.train.recalibration_settings import SMALL, Recalibration
@@ -78,7 +77,7 @@ def recomputes(model: PreTrainedModel) -> bool:
 def sequences_in_pass(model: PreTrainedModel, settings: Recalibration) -> int:
     """Sequences that one pass reads."""
     assert settings.context is not None
-    if recomputes(model):
+    if model.num_parameters() >= SMALL:
         return 1
     return min(settings.sequences, max(1, TOKENS_IN_PASS // settings.context))
 
@@ -130,8 +129,8 @@ class RecalibrationLoop:
         path = self.out / CHECKPOINT
         if not path.exists():
             return
-        parts = torch.load(path, map_location="cpu", weights_only=True)
-        Key({}, format=SAVED_FORMAT).require(parts, what=f"the savepoint {path}")
+        on_cpu = torch.device("cpu")
+        parts = read_savepoint(path, device=on_cpu, saved_format=SAVED_FORMAT)
         self.model.load_state_dict(parts["model"])
         self.optimizer.load_state_dict(parts["optimizer"])
         self.progress = RecalibrationProgress(**parts["progress"])
@@ -212,6 +211,9 @@ class RecalibrationLoop:
         step = progress.step
         losses = progress.evaluated
         valid_loss = float(np.mean(losses))
+        require_finite(
+            [torch.tensor(losses)], "a validation loss", step=step, rate=rate
+        )
         self.note = f"validation loss {valid_loss:.4f}"
         per_step = self.settings.tokens_per_step
         row: dict[str, float] = {
@@ -254,8 +256,7 @@ class RecalibrationLoop:
             "optimizer": self.optimizer.state_dict(),
             "progress": vars(self.progress),
         }
-        with whole_file(self.out / CHECKPOINT) as aside:
-            torch.save(parts, aside)  # streams the tensors to the disk
+        write_savepoint(self.out / CHECKPOINT, parts)
         self.saving.restart()
 
 

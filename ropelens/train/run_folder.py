@@ -58,10 +58,11 @@ def now() -> str:
 
 def read_settings(out: Path, name: str, *, key: str) -> dict[str, Any]:
     """Read the file `name` in `out`; {} if nothing has begun. Refuses other folders."""
+    # Another process may begin the run now. It writes its record before other files.
+    names = _names_in(out) - BEFORE_RECORD
     record = read_json(out / name) if (out / name).exists() else {}
-    if key in record or not out.exists():
+    if key in record:
         return record
-    names = {file.name for file in out.iterdir()} - BEFORE_RECORD
     others = sorted(name for name in names if not name.startswith(TEMPORARY))
     if others:
         raise BadArgument(
@@ -72,8 +73,31 @@ def read_settings(out: Path, name: str, *, key: str) -> dict[str, Any]:
     return {}
 
 
+def _names_in(folder: Path) -> set[str]:
+    """The names of the files in a folder, which may be missing."""
+    if not folder.exists():
+        return set()
+    with explained(f"{folder} cannot be read.", "another --out", error=BadArgument):
+        return {file.name for file in folder.iterdir()}
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of a run or a study; raises `BadArgument` if that is impossible."""
+    fault = f"{folder} cannot be written to."
+    with explained(fault, "another --out", error=BadArgument):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
 def lock_run(out: Path) -> AcquireReturnProxy:
-    out.mkdir(parents=True, exist_ok=True)
+    """Lock the folder of a run, and remove what a killed process left there.
+
+    Raises `Busy` if another process has the lock.
+    """
+    make_folder(out)
     fault = f"another process works on the run in {out}."
-    with explained(fault, error=Busy, catch=Timeout):
-        return FileLock(out / ".lock").acquire(blocking=False)
+    unwritable = explained(f"{out} cannot be written to.", error=BadArgument)
+    with unwritable, explained(fault, error=Busy, catch=Timeout):
+        lock = FileLock(out / ".lock").acquire(blocking=False)
+    for file in out.glob(f"{TEMPORARY}*.part"):  # of `whole_file`, after kill -9
+        file.unlink()
+    return lock

@@ -72,7 +72,13 @@ def test_without_a_rate_no_loss_changes(base: str, text: Path, tmp_path: Path):
         assert losses.loc[step].equals(losses.loc[0])
 
 
-@pytest.mark.parametrize(("where", "every"), [("loss_of", 2), ("sequence_loss", 17)])
+@pytest.mark.parametrize(
+    ("where", "every"),
+    [
+        ("loss_of", 3),
+        pytest.param("sequence_loss", 17, marks=pytest.mark.thorough),
+    ],
+)
 def test_a_stopped_run_continues_in_all_bits(
     base: str,
     text: Path,
