@@ -25,8 +25,8 @@ COPIES_OF_LOGITS = 4  # logits, their softmax, and the gradients of both
 class TrainingMemory:
     """Bytes that a recalibration takes, estimated from the configuration.
 
-    Without the libraries, the estimate was 0.96 to 0.98 times the measured peak for Llamas with 28
-    and 135 million parameters on a CPU. `buffers` are blocks that torch keeps.
+    Without the libraries, the estimate was 0.96 to 0.98 times the measured peak for Llamas
+    with 28 and 135 million parameters on a CPU. `buffers` are blocks that torch keeps.
     """
 
     weights: int
