@@ -221,7 +221,7 @@ def train_command(
 
         opened = open_base(base, loading)
     if plan:
-        print_lines(_plan(opened, given, study))
+        print_lines(_plan(opened, given, study, text=text, valid=valid or []))
         return
     print_path(
         _train_from_model(
@@ -282,10 +282,18 @@ def _train_from_model(
     return recalibrate(base, settings, out=out, text=text, valid=valid)
 
 
-def _plan(base: Base, given: dict[str, Any], study: Path | None) -> str:
+def _plan(
+    base: Base,
+    given: dict[str, Any],
+    study: Path | None,
+    *,
+    text: list[Path],
+    valid: list[Path],
+) -> str:
     """The planned runs in words."""
     from ropelens.train.recalibration import (
         check_variant,
+        read_base_texts,
         read_recalibration_study,
         recalibrations_of,
         resolved,
@@ -296,6 +304,7 @@ def _plan(base: Base, given: dict[str, Any], study: Path | None) -> str:
         runs = [Recalibration(**given)]
     else:
         runs = [*recalibrations_of(read_recalibration_study(study, given)).values()]
+    read_base_texts(text, valid)  # refuses what a run refuses
     variants = {settings.variant for settings in runs}
     for variant in variants:
         check_variant(variant)

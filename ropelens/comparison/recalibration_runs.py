@@ -37,6 +37,19 @@ SHARED = (
 )
 
 
+OF_COMMAND = (
+    "seed",
+    "steps",
+    "sequences",
+    "context",
+    "learning_rate",
+    "warmup",
+    "train",
+    "evaluated",
+)
+"""Settings in the command that trains a control."""
+
+
 @dataclass(frozen=True)
 class RecalibratedRun:
     """A finished run: the folder, and the contents of run.json."""
@@ -210,12 +223,12 @@ def _without_control(
             hint="the same command of ropelens train as before, which continues them",
         )
     run = runs[0]
-    settings = run.settings
+    parts = [f"ropelens train --from {run.record['base']['name']} --variant {CONTROL}"]
+    for name in OF_COMMAND:
+        parts.append(f"--{name.replace('_', '-')} {run.settings[name]}")
     hint = (
-        f"ropelens train --from {run.record['base']['name']} --variant {CONTROL} --seed "
-        f"{run.seed} --steps {settings['steps']} --sequences {settings['sequences']} "
-        f"--context {settings['context']} --learning-rate {settings['learning_rate']} with "
-        "the same --text and --valid, and then compare both"
+        f"{' '.join(parts)} --out FOLDER, with the same --text and --valid, and then compare "
+        "both folders"
     )
     return BadArgument(
         f"{run.name} has no control: a run that keeps the rotation, with the same seed. "

@@ -135,7 +135,7 @@ def _require_documents(documents: Int[np.ndarray, " sequence"]) -> None:
         raise BadText(
             f"Intervals need {ENOUGH_DOCUMENTS} held-out documents or parts of documents.",
             seen=f"{found} in {len(documents):,} held-out sequences",
-            hint="a file for each chapter, more files of --text, or other files of --valid",
+            hint="a file for each chapter, or more files",
         )
 
 

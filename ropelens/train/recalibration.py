@@ -16,7 +16,8 @@ from filelock import FileLock
 
 from ropelens.arguments import public
 from ropelens.checkpoints.load_options import Loading
-from ropelens.errors import BadArgument, explained
+from ropelens.errors import BadArgument, BadText, explained
+from ropelens.intervals import ENOUGH_DOCUMENTS
 from ropelens.rope.variants import parse_variant
 from ropelens.runtime.devices import explain_full_memory
 from ropelens.runtime.folder import RECORD, file_name
@@ -85,7 +86,16 @@ def read_base_texts(
 ) -> Documents:
     training = [Path(file) for file in text]
     validation = [Path(file) for file in valid]
-    return read_texts(training, validation, data=Path())
+    texts = read_texts(training, validation, data=Path())
+    held_out = texts.validation or texts.training
+    if len(held_out) < ENOUGH_DOCUMENTS:
+        option = "--valid" if texts.validation else "--text"
+        raise BadText(
+            f"Intervals need {ENOUGH_DOCUMENTS} held-out documents or parts of documents.",
+            seen=f"documents of {option}: {len(held_out)}",
+            hint=f"a file for each chapter of long documents, or more files of {option}",
+        )
+    return texts
 
 
 def resolved(base: Base, settings: Recalibration) -> Recalibration:
@@ -143,6 +153,7 @@ def _recalibrate(
             model, settings, out=out, data=data, dtype=base.own_dtype
         )
         record["losses"] = _first_and_last(progress)
+        record["evaluated_sequences"] = sum(row["step"] == 0 for row in progress.losses)
         record["parameters"] = model.num_parameters()
         record["tokens_per_step"] = settings.tokens_per_step
         record["tokens"] = settings.steps * settings.tokens_per_step
@@ -256,8 +267,10 @@ def read_recalibration_study(path: Path, given: Mapping[str, Any]) -> dict[str, 
 
     Raises `BadArgument` if a key or a value is wrong, or differs from a given value.
     """
+    with explained(f"{path} cannot be read.", error=BadArgument):
+        content = path.read_text(encoding="utf-8")
     with explained(f"{path} is not a study.", error=BadArgument):
-        stated = tomllib.loads(path.read_text(encoding="utf-8"))
+        stated = tomllib.loads(content)
     study = dict(stated)
     for name, value in given.items():
         key, of_study = _in_study(name, value)
@@ -281,15 +294,20 @@ def read_recalibration_study(path: Path, given: Mapping[str, Any]) -> dict[str, 
 
 
 def _check_lists(study: Mapping[str, Any]) -> None:
-    """Raise ValueError if `variants` or `seeds` is no list, or if a key is not a setting."""
+    """Raise ValueError if `variants` or `seeds` is no list, or if a key is unknown."""
     for name in ("variants", "seeds"):
         if not isinstance(study[name], list):
             raise ValueError(f"{name} must be a list, not {study[name]!r}")
     if not study["seeds"]:
         raise ValueError("seeds is empty")
-    for name in OF_RECORD:
-        if name in study:
-            raise ValueError(f"{name} is not a setting")
+    known = ["variants", "seeds", *Recalibration.__dataclass_fields__]
+    for name in ("variant", "seed"):
+        known.remove(name)
+    for name in study:
+        if name not in known:
+            raise ValueError(
+                f"{name} is not a setting; settings are {', '.join(known)}"
+            )
 
 
 def _in_study(name: str, value: Any) -> tuple[str, Any]:

@@ -49,7 +49,7 @@ def write_card(
         f"- peak learning rate: {settings['learning_rate']:g}",
         f"- trained parameters: {settings['train']}",
         f"- seed of the text order: {settings['seed']}",
-        f"- validation: {settings['validation']}",
+        f"- validation: {settings['validation']}, {record['evaluated_sequences']} sequences",
         f"- loss before: {losses['before']:.4f} nats/token",
         f"- loss after: {losses['after']:.4f} nats/token",
         f"- control: {_control_words(settings, control)}",

@@ -114,6 +114,12 @@ class RecalibrationLoop:
             data, batch=settings.sequences, context=settings.context
         )
         self.held_out: HeldOut = held_out(data, sequences=settings.evaluated)
+        found = len(self.held_out.rows)
+        if found < settings.evaluated:
+            log_line(
+                f"evaluating on all {found} held-out sequences: {settings.evaluated} were "
+                "asked for"
+            )
         choose_parameters(model, settings.train)
         if recomputes(model):
             recompute_layers(model)

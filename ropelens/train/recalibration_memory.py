@@ -135,10 +135,10 @@ def plan_recalibration(base: Base, settings: Recalibration, *, runs: int) -> str
     )
     tokens = settings.steps * settings.tokens_per_step
     facts = {
-        "runs": f"{runs}",
+        "runs": f"{runs}, {_clock(runs * in_run)} in all",
         "tokens": f"{tokens:,} in a run: {settings.steps:,} steps of "
         f"{settings.sequences} x {settings.context:,}",
-        "rate": f"{settings.learning_rate:g} after {settings.warmup_steps} steps",
+        "rate": f"{settings.learning_rate:g} after {settings.warmup:.0%} of the steps",
         "memory": memory.in_words(),
         "disk": f"{file / 1e9:.2g} GB for the model of each run; {2 * savepoint / 1e9:.2g} "
         "GB for savepoints while a run trains",

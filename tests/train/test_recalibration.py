@@ -45,6 +45,7 @@ from ropelens.train.data import cut_stream, tokens_of
 from ropelens.train.held_out import hold_out
 from ropelens.train.recalibration import (
     read_recalibration_study,
+    recalibrate,
     recalibrate_study,
     recalibrations_of,
 )
@@ -130,6 +131,7 @@ def test_the_control_is_always_trained_and_the_file_wins(study: Path):
         "steps = 3",
         'variants = ["nope"]\nsize = "tiny"',
         "steps =",
+        'variants = ["nope"]\nstep = 9',
         'variants = "nope"',
         'variants = ["nope"]\nseeds = []',
         'variants = ["nope"]\nbase = "another"',
@@ -200,7 +202,32 @@ def test_too_few_documents_are_refused_with_their_number(base: str, tmp_path: Pa
     few = write_documents(tmp_path / "few", count=3, words=300)
     with pytest.raises(BadText, match="8 held-out documents") as caught:
         short_run(base, "control", out=tmp_path / "run", text=few)
-    assert caught.value.parts["seen"].startswith("3 in ")
+    assert caught.value.parts["seen"] == "documents of --text: 3"
+    many = write_documents(tmp_path / "many", count=9, words=200)
+    settings = Recalibration(**SHORT)
+    with pytest.raises(BadText, match="8 held-out documents") as caught:
+        recalibrate(base, settings, out=tmp_path / "run", text=[many], valid=[few])
+    assert caught.value.parts["seen"] == "documents of --valid: 3"
+
+
+def test_short_documents_in_few_sequences_are_refused(base: str, tmp_path: Path):
+    """There are 12 documents, but one of them has nearly all held-out tokens."""
+    text = write_documents(tmp_path / "text")
+    valid = write_documents(tmp_path / "valid", count=12, words=1)
+    (valid / "00.txt").write_text("x" * 500)
+    settings = Recalibration(**SHORT)
+    with pytest.raises(BadText, match="8 held-out documents") as caught:
+        recalibrate(base, settings, out=tmp_path / "run", text=[text], valid=[valid])
+    assert "held-out sequences" in caught.value.parts["seen"]
+
+
+def test_fewer_held_out_sequences_are_counted(base, text, tmp_path, capfd):
+    run = short_run(base, "control", out=tmp_path, text=text, steps=1, evaluated=1000)
+    count = len(np.load(run / "data/valid.npy"))
+    assert (
+        f"all {count} held-out sequences: 1000 were asked for" in capfd.readouterr().err
+    )
+    assert json.loads((run / "run.json").read_text())["evaluated_sequences"] == count
 
 
 def test_too_short_text_is_refused_with_the_tokens_that_it_needs(
