@@ -64,7 +64,8 @@ def recalibrate_model(
     """
     loop = RecalibrationLoop(model, settings, out=out, data=data, dtype=dtype)
     loop.resume()
-    loop.run()
+    with torch.random.fork_rng():  # each step sets the seed of dropout
+        loop.run()
     return loop.progress
 
 
@@ -218,7 +219,10 @@ class RecalibrationLoop:
         losses = progress.evaluated
         valid_loss = float(np.mean(losses))
         require_finite(
-            [torch.tensor(losses)], "a validation loss", step=step, rate=rate
+            [torch.tensor(losses, dtype=torch.float64, device="cpu")],
+            "a validation loss",
+            step=step,
+            rate=rate,
         )
         self.note = f"validation loss {valid_loss:.4f}"
         per_step = self.settings.tokens_per_step

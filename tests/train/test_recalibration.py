@@ -221,6 +221,12 @@ def test_short_documents_in_few_sequences_are_refused(base: str, tmp_path: Path)
     assert "held-out sequences" in caught.value.parts["seen"]
 
 
+def test_the_random_state_stays(base: str, text: Path, tmp_path: Path):
+    before = torch.get_rng_state()
+    short_run(base, "control", out=tmp_path, text=text, steps=1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_fewer_held_out_sequences_are_counted(base, text, tmp_path, capfd):
     run = short_run(base, "control", out=tmp_path, text=text, steps=1, evaluated=1000)
     count = len(np.load(run / "data/valid.npy"))
