@@ -53,16 +53,28 @@ def _recovered(row: Mapping[Any, Any]) -> str:
     return percent_and_interval(row).replace(" (", "\n(")
 
 
-def _tokens(row: Mapping[Any, Any], name: str) -> str:
+def _tokens(row: Mapping[Any, Any]) -> str:
     if row["variant"] == "control":
         return NO_NUMBER
-    value = row[name]
-    return value if isinstance(value, str) else short_count(float(value))
+    half = _count_or_words(row["tokens_to_half"])
+    most = _count_or_words(row["tokens_to_90"])
+    if half == most:
+        return half
+    return f"{half}\n(90 %: {most})"
+
+
+def _count_or_words(tokens: str | float) -> str:
+    return tokens if isinstance(tokens, str) else short_count(float(tokens))
 
 
 def _after_and_before(row: Mapping[Any, Any], name: str) -> str:
     after = number(row[f"{name}_after"])
     return f"{after}\n(before {number(row[f'{name}_before'])})"
+
+
+def _loss(row: Mapping[Any, Any]) -> str:
+    after = number(row["loss_after"], ".3f")
+    return f"{after}\n(before {number(row['loss_before'], '.3f')})"
 
 
 def _count(row: Mapping[Any, Any], name: str) -> str:
@@ -84,6 +96,13 @@ def _change_of_attention(row: Mapping[Any, Any]) -> str:
 
 GAP_COLUMNS = (
     NumberColumn(
+        "loss after training",
+        "nats/token",
+        "mean loss on held-out text at the recalibrated context, after the last step; in "
+        "brackets before training",
+        _loss,
+    ),
+    NumberColumn(
         "gap before training",
         "nats/token",
         "loss of the variant minus loss of the control on held-out text, before any training, "
@@ -104,17 +123,11 @@ GAP_COLUMNS = (
         _recovered,
     ),
     NumberColumn(
-        "tokens to half",
+        "tokens to half (and to 90 %)",
         "training tokens",
-        "training tokens at which half of the gap had been recovered, interpolated between "
-        "evaluated steps",
-        lambda row: _tokens(row, "tokens_to_half"),
-    ),
-    NumberColumn(
-        "tokens to 90 %",
-        "training tokens",
-        "training tokens at which 90 % of the gap had been recovered",
-        lambda row: _tokens(row, "tokens_to_90"),
+        "training tokens at which half of the gap, and 90 % of it, had been recovered, "
+        "interpolated between evaluated steps",
+        _tokens,
     ),
     NumberColumn(
         "loss past the context",

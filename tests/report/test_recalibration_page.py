@@ -16,6 +16,7 @@ from ropelens.comparison.recalibration_table import summarize_recalibration
 from ropelens.figures import recalibration as figures
 from ropelens.report.recalibrated_heads import changed_heads, head_maps
 from ropelens.report.recalibration_page import render_recalibration
+from ropelens.report.recalibration_tables import recalibration_tables
 from ropelens.report.sentences.recalibration import recalibration_sentences
 
 HOSTILE = '<img src=x onerror=alert(1)>"</table>'
@@ -67,10 +68,51 @@ def with_new_labels(comparison: xr.Dataset) -> xr.Dataset:
 
 def test_the_first_sentence_answers_the_question(recalibrated: xr.Dataset):
     assert findings(recalibrated)[0] == (
-        "After 4 steps (1,024 tokens), p-rope:0.5 has recovered 95 % (95 to 95 %) of its "
-        "damage of 0.80 nats/token, and nope 60 % (60 to 60 %) of 2.50; the control changed "
-        "by −0.03."
+        "After 4 steps (1,024 tokens), p-rope:0.5 has the smallest gap to the control "
+        "(+0.040): it has recovered 95 % (95 to 95 %) of its damage of 0.80 nats/token, and "
+        "nope 60 % (60 to 60 %) of 2.50; the control changed by −0.03 (−0.030 to −0.030)."
     )
+
+
+def test_one_variant_is_not_called_the_best(recalibrated: xr.Dataset):
+    table = summarize_recalibration(recalibrated)
+    table = table[table["variant"] != "p-rope:0.5"]
+    first, second, *_ = recalibration_sentences(recalibrated, table)
+    assert first.startswith("After 4 steps (1,024 tokens), nope has recovered 60 %")
+    assert "smallest gap" not in first
+    assert second.startswith(
+        "After training, the gap of nope to the control is +1.00 ("
+    )
+
+
+def test_the_first_sentence_says_whether_the_control_changed_for_certain(
+    recalibrated: xr.Dataset,
+):
+    uncertain = recalibrated.copy()
+    uncertain["loss_change"].loc[{"variant": "control"}] = 0.01
+    uncertain["loss_change_low"].loc[{"variant": "control"}] = -0.002
+    uncertain["loss_change_high"].loc[{"variant": "control"}] = 0.022
+    assert findings(uncertain)[0].endswith(
+        "the control changed by +0.01 (−0.002 to +0.022), which is not certain."
+    )
+
+
+def test_the_table_has_the_loss_of_the_control(recalibrated: xr.Dataset):
+    gaps = recalibration_tables(summarize_recalibration(recalibrated))[0]
+    titles = [column.title for column in gaps.columns]
+    control, half, _nope = gaps.rows
+    place = titles.index("loss after training")
+    assert control.cells[place] == "2.970\n(before 3.000)"
+    assert half.cells[place] == "3.010\n(before 3.800)"
+
+
+def test_the_table_has_the_tokens_to_half_and_to_90_percent(recalibrated: xr.Dataset):
+    gaps = recalibration_tables(summarize_recalibration(recalibrated))[0]
+    place = [column.title for column in gaps.columns].index(
+        "tokens to half (and to 90 %)"
+    )
+    cells = [row.cells[place] for row in gaps.rows]
+    assert cells == ["–", "384\n(90 %: 896)", "896\n(90 %: not reached)"]
 
 
 def test_tokens_are_written_in_millions(recalibrated: xr.Dataset):
@@ -96,14 +138,16 @@ def test_the_first_sentence_says_that_training_damaged_the_control(
 def test_a_variant_without_damage_is_named_with_its_gap(recalibrated: xr.Dataset):
     comparison = with_gaps(recalibrated, half=(0.001, 0.001, 0.001, 0.001))
     first = findings(comparison)[0]
-    assert "p-rope:0.5 (+0.001) had no clear damage to recover" in first
-    assert "nope has recovered 60 %" in first
+    assert (
+        "p-rope:0.5 has the smallest gap to the control (+0.001): it had no clear damage; "
+        "nope has recovered 60 %"
+    ) in first
 
 
 def test_a_gap_below_zero_is_reported_as_such(recalibrated: xr.Dataset):
     comparison = with_gaps(recalibrated, half=(-0.05, -0.05, -0.1, -0.2))
     first = findings(comparison)[0]
-    assert "p-rope:0.5 was better than the control from the start (−0.050)" in first
+    assert "(−0.20): it was better than the control from the start (−0.050)" in first
     assert "its gap to the control is −0.20" in findings(comparison)[1]
 
 
