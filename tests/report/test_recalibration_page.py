@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 import xarray as xr
-from in_browser import Opened, fits
+from in_browser import Opened, fits, values
 from synthetic_recalibration import GAPS, STEPS, TOKENS_PER_STEP
 
 from ropelens.analysis.answer import save_comparison
@@ -14,6 +14,7 @@ from ropelens.analysis.open_folder import rewrite_page
 from ropelens.comparison.recalibration import recovery_variables
 from ropelens.comparison.recalibration_table import summarize_recalibration
 from ropelens.figures import recalibration as figures
+from ropelens.figures.compared_heads import ComparedHead, plot_compared_head
 from ropelens.report.recalibrated_heads import changed_heads, head_maps
 from ropelens.report.recalibration_page import render_recalibration
 from ropelens.report.recalibration_tables import recalibration_tables
@@ -274,6 +275,18 @@ def test_the_table_counts_all_labels(recalibrated: xr.Dataset):
     assert nope["labels_changed_after"] == 1
 
 
+def test_stopped_planes_are_points_in_a_named_group(recalibrated: xr.Dataset):
+    half = recalibrated["entry"].values.tolist().index("p-rope:0.5 seed 0")
+    figure = plot_compared_head(recalibrated, ComparedHead(half, 0, 1))
+    (line, points) = figure.select_traces(selector={"name": "query"})
+    assert np.isfinite(line.y).tolist() == [True, True, False, False]
+    assert np.isfinite(points.y).tolist() == [False, False, True, True]
+    assert points.mode == "markers"
+    assert figure.layout.xaxis2.ticktext[-1] == "∞<br>(stopped)"
+    group = figure.layout.shapes[0]
+    assert line.x[1] < group.x0 < points.x[2] < points.x[3] < group.x1
+
+
 # ---- the page
 
 
@@ -330,4 +343,10 @@ def test_a_cell_of_the_map_shows_both_heads(browser, folder: Path):
         cell.first.click()
         page.wait_for_selector('#plot-second[data-head="nope seed 0: L0 H1"]')
         assert page.locator("#first-entry").input_value() == "1"
+        rotating, stopped = 0, 3  # traces of the selectivity of nope
+        assert np.isnan(values(page, "plot-second", "y", rotating)).all()
+        assert np.isfinite(values(page, "plot-second", "y", stopped)).all()
+        numbers = page.locator("#head-numbers th").all_text_contents()
+        assert "bits of content and position together (bits)" in numbers
+        assert "mean wavelength (tokens)" in numbers
         assert page.locator("#changed tbody tr:visible").count() == 1
