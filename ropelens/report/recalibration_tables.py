@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ropelens.budget.labels import LABELS
+from ropelens.budget.labels import LABELS, Thresholds
 from ropelens.figures import style
 from ropelens.figures.formats import NO_NUMBER, mean_count, number, short_count
+from ropelens.report.sentences.heads import label_meanings
 from ropelens.report.sentences.recalibration import gap_in_words, percent_and_interval
 
 
@@ -106,7 +107,7 @@ GAP_COLUMNS = (
         "gap before training",
         "nats/token",
         "loss of the variant minus loss of the control on held-out text, before any training, "
-        "with its 95% interval over documents: the damage",
+        "with its 95 % interval over documents: the damage",
         lambda row: _gap(row, "gap_before"),
     ),
     NumberColumn(
@@ -145,7 +146,7 @@ GAP_COLUMNS = (
         "retrieval",
         "share of needles",
         "share of needles in the text whose value the model finds, in prompts of up to the "
-        "context; chance finds 0.125",
+        "recalibrated context; chance finds 0.125",
         lambda row: _after_and_before(row, "retrieval"),
     ),
     NumberColumn(
@@ -158,11 +159,14 @@ GAP_COLUMNS = (
 )
 
 
+LABEL_MEANINGS = label_meanings(Thresholds())
+
+
 def _label_column(label: str) -> NumberColumn:
     return NumberColumn(
         label,
         "heads",
-        f"heads with the label {label}; see the glossary",
+        LABEL_MEANINGS[label],
         lambda row: _count(row, f"{label}_heads"),
     )
 
@@ -178,7 +182,8 @@ LABEL_COLUMNS = (
     NumberColumn(
         "change of attention",
         "bits per row",
-        "mean over heads and rows of KL(attention of the control || attention of the variant)",
+        "how far the attention of the variant is from the control's attention, as the mean "
+        "over heads and rows of the Kullback-Leibler divergence; 0: the attention is the same",
         _change_of_attention,
     ),
 )

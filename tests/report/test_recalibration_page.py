@@ -1,5 +1,6 @@
 """Sentences, figures, tables and page of recalibrations."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from ropelens.comparison.recalibration import recovery_variables
 from ropelens.comparison.recalibration_table import summarize_recalibration
 from ropelens.figures import recalibration as figures
 from ropelens.figures.compared_heads import ComparedHead, plot_compared_head
+from ropelens.figures.style import LABEL_ORDER
 from ropelens.report.recalibrated_heads import changed_heads, head_maps
 from ropelens.report.recalibration_page import render_recalibration
 from ropelens.report.recalibration_tables import recalibration_tables
@@ -171,7 +173,10 @@ def test_the_second_sentence_says_whether_the_best_is_certainly_best(
 
 def test_tokens_that_are_not_reached_or_not_defined(recalibrated: xr.Dataset):
     words = finding(recalibrated, "Training tokens until")
-    assert "p-rope:0.5 384 and 896; nope 896 and not reached" in words
+    assert "p-rope:0.5 384 and 896; nope 896, without reaching 90 %" in words
+    slow = (1.0, 1.0, 0.9, 0.8)
+    words = finding(with_gaps(recalibrated, nope=slow), "Training tokens until")
+    assert "nope reached neither" in words
     flat = (0.0,) * 4
     comparison = with_gaps(recalibrated, half=flat, nope=flat)
     assert finding(comparison, "The recovered share is not defined for any variant")
@@ -288,6 +293,39 @@ def test_stopped_planes_are_points_in_a_named_group(recalibrated: xr.Dataset):
 
 
 # ---- the page
+
+
+def page_of(comparison: xr.Dataset) -> str:
+    return render_recalibration(comparison, summarize_recalibration(comparison))
+
+
+def test_the_page_names_the_seeds_of_heads_of_training_and_of_the_measurement(
+    recalibrated: xr.Dataset,
+):
+    assert "These are the runs of seed 0." in page_of(recalibrated)
+    two_seeds = recalibrated.isel(seed=[0, 0]).assign_coords(seed=[0, 1])
+    page = page_of(two_seeds)
+    assert "These are the runs of seed 0, the first seed of each variant." in page
+    assert "<dt>training seeds</dt><dd>0 and 1</dd>" in page
+    assert "<dt>seed of the measurement</dt><dd>0</dd>" in page
+
+
+def test_the_glossary_explains_each_label_and_only_words_of_the_page(
+    recalibrated: xr.Dataset,
+):
+    page = page_of(recalibrated)
+    for label in LABEL_ORDER:
+        assert f"<b>{label.capitalize()}</b>: " in page
+    words = page[: page.index("<script")]
+    for unused in ("kernel", "surrogate", "coherence", "hatched", "||", "66.7"):
+        assert unused not in words[words.index("<body") :]
+    assert not re.search(r"\d%", words[words.index("<body") :])
+
+
+def test_numbers_are_singular_and_names_do_not_break(recalibrated: xr.Dataset):
+    page = page_of(recalibrated)
+    assert "2 variants and the control, 1 seed<" in page
+    assert '<th scope="row"><span class="whole">p-rope:0.5</span></th>' in page
 
 
 def test_names_and_texts_of_files_are_escaped(recalibrated: xr.Dataset):

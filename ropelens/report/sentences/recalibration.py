@@ -177,9 +177,7 @@ def _tokens_sentence(variants: Sequence[Row]) -> str:
     for row in by_gap(variants):
         if row["tokens_to_half"] == NOT_DEFINED:
             continue
-        half = _tokens_to(row["tokens_to_half"])
-        most = _tokens_to(row["tokens_to_90"])
-        parts.append(f"{row['variant']} {half} and {most}")
+        parts.append(f"{row['variant']} {_tokens_to_shares(row)}")
     if not parts:
         return (
             f"The recovered share is not defined for any variant: it needs a gap before "
@@ -188,8 +186,14 @@ def _tokens_sentence(variants: Sequence[Row]) -> str:
     return f"Training tokens until half and 90 % were recovered: {'; '.join(parts)}."
 
 
-def _tokens_to(value: object) -> str:
-    return NOT_REACHED if value == NOT_REACHED else short_count(float(str(value)))
+def _tokens_to_shares(row: Row) -> str:
+    """Tokens to half and to 90 %, or the shares that the variant did not reach."""
+    if row["tokens_to_half"] == NOT_REACHED:
+        return "reached neither"
+    half = short_count(float(row["tokens_to_half"]))
+    if row["tokens_to_90"] == NOT_REACHED:
+        return f"{half}, without reaching 90 %"
+    return f"{half} and {short_count(float(row['tokens_to_90']))}"
 
 
 def _past_context_sentence(comparison: xr.Dataset, rows: Sequence[Row]) -> str:
@@ -218,7 +222,7 @@ def _tasks_sentence(rows: Sequence[Row]) -> str:
         needles.append(f"{name} {number(row['retrieval_after'])} (before {before})")
     return (
         f"Attention of the best induction head: {', '.join(induction)}. Share of needles "
-        f"that are found: {', '.join(needles)}."
+        f"that are found in prompts of up to the recalibrated context: {', '.join(needles)}."
     )
 
 
