@@ -227,6 +227,25 @@ def test_the_picture_shows_the_gap_of_each_step_with_its_interval(
     assert ticks[STEPS[-1] + 1] == last
 
 
+def test_a_variant_on_the_line_of_the_control_is_named_in_the_legend(
+    recalibrated: xr.Dataset,
+):
+    comparison = with_gaps(recalibrated, half=(0.001, 0.001, 0.001, 0.001))
+    names = [trace.name for trace in figures.plot_gaps(comparison).data]
+    assert "p-rope:0.5: no clear damage, ends on the control's line" in names
+    assert "nope: 60 % recovered" in names
+
+
+def test_ticks_of_retrieval_are_the_measured_lengths(recalibrated: xr.Dataset):
+    figure = figures.plot_needles_before_and_after(recalibrated)
+    lengths = recalibrated["prompt_length"].values
+    for axis in figure.select_xaxes():
+        assert [*axis.tickvals] == lengths.tolist()
+        low, high = axis.range
+        assert 10**low < lengths.min() < lengths.max() < 10**high
+        assert 10**low > lengths.min() / 2
+
+
 def test_losses_by_position_are_shown_before_and_after(recalibrated: xr.Dataset):
     figure = figures.plot_losses_before_and_after(recalibrated)
     for row, entry in ((1, "nope before"), (2, "nope seed 0")):
