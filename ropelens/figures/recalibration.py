@@ -14,9 +14,7 @@ from ropelens.figures.group_looks import Look, group_looks
 from ropelens.figures.line_panels import LinePanel, line_panels
 
 MOST_TICKS = 7
-NEAR_ZERO = (
-    0.02  # of the largest gap; a smaller gap is drawn on the line of the control
-)
+NEAR_ZERO = 0.01  # of the largest gap; the line of the control covers smaller gaps
 GAP_TITLE = "loss above the control's loss<br>(nats/token; 0: no gap)"
 
 
@@ -45,7 +43,7 @@ def plot_gaps(comparison: xr.Dataset) -> go.Figure:
         of_variant = comparison.sel(variant=variant)
         share = _share_in_words(of_variant)
         if np.abs(of_variant["gap"].values[-1]) <= NEAR_ZERO * largest:
-            share = f"{share}, ends on the control's line"
+            share = f"{share}, near 0"
         _add_gap(figure, of_variant, looks[variant], share)
     figure.update_yaxes(title_text=GAP_TITLE, exponentformat="none")
     _set_tokens(figure, comparison)
@@ -146,10 +144,9 @@ def plot_needles_before_and_after(comparison: xr.Dataset) -> go.Figure:
     figure.update_yaxes(range=[0, 1.03])
     figure.add_hline(y=GUESS, line=style.DOTTED)
     lengths = comparison["prompt_length"].values.tolist()
-    room = np.log10(1.1)
-    ends = [np.log10(min(lengths)) - room, np.log10(max(lengths)) + room]
-    labels = {length: f"{length:,}" for length in lengths}
-    style.set_log_ticks(figure, labels, ends=ends)
+    style.set_log_ticks(figure, {length: f"{length:,}" for length in lengths})
+    # The words of a mark would widen the axis to the left.
+    figure.update_xaxes(autorangeoptions_clipmin=min(lengths) / 1.1)
     style.set_x_title(figure, "length of the prompt (tokens, log scale)")
     return _mark_contexts(figure, comparison)
 

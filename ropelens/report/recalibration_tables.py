@@ -124,7 +124,7 @@ GAP_COLUMNS = (
         _recovered,
     ),
     NumberColumn(
-        "tokens to half (and to 90 %)",
+        "tokens to half (and to 90\u00a0%)",
         "training tokens",
         "training tokens at which half of the gap, and 90 % of it, had been recovered, "
         "interpolated between evaluated steps",

@@ -112,7 +112,7 @@ def test_the_table_has_the_loss_of_the_control(recalibrated: xr.Dataset):
 def test_the_table_has_the_tokens_to_half_and_to_90_percent(recalibrated: xr.Dataset):
     gaps = recalibration_tables(summarize_recalibration(recalibrated))[0]
     place = [column.title for column in gaps.columns].index(
-        "tokens to half (and to 90 %)"
+        "tokens to half (and to 90\u00a0%)"
     )
     cells = [row.cells[place] for row in gaps.rows]
     assert cells == ["–", "384\n(90 %: 896)", "896\n(90 %: not reached)"]
@@ -232,7 +232,7 @@ def test_a_variant_on_the_line_of_the_control_is_named_in_the_legend(
 ):
     comparison = with_gaps(recalibrated, half=(0.001, 0.001, 0.001, 0.001))
     names = [trace.name for trace in figures.plot_gaps(comparison).data]
-    assert "p-rope:0.5: no clear damage, ends on the control's line" in names
+    assert "p-rope:0.5: no clear damage, near 0" in names
     assert "nope: 60 % recovered" in names
 
 
@@ -241,9 +241,7 @@ def test_ticks_of_retrieval_are_the_measured_lengths(recalibrated: xr.Dataset):
     lengths = recalibrated["prompt_length"].values
     for axis in figure.select_xaxes():
         assert [*axis.tickvals] == lengths.tolist()
-        low, high = axis.range
-        assert 10**low < lengths.min() < lengths.max() < 10**high
-        assert 10**low > lengths.min() / 2
+        assert lengths.min() / 2 < axis.autorangeoptions.clipmin < lengths.min()
 
 
 def test_losses_by_position_are_shown_before_and_after(recalibrated: xr.Dataset):
@@ -334,7 +332,7 @@ def test_the_glossary_explains_each_label_and_only_words_of_the_page(
 ):
     page = page_of(recalibrated)
     for label in LABEL_ORDER:
-        assert f"<b>{label.capitalize()}</b>: " in page
+        assert f"<dd><b>{label.capitalize()}</b>: " in page
     words = page[: page.index("<script")]
     for unused in ("kernel", "surrogate", "coherence", "hatched", "||", "66.7"):
         assert unused not in words[words.index("<body") :]
