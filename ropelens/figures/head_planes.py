@@ -11,7 +11,12 @@ from jaxtyping import Float
 from ropelens.arguments import public
 from ropelens.figures import style
 from ropelens.figures.inputs import Head, Layer, head_of, kv_heads
-from ropelens.figures.planes import mark_context, set_wavelengths, wavelength_positions
+from ropelens.figures.planes import (
+    mark_context,
+    set_wavelengths,
+    shade_stopped,
+    wavelength_positions,
+)
 from ropelens.profiles.measures import complete_profile
 
 MAX_MARKED_PLANES = 32  # markers of more planes overlap and are slow
@@ -74,6 +79,7 @@ def plot_selectivity(
         height=460,
         row_heights=[0.4, 0.34, 0.26],
     )
+    some_stop = bool(np.isinf(wavelength).any())
     for line in PLANE_LINES:
         add_plane_line(
             figure,
@@ -82,6 +88,15 @@ def plot_selectivity(
             values=numbers[line.variable].isel(indices, missing_dims="ignore").values,
             wavelength=wavelength[drawn.layer],
             in_legend=line.panel < len(PANEL_TITLES),
+            some_stop=some_stop,
+        )
+    for line in PLANE_LINES if some_stop else ():
+        add_stopped_planes(
+            figure,
+            line,
+            positions=positions,
+            values=numbers[line.variable].isel(indices, missing_dims="ignore").values,
+            wavelength=wavelength[drawn.layer],
         )
     for row, title in enumerate(PANEL_TITLES, start=1):
         figure.update_yaxes(title_text=title, nticks=5, row=row)
@@ -89,6 +104,7 @@ def plot_selectivity(
     figure.update_yaxes(rangemode="tozero", row=2)
     figure.update_yaxes(range=[-0.03, 1.03], tickvals=[0, 0.5, 1], row=3)
     set_wavelengths(figure, wavelength)
+    shade_stopped(figure, wavelength)
     mark_context(figure, numbers, [drawn.layer])
     return style.note_missing(figure, "no plane of this head was measured")
 
@@ -101,22 +117,25 @@ def add_plane_line(
     values: Float[np.ndarray, " frequency"],
     wavelength: Float[np.ndarray, " frequency"],
     in_legend: bool,
+    some_stop: bool,
 ) -> None:
     """Draw a variable of the planes of one head in the panel of the line.
 
+    If `some_stop`, the line has only the planes that rotate; see `add_stopped_planes`.
     Trace `meta` names the variable of each axis; `customdata` is the wavelength in tokens.
     """
+    meta = _variables(line)
+    rotating = values
+    if some_stop:
+        meta["planes"] = "rotating"
+        rotating = np.where(np.isinf(wavelength), np.nan, values)
     few = len(positions) <= MAX_MARKED_PLANES
     hover = f"{line.name} %{{y:.3f}}<br>wavelength %{{customdata:.3~s}} tokens"
     figure.add_scatter(
         x=positions,
-        y=values,
+        y=rotating,
         customdata=wavelength,
-        meta={
-            "x": "wavelength_position",
-            "y": line.variable,
-            "customdata": "wavelength",
-        },
+        meta=meta,
         mode="lines+markers" if few or line.filled else "lines",
         line=line.line,
         marker={"size": line.marker_size},
@@ -129,6 +148,40 @@ def add_plane_line(
         row=line.panel,
         col=1,
     )
+
+
+def add_stopped_planes(
+    figure: go.Figure,
+    line: PlaneLine,
+    *,
+    positions: Float[np.ndarray, " frequency"],
+    values: Float[np.ndarray, " frequency"],
+    wavelength: Float[np.ndarray, " frequency"],
+) -> None:
+    """Draw the planes that do not rotate as points, which no line joins."""
+    figure.add_scatter(
+        x=positions,
+        y=np.where(np.isinf(wavelength), values, np.nan),
+        customdata=wavelength,
+        meta={**_variables(line), "planes": "stopped"},
+        mode="markers",
+        marker={"size": line.marker_size, "color": line.line.get("color")},
+        name=line.name,
+        legendgroup=line.name,
+        showlegend=False,
+        hovertemplate=f"{line.name} %{{y:.3f}}<br>does not rotate<extra></extra>",
+        row=line.panel,
+        col=1,
+    )
+
+
+def _variables(line: PlaneLine) -> dict[str, str]:
+    """The variable of each axis of a trace, from which the script fills it."""
+    return {
+        "x": "wavelength_position",
+        "y": line.variable,
+        "customdata": "wavelength",
+    }
 
 
 def pair_figure(profile: xr.Dataset) -> go.Figure:

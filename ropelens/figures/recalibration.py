@@ -14,6 +14,7 @@ from ropelens.figures.group_looks import Look, group_looks
 from ropelens.figures.line_panels import LinePanel, line_panels
 
 MOST_TICKS = 7
+NEAR_ZERO = 0.01  # of the largest gap; the line of the control covers smaller gaps
 GAP_TITLE = "loss above the control's loss<br>(nats/token; 0: no gap)"
 
 
@@ -37,8 +38,13 @@ def plot_gaps(comparison: xr.Dataset) -> go.Figure:
     )
     for variant in variants:
         _add_band(figure, comparison.sel(variant=variant), looks[variant])
+    largest = float(np.nanmax(np.abs(comparison["gap"].values), initial=0))
     for variant in variants:
-        _add_gap(figure, comparison.sel(variant=variant), looks[variant])
+        of_variant = comparison.sel(variant=variant)
+        share = _share_in_words(of_variant)
+        if np.abs(of_variant["gap"].values[-1]) <= NEAR_ZERO * largest:
+            share = f"{share}, near 0"
+        _add_gap(figure, of_variant, looks[variant], share)
     figure.update_yaxes(title_text=GAP_TITLE, exponentformat="none")
     _set_tokens(figure, comparison)
     return style.note_missing(figure, "no variant was trained", comparison["gap"])
@@ -63,7 +69,14 @@ def _add_band(figure: go.Figure, of_variant: xr.Dataset, look: Look) -> None:
     )
 
 
-def _add_gap(figure: go.Figure, of_variant: xr.Dataset, look: Look) -> None:
+def _share_in_words(of_variant: xr.Dataset) -> str:
+    recovered = float(of_variant["recovered"][-1])
+    if np.isfinite(recovered):
+        return f"{100 * recovered:.0f} % recovered"
+    return "no clear damage"
+
+
+def _add_gap(figure: go.Figure, of_variant: xr.Dataset, look: Look, share: str) -> None:
     name = plotly_text(of_variant["variant"].item())
     words = []
     for step in range(of_variant.sizes["step"]):
@@ -72,11 +85,7 @@ def _add_gap(figure: go.Figure, of_variant: xr.Dataset, look: Look) -> None:
         ends += number(float(at["gap_high"]), "+.3f")
         tokens = f"{int(at['tokens_seen']):,} tokens (step {int(at['step']):,})"
         gap = number(float(at["gap"]), "+.3f")
-        words.append(f"{name}<br>{tokens}: {gap} nats/token<br>95% interval {ends}")
-    recovered = float(of_variant["recovered"][-1])
-    share = "no clear damage"
-    if np.isfinite(recovered):
-        share = f"{100 * recovered:.0f} % recovered"
+        words.append(f"{name}<br>{tokens}: {gap} nats/token<br>95 % interval {ends}")
     figure.add_scatter(
         x=of_variant["step"].values + 1,
         y=of_variant["gap"].values,
@@ -134,8 +143,11 @@ def plot_needles_before_and_after(comparison: xr.Dataset) -> go.Figure:
     )
     figure.update_yaxes(range=[0, 1.03])
     figure.add_hline(y=GUESS, line=style.DOTTED)
-    lengths = comparison["prompt_length"]
-    style.set_counts(figure, lengths, "length of the prompt (tokens, log scale)")
+    lengths = comparison["prompt_length"].values.tolist()
+    style.set_log_ticks(figure, {length: f"{length:,}" for length in lengths})
+    # The words of a mark would widen the axis to the left.
+    figure.update_xaxes(autorangeoptions_clipmin=min(lengths) / 1.1)
+    style.set_x_title(figure, "length of the prompt (tokens, log scale)")
     return _mark_contexts(figure, comparison)
 
 

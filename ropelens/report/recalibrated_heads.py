@@ -7,7 +7,7 @@ import numpy as np
 import xarray as xr
 
 from ropelens.comparison.recalibration_table import AFTER
-from ropelens.figures.formats import number
+from ropelens.figures.formats import in_words, number
 from ropelens.report.comparison_page import page_addresses
 
 
@@ -76,6 +76,15 @@ def first_runs(comparison: xr.Dataset) -> list[int]:
         if phase == AFTER and group != comparison.attrs["baseline"]:
             first.setdefault(group, index)
     return [*first.values()]
+
+
+def shown_seeds(comparison: xr.Dataset) -> str:
+    """The seeds of the runs in `head_maps`: "seed 0"."""
+    of_runs = comparison["entry_seed"].isel(entry=first_runs(comparison))
+    seeds = sorted(set(of_runs.values.tolist()))
+    if len(seeds) == 1:
+        return f"seed {seeds[0]}"
+    return f"seeds {in_words(seeds)}"
 
 
 def _cells(comparison: xr.Dataset, index: int, control: int) -> list[list[MapCell]]:

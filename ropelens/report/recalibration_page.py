@@ -1,18 +1,23 @@
 """The page of recalibrations: the answer, a picture, tables, and heads by their controls."""
 
 import json
+import re
+from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
+from markupsafe import Markup, escape
 
 from ropelens.budget.labels import Thresholds
 from ropelens.comparison.recalibration_table import AFTER
 from ropelens.figures import style
 from ropelens.figures.compared_heads import ComparedHead, plot_compared_head
 from ropelens.figures.comparison_planes import plot_comparison_planes
+from ropelens.figures.formats import in_words, plural
 from ropelens.figures.recalibration import (
     plot_gaps,
     plot_losses_before_and_after,
@@ -26,14 +31,16 @@ from ropelens.report.recalibrated_heads import (
     first_runs,
     head_maps,
     most_changed,
+    shown_seeds,
 )
 from ropelens.report.recalibration_tables import recalibration_tables
 from ropelens.report.run_facts import PageFacts, version_words
-from ropelens.report.sentences.heads import label_rules
+from ropelens.report.sentences.heads import label_meanings
 from ropelens.report.sentences.profile import scope_sentence
 from ropelens.report.sentences.recalibration import recalibration_sentences
 
 QUESTION = "What does the model need, if it may adapt?"
+LONGEST_WHOLE = 16  # characters; a longer name may break, because phones are narrow
 CAPTIONS = {
     "Loss by position, before and after": (
         "The loss by the position of the predicted token, in texts of up to four times the "
@@ -90,8 +97,23 @@ def render_recalibration(comparison: xr.Dataset, table: pd.DataFrame) -> str:
         head_columns=columns,
         entry_noun="Model",
         entries=comparison["entry"].values.tolist(),
-        label_rules=label_rules(asdict(Thresholds())),
+        label_meanings=label_meanings(Thresholds()),
+        seeds=shown_seeds(comparison),
+        more_seeds=comparison.sizes["seed"] > 1,
+        whole=partial(with_whole_names, names=comparison["variant"].values.tolist()),
     )
+
+
+def with_whole_names(text: str, names: Sequence[str]) -> Markup:
+    """Escape `text` for HTML, in which short names of variants do not break at a hyphen."""
+    html = str(escape(text))
+    short = [name for name in names if "-" in name and len(name) <= LONGEST_WHOLE]
+    # A name may begin another one, which is longer.
+    short.sort(key=len, reverse=True)
+    if short:
+        either = "|".join(re.escape(str(escape(name))) for name in short)
+        html = re.sub(either, r'<span class="whole">\g<0></span>', html)
+    return Markup(html)
 
 
 def _first_heads(
@@ -118,10 +140,11 @@ def _facts(comparison: xr.Dataset) -> PageFacts:
     if trained:
         contexts = f"{contexts} (trained for {trained:,})"
     facts = [
-        f"{len(variants) - 1} variants and the control, {comparison.sizes['seed']} seeds",
+        f"{plural(len(variants) - 1, 'variant')} and the control, "
+        f"{plural(comparison.sizes['seed'], 'seed')}",
         contexts,
         f"{attrs['tokens']:,} training tokens each",
-        f"{attrs['documents']:,} held-out documents",
+        plural(int(attrs["documents"]), "held-out document"),
     ]
     run = [
         ("base", str(attrs["base"])),
@@ -139,7 +162,8 @@ def _facts(comparison: xr.Dataset) -> PageFacts:
             f"most {attrs['measured_sequences']:,} for tasks and "
             f"{attrs['head_sequences']:,} for heads",
         ),
-        ("seed", str(attrs["seed"])),
+        ("training seeds", in_words(comparison["seed"].values.tolist())),
+        ("seed of the measurement", str(attrs["seed"])),
         ("created", str(attrs["created"])),
     ]
     return PageFacts(

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ropelens.budget.labels import LABELS
+from ropelens.budget.labels import LABELS, Thresholds
 from ropelens.figures import style
 from ropelens.figures.formats import NO_NUMBER, mean_count, number, short_count
+from ropelens.report.sentences.heads import label_meanings
 from ropelens.report.sentences.recalibration import gap_in_words, percent_and_interval
 
 
@@ -53,16 +54,28 @@ def _recovered(row: Mapping[Any, Any]) -> str:
     return percent_and_interval(row).replace(" (", "\n(")
 
 
-def _tokens(row: Mapping[Any, Any], name: str) -> str:
+def _tokens(row: Mapping[Any, Any]) -> str:
     if row["variant"] == "control":
         return NO_NUMBER
-    value = row[name]
-    return value if isinstance(value, str) else short_count(float(value))
+    half = _count_or_words(row["tokens_to_half"])
+    most = _count_or_words(row["tokens_to_90"])
+    if half == most:
+        return half
+    return f"{half}\n(90 %: {most})"
+
+
+def _count_or_words(tokens: str | float) -> str:
+    return tokens if isinstance(tokens, str) else short_count(float(tokens))
 
 
 def _after_and_before(row: Mapping[Any, Any], name: str) -> str:
     after = number(row[f"{name}_after"])
     return f"{after}\n(before {number(row[f'{name}_before'])})"
+
+
+def _loss(row: Mapping[Any, Any]) -> str:
+    after = number(row["loss_after"], ".3f")
+    return f"{after}\n(before {number(row['loss_before'], '.3f')})"
 
 
 def _count(row: Mapping[Any, Any], name: str) -> str:
@@ -84,10 +97,17 @@ def _change_of_attention(row: Mapping[Any, Any]) -> str:
 
 GAP_COLUMNS = (
     NumberColumn(
+        "loss after training",
+        "nats/token",
+        "mean loss on held-out text at the recalibrated context, after the last step; in "
+        "brackets before training",
+        _loss,
+    ),
+    NumberColumn(
         "gap before training",
         "nats/token",
         "loss of the variant minus loss of the control on held-out text, before any training, "
-        "with its 95% interval over documents: the damage",
+        "with its 95 % interval over documents: the damage",
         lambda row: _gap(row, "gap_before"),
     ),
     NumberColumn(
@@ -104,17 +124,11 @@ GAP_COLUMNS = (
         _recovered,
     ),
     NumberColumn(
-        "tokens to half",
+        "tokens to half (and to 90\u00a0%)",
         "training tokens",
-        "training tokens at which half of the gap had been recovered, interpolated between "
-        "evaluated steps",
-        lambda row: _tokens(row, "tokens_to_half"),
-    ),
-    NumberColumn(
-        "tokens to 90 %",
-        "training tokens",
-        "training tokens at which 90 % of the gap had been recovered",
-        lambda row: _tokens(row, "tokens_to_90"),
+        "training tokens at which half of the gap, and 90 % of it, had been recovered, "
+        "interpolated between evaluated steps",
+        _tokens,
     ),
     NumberColumn(
         "loss past the context",
@@ -132,7 +146,7 @@ GAP_COLUMNS = (
         "retrieval",
         "share of needles",
         "share of needles in the text whose value the model finds, in prompts of up to the "
-        "context; chance finds 0.125",
+        "recalibrated context; chance finds 0.125",
         lambda row: _after_and_before(row, "retrieval"),
     ),
     NumberColumn(
@@ -145,11 +159,14 @@ GAP_COLUMNS = (
 )
 
 
+LABEL_MEANINGS = label_meanings(Thresholds())
+
+
 def _label_column(label: str) -> NumberColumn:
     return NumberColumn(
         label,
         "heads",
-        f"heads with the label {label}; see the glossary",
+        LABEL_MEANINGS[label],
         lambda row: _count(row, f"{label}_heads"),
     )
 
@@ -165,7 +182,8 @@ LABEL_COLUMNS = (
     NumberColumn(
         "change of attention",
         "bits per row",
-        "mean over heads and rows of KL(attention of the control || attention of the variant)",
+        "how far the attention of the variant is from the control's attention, as the mean "
+        "over heads and rows of the Kullback-Leibler divergence; 0: the attention is the same",
         _change_of_attention,
     ),
 )

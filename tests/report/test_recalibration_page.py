@@ -1,12 +1,13 @@
 """Sentences, figures, tables and page of recalibrations."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import plotly.graph_objects as go
 import pytest
 import xarray as xr
-from in_browser import Opened, fits
+from in_browser import Opened, fits, values
 from synthetic_recalibration import GAPS, STEPS, TOKENS_PER_STEP
 
 from ropelens.analysis.answer import save_comparison
@@ -14,8 +15,11 @@ from ropelens.analysis.open_folder import rewrite_page
 from ropelens.comparison.recalibration import recovery_variables
 from ropelens.comparison.recalibration_table import summarize_recalibration
 from ropelens.figures import recalibration as figures
+from ropelens.figures.compared_heads import ComparedHead, plot_compared_head
+from ropelens.figures.style import LABEL_ORDER
 from ropelens.report.recalibrated_heads import changed_heads, head_maps
 from ropelens.report.recalibration_page import render_recalibration
+from ropelens.report.recalibration_tables import recalibration_tables
 from ropelens.report.sentences.recalibration import recalibration_sentences
 
 HOSTILE = '<img src=x onerror=alert(1)>"</table>'
@@ -67,10 +71,51 @@ def with_new_labels(comparison: xr.Dataset) -> xr.Dataset:
 
 def test_the_first_sentence_answers_the_question(recalibrated: xr.Dataset):
     assert findings(recalibrated)[0] == (
-        "After 4 steps (1,024 tokens), p-rope:0.5 has recovered 95 % (95 to 95 %) of its "
-        "damage of 0.80 nats/token, and nope 60 % (60 to 60 %) of 2.50; the control changed "
-        "by −0.03."
+        "After 4 steps (1,024 tokens), p-rope:0.5 has the smallest gap to the control "
+        "(+0.040): it has recovered 95 % (95 to 95 %) of its damage of 0.80 nats/token, and "
+        "nope 60 % (60 to 60 %) of 2.50; the control changed by −0.03 (−0.030 to −0.030)."
     )
+
+
+def test_one_variant_is_not_called_the_best(recalibrated: xr.Dataset):
+    table = summarize_recalibration(recalibrated)
+    table = table[table["variant"] != "p-rope:0.5"]
+    first, second, *_ = recalibration_sentences(recalibrated, table)
+    assert first.startswith("After 4 steps (1,024 tokens), nope has recovered 60 %")
+    assert "smallest gap" not in first
+    assert second.startswith(
+        "After training, the gap of nope to the control is +1.00 ("
+    )
+
+
+def test_the_first_sentence_says_whether_the_control_changed_for_certain(
+    recalibrated: xr.Dataset,
+):
+    uncertain = recalibrated.copy()
+    uncertain["loss_change"].loc[{"variant": "control"}] = 0.01
+    uncertain["loss_change_low"].loc[{"variant": "control"}] = -0.002
+    uncertain["loss_change_high"].loc[{"variant": "control"}] = 0.022
+    assert findings(uncertain)[0].endswith(
+        "the control changed by +0.01 (−0.002 to +0.022), which is not certain."
+    )
+
+
+def test_the_table_has_the_loss_of_the_control(recalibrated: xr.Dataset):
+    gaps = recalibration_tables(summarize_recalibration(recalibrated))[0]
+    titles = [column.title for column in gaps.columns]
+    control, half, _nope = gaps.rows
+    place = titles.index("loss after training")
+    assert control.cells[place] == "2.970\n(before 3.000)"
+    assert half.cells[place] == "3.010\n(before 3.800)"
+
+
+def test_the_table_has_the_tokens_to_half_and_to_90_percent(recalibrated: xr.Dataset):
+    gaps = recalibration_tables(summarize_recalibration(recalibrated))[0]
+    place = [column.title for column in gaps.columns].index(
+        "tokens to half (and to 90\u00a0%)"
+    )
+    cells = [row.cells[place] for row in gaps.rows]
+    assert cells == ["–", "384\n(90 %: 896)", "896\n(90 %: not reached)"]
 
 
 def test_tokens_are_written_in_millions(recalibrated: xr.Dataset):
@@ -96,14 +141,16 @@ def test_the_first_sentence_says_that_training_damaged_the_control(
 def test_a_variant_without_damage_is_named_with_its_gap(recalibrated: xr.Dataset):
     comparison = with_gaps(recalibrated, half=(0.001, 0.001, 0.001, 0.001))
     first = findings(comparison)[0]
-    assert "p-rope:0.5 (+0.001) had no clear damage to recover" in first
-    assert "nope has recovered 60 %" in first
+    assert (
+        "p-rope:0.5 has the smallest gap to the control (+0.001): it had no clear damage; "
+        "nope has recovered 60 %"
+    ) in first
 
 
 def test_a_gap_below_zero_is_reported_as_such(recalibrated: xr.Dataset):
     comparison = with_gaps(recalibrated, half=(-0.05, -0.05, -0.1, -0.2))
     first = findings(comparison)[0]
-    assert "p-rope:0.5 was better than the control from the start (−0.050)" in first
+    assert "(−0.20): it was better than the control from the start (−0.050)" in first
     assert "its gap to the control is −0.20" in findings(comparison)[1]
 
 
@@ -126,7 +173,10 @@ def test_the_second_sentence_says_whether_the_best_is_certainly_best(
 
 def test_tokens_that_are_not_reached_or_not_defined(recalibrated: xr.Dataset):
     words = finding(recalibrated, "Training tokens until")
-    assert "p-rope:0.5 384 and 896; nope 896 and not reached" in words
+    assert "p-rope:0.5 384 and 896; nope 896, without reaching 90 %" in words
+    slow = (1.0, 1.0, 0.9, 0.8)
+    words = finding(with_gaps(recalibrated, nope=slow), "Training tokens until")
+    assert "nope reached neither" in words
     flat = (0.0,) * 4
     comparison = with_gaps(recalibrated, half=flat, nope=flat)
     assert finding(comparison, "The recovered share is not defined for any variant")
@@ -175,6 +225,23 @@ def test_the_picture_shows_the_gap_of_each_step_with_its_interval(
     )
     assert ticks[1] == "0"
     assert ticks[STEPS[-1] + 1] == last
+
+
+def test_a_variant_on_the_line_of_the_control_is_named_in_the_legend(
+    recalibrated: xr.Dataset,
+):
+    comparison = with_gaps(recalibrated, half=(0.001, 0.001, 0.001, 0.001))
+    names = [trace.name for trace in figures.plot_gaps(comparison).data]
+    assert "p-rope:0.5: no clear damage, near 0" in names
+    assert "nope: 60 % recovered" in names
+
+
+def test_ticks_of_retrieval_are_the_measured_lengths(recalibrated: xr.Dataset):
+    figure = figures.plot_needles_before_and_after(recalibrated)
+    lengths = recalibrated["prompt_length"].values
+    for axis in figure.select_xaxes():
+        assert [*axis.tickvals] == lengths.tolist()
+        assert lengths.min() / 2 < axis.autorangeoptions.clipmin < lengths.min()
 
 
 def test_losses_by_position_are_shown_before_and_after(recalibrated: xr.Dataset):
@@ -230,7 +297,52 @@ def test_the_table_counts_all_labels(recalibrated: xr.Dataset):
     assert nope["labels_changed_after"] == 1
 
 
+def test_stopped_planes_are_points_in_a_named_group(recalibrated: xr.Dataset):
+    half = recalibrated["entry"].values.tolist().index("p-rope:0.5 seed 0")
+    figure = plot_compared_head(recalibrated, ComparedHead(half, 0, 1))
+    (line, points) = figure.select_traces(selector={"name": "query"})
+    assert np.isfinite(line.y).tolist() == [True, True, False, False]
+    assert np.isfinite(points.y).tolist() == [False, False, True, True]
+    assert points.mode == "markers"
+    assert figure.layout.xaxis2.ticktext[-1] == "∞<br>(stopped)"
+    group = figure.layout.shapes[0]
+    assert line.x[1] < group.x0 < points.x[2] < points.x[3] < group.x1
+
+
 # ---- the page
+
+
+def page_of(comparison: xr.Dataset) -> str:
+    return render_recalibration(comparison, summarize_recalibration(comparison))
+
+
+def test_the_page_names_the_seeds_of_heads_of_training_and_of_the_measurement(
+    recalibrated: xr.Dataset,
+):
+    assert "These are the runs of seed 0." in page_of(recalibrated)
+    two_seeds = recalibrated.isel(seed=[0, 0]).assign_coords(seed=[0, 1])
+    page = page_of(two_seeds)
+    assert "These are the runs of seed 0, the first seed of each variant." in page
+    assert "<dt>training seeds</dt><dd>0 and 1</dd>" in page
+    assert "<dt>seed of the measurement</dt><dd>0</dd>" in page
+
+
+def test_the_glossary_explains_each_label_and_only_words_of_the_page(
+    recalibrated: xr.Dataset,
+):
+    page = page_of(recalibrated)
+    for label in LABEL_ORDER:
+        assert f"<dd><b>{label.capitalize()}</b>: " in page
+    words = page[: page.index("<script")]
+    for unused in ("kernel", "surrogate", "coherence", "hatched", "||", "66.7"):
+        assert unused not in words[words.index("<body") :]
+    assert not re.search(r"\d%", words[words.index("<body") :])
+
+
+def test_numbers_are_singular_and_names_do_not_break(recalibrated: xr.Dataset):
+    page = page_of(recalibrated)
+    assert "2 variants and the control, 1 seed<" in page
+    assert '<th scope="row"><span class="whole">p-rope:0.5</span></th>' in page
 
 
 def test_names_and_texts_of_files_are_escaped(recalibrated: xr.Dataset):
@@ -286,4 +398,10 @@ def test_a_cell_of_the_map_shows_both_heads(browser, folder: Path):
         cell.first.click()
         page.wait_for_selector('#plot-second[data-head="nope seed 0: L0 H1"]')
         assert page.locator("#first-entry").input_value() == "1"
+        rotating, stopped = 0, 3  # traces of the selectivity of nope
+        assert np.isnan(values(page, "plot-second", "y", rotating)).all()
+        assert np.isfinite(values(page, "plot-second", "y", stopped)).all()
+        numbers = page.locator("#head-numbers th").all_text_contents()
+        assert "bits of content and position together (bits)" in numbers
+        assert "mean wavelength (tokens)" in numbers
         assert page.locator("#changed tbody tr:visible").count() == 1

@@ -52,14 +52,18 @@ def recalibration_sentences(comparison: xr.Dataset, table: pd.DataFrame) -> list
 
 
 def _answer(comparison: xr.Dataset, control: Row, variants: Sequence[Row]) -> str:
-    """The damage that training recovered, and the change of the control."""
+    """The variants, the smallest gap first, and the change of the control."""
     attrs = comparison.attrs
     steps = plural(int(attrs["steps"]), "step")
     begin = f"After {steps} ({tokens_in_words(int(attrs['tokens']))})"
+    ranked = by_gap(variants)
+    best = str(ranked[0]["variant"]) if len(ranked) > 1 else ""
+    parts = [_recovered(ranked, best), _undamaged(ranked, best)]
+    if not _is_damaged(ranked[0]):
+        parts.reverse()
+    parts.append(_control_words(control))
+    sentence = f"{begin}, {'; '.join(part for part in parts if part)}."
     change = float(control["loss_change"])
-    control_words = f"the control changed by {signed(change, '+.2f')}"
-    parts = [part for part in (_recovered(variants), _undamaged(variants)) if part]
-    sentence = f"{begin}, {'; '.join([*parts, control_words])}."
     if change <= WORSE:
         return sentence
     return (
@@ -69,39 +73,74 @@ def _answer(comparison: xr.Dataset, control: Row, variants: Sequence[Row]) -> st
     )
 
 
-def _recovered(variants: Sequence[Row]) -> str:
-    """The recovered shares of the variants that were damaged, the smallest gap first."""
-    damaged = [row for row in by_gap(variants) if math.isfinite(row["recovered"])]
+def _control_words(control: Row) -> str:
+    change = signed(float(control["loss_change"]), "+.2f")
+    low = nats(control["loss_change_low"], "+")
+    high = nats(control["loss_change_high"], "+")
+    words = f"the control changed by {change} ({low} to {high})"
+    if not _excludes_zero(control, "loss_change"):
+        words = f"{words}, which is not certain"
+    return words
+
+
+def _is_damaged(row: Row) -> bool:
+    """Whether the damage of a variant is large enough to measure a recovery."""
+    return math.isfinite(row["recovered"])
+
+
+def _excludes_zero(row: Row, name: str) -> bool:
+    return bool(row[f"{name}_low"] > 0 or row[f"{name}_high"] < 0)
+
+
+def _short_gap(row: Row) -> str:
+    """The gap after training, and whether it is certain: "+0.003, not certain"."""
+    words = nats(row["gap_after"], "+")
+    return words if _excludes_zero(row, "gap_after") else f"{words}, not certain"
+
+
+def _subject(row: Row, best: str) -> str:
+    """The name of a variant. The best one is introduced by its gap; "" if it is alone."""
+    name = str(row["variant"])
+    if name != best:
+        return name
+    return f"{name} has the smallest gap to the control ({_short_gap(row)}): it"
+
+
+def _recovered(ranked: Sequence[Row], best: str) -> str:
+    """The recovered shares of the variants that were damaged."""
     parts: list[str] = []
-    for row in damaged:
+    for row in ranked:
+        if not _is_damaged(row):
+            continue
+        subject = _subject(row, best)
         share = percent_and_interval(row)
         damage = nats(row["gap_before"])
-        if not parts:
-            words = f"{row['variant']} has recovered {share} of its damage of {damage} "
-            parts.append(f"{words} nats/token")
-        else:
-            parts.append(f"{row['variant']} {share} of {damage}")
-    if not parts:
-        return ""
+        if parts:
+            parts.append(f"{subject} {share} of {damage}")
+            continue
+        words = f"{subject} has recovered {share} of its damage of {damage} nats/token"
+        parts.append(words)
     if len(parts) == 2:
         return ", and ".join(parts)
     return "; ".join(parts)
 
 
-def _undamaged(variants: Sequence[Row]) -> str:
+def _undamaged(ranked: Sequence[Row], best: str) -> str:
     """The variants whose damage is too small to measure a recovery."""
     words = []
-    intact = [row for row in by_gap(variants) if not math.isfinite(row["recovered"])]
-    better = [row for row in intact if row["gap_before_high"] < 0]
-    rest = [row for row in intact if row["gap_before_high"] >= 0]
-    if rest:
-        named = [f"{row['variant']} ({nats(row['gap_before'], '+')})" for row in rest]
-        words.append(f"{in_words(named)} had no clear damage to recover")
-    for row in better:
-        gap = nats(row["gap_before"], "+")
-        words.append(
-            f"{row['variant']} was better than the control from the start ({gap})"
-        )
+    for row in ranked:
+        if _is_damaged(row):
+            continue
+        subject = _subject(row, best)
+        if row["gap_before_high"] < 0:
+            gap = nats(row["gap_before"], "+")
+            words.append(
+                f"{subject} was better than the control from the start ({gap})"
+            )
+        elif row["variant"] == best:
+            words.append(f"{subject} had no clear damage")
+        else:
+            words.append(f"{subject} had no clear damage (gap {_short_gap(row)})")
     return "; ".join(words)
 
 
@@ -109,14 +148,14 @@ def _best_sentence(comparison: xr.Dataset, variants: Sequence[Row]) -> str:
     """The variant with the smallest gap, and whether its difference to the next is certain."""
     ranked = by_gap(variants)
     best = ranked[0]
-    is_certain = best["gap_after_low"] > 0 or best["gap_after_high"] < 0
-    sentence = (
-        f"Best variant: {best['variant']}. After training, its gap to the control is "
+    gap = (
         f"{gap_in_words(best, 'gap_after')} nats/token, a difference that is "
-        f"{_certain(is_certain)}."
+        f"{_certain(_excludes_zero(best, 'gap_after'))}."
     )
     if len(ranked) < 2:
-        return sentence
+        return f"After training, the gap of {best['variant']} to the control is {gap}"
+    name = best["variant"]
+    sentence = f"Best variant: {name}. After training, its gap to the control is {gap}"
     second = ranked[1]
     difference = gap_between(comparison, second["variant"], best["variant"])
     if np.isnan(difference.value):
@@ -124,7 +163,7 @@ def _best_sentence(comparison: xr.Dataset, variants: Sequence[Row]) -> str:
     value = nats(float(difference.value))
     ends = f"{nats(float(difference.low))} to {nats(float(difference.high))}"
     return (
-        f"{sentence} Second: {second['variant']}, worse than {best['variant']} by {value} "
+        f"{sentence} Second: {second['variant']}, worse than {name} by {value} "
         f"({ends}), which is {_certain(bool(difference.low > 0))}."
     )
 
@@ -138,9 +177,7 @@ def _tokens_sentence(variants: Sequence[Row]) -> str:
     for row in by_gap(variants):
         if row["tokens_to_half"] == NOT_DEFINED:
             continue
-        half = _tokens_to(row["tokens_to_half"])
-        most = _tokens_to(row["tokens_to_90"])
-        parts.append(f"{row['variant']} {half} and {most}")
+        parts.append(f"{row['variant']} {_tokens_to_shares(row)}")
     if not parts:
         return (
             f"The recovered share is not defined for any variant: it needs a gap before "
@@ -149,8 +186,14 @@ def _tokens_sentence(variants: Sequence[Row]) -> str:
     return f"Training tokens until half and 90 % were recovered: {'; '.join(parts)}."
 
 
-def _tokens_to(value: object) -> str:
-    return NOT_REACHED if value == NOT_REACHED else short_count(float(str(value)))
+def _tokens_to_shares(row: Row) -> str:
+    """Tokens to half and to 90 %, or the shares that the variant did not reach."""
+    if row["tokens_to_half"] == NOT_REACHED:
+        return "reached neither"
+    half = short_count(float(row["tokens_to_half"]))
+    if row["tokens_to_90"] == NOT_REACHED:
+        return f"{half}, without reaching 90 %"
+    return f"{half} and {short_count(float(row['tokens_to_90']))}"
 
 
 def _past_context_sentence(comparison: xr.Dataset, rows: Sequence[Row]) -> str:
@@ -179,7 +222,7 @@ def _tasks_sentence(rows: Sequence[Row]) -> str:
         needles.append(f"{name} {number(row['retrieval_after'])} (before {before})")
     return (
         f"Attention of the best induction head: {', '.join(induction)}. Share of needles "
-        f"that are found: {', '.join(needles)}."
+        f"that are found in prompts of up to the recalibrated context: {', '.join(needles)}."
     )
 
 
