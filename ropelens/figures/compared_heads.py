@@ -12,8 +12,7 @@ from ropelens.figures.formats import plotly_text
 from ropelens.figures.head_planes import (
     PANEL_TITLES,
     PLANE_LINES,
-    add_plane_line,
-    add_stopped_planes,
+    add_plane_lines,
 )
 from ropelens.figures.inputs import kv_heads
 from ropelens.figures.planes import (
@@ -57,27 +56,14 @@ def plot_compared_head(comparison: xr.Dataset, head: ComparedHead) -> go.Figure:
         "head": head.head,
         "kv_head": kv_heads(entry)[head.layer, head.head],
     }
-    positions = position_by_entry(comparison)[head.entry, head.layer]
-    wavelength = entry["wavelength"].values[head.layer]
-    some_stop = bool(np.isinf(comparison["wavelength"]).any())
-    for line in COMPARED_LINES:
-        add_plane_line(
-            figure,
-            line,
-            positions=positions,
-            values=entry[line.variable].isel(indices, missing_dims="ignore").values,
-            wavelength=wavelength,
-            in_legend=True,
-            some_stop=some_stop,
-        )
-    for line in COMPARED_LINES if some_stop else ():
-        add_stopped_planes(
-            figure,
-            line,
-            positions=positions,
-            values=entry[line.variable].isel(indices, missing_dims="ignore").values,
-            wavelength=wavelength,
-        )
+    add_plane_lines(
+        figure,
+        COMPARED_LINES,
+        entry.isel(indices, missing_dims="ignore"),
+        positions=position_by_entry(comparison)[head.entry, head.layer],
+        wavelength=entry["wavelength"].values[head.layer],
+        some_stop=bool(np.isinf(comparison["wavelength"]).any()),
+    )
     for row, title in enumerate(COMPARED_PANELS, start=1):
         figure.update_yaxes(title_text=title, row=row)
     figure.update_yaxes(nticks=5, zeroline=True, rangemode="tozero")
