@@ -22,18 +22,10 @@ LOADING = ("device", "revision", "trust_remote_code")
 """Options for reading the model of --from."""
 
 
-def from_start(name: str) -> Any:
-    """An option of a training from the start, which is None if it is not given."""
-    described = Settings.__dataclass_fields__[name].metadata["option"]
-    default = getattr(Settings, name)
-    words = _with_default(described.help, "" if default is None else f"{default}")
-    return _not_given(described, words)
-
-
-def from_model(name: str) -> Any:
-    """An option of a training with --from, which is None if it is not given."""
-    described = Recalibration.__dataclass_fields__[name].metadata["option"]
-    default = getattr(Recalibration, name)
+def only_in(settings: type, name: str) -> Any:
+    """An option of one kind of training, which is None if it is not given."""
+    described = settings.__dataclass_fields__[name].metadata["option"]  # type: ignore[attr-defined]
+    default = getattr(settings, name)
     words = _with_default(described.help, "" if default is None else f"{default}")
     return _not_given(described, words)
 
@@ -94,13 +86,13 @@ class TrainOptions(Checked):
         min=0,
         max=2**32 - 1,
     )
-    size: str | None = from_start("size")
-    vocabulary: int | None = from_start("vocabulary")
-    precision: Literal["auto", "bf16", "fp32"] | None = from_start("precision")
-    sequences: int | None = from_model("sequences")
-    warmup: float | None = from_model("warmup")
-    train: Literal["all", "attention"] | None = from_model("train")
-    evaluated: int | None = from_model("evaluated")
+    size: str | None = only_in(Settings, "size")
+    vocabulary: int | None = only_in(Settings, "vocabulary")
+    precision: Literal["auto", "bf16", "fp32"] | None = only_in(Settings, "precision")
+    sequences: int | None = only_in(Recalibration, "sequences")
+    warmup: float | None = only_in(Recalibration, "warmup")
+    train: Literal["all", "attention"] | None = only_in(Recalibration, "train")
+    evaluated: int | None = only_in(Recalibration, "evaluated")
     device: str | None = of_loading("device")
     revision: str | None = of_loading("revision")
     trust_remote_code: bool = setting(

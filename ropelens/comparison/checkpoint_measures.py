@@ -38,31 +38,27 @@ def measure(
     heads_text = held_out.sample(fewer)
     long_text = held_out.joined(fewer_long)
     heads = profile(model, heads_text, seed=seed, surrogates=0)
-    longer = evaluate(model, long_text, measures=["loss"], seed=seed)
-    tasks = evaluate(model, text, measures=["induction", "retrieval"], seed=seed)
-    longer = unedited(longer)
-    tasks = unedited(tasks)
+    tasks = near_tasks(model, text, long_text, seed=seed)
     dataset = head_measures(heads, final=final).assign(
         first_loss=tasks["first_loss"],
         repeat_loss=tasks["repeat_loss"],
         retrieval=tasks["retrieval"],
-        position_loss=longer["position_loss"],
+        position_loss=tasks["position_loss"],
     )
     if not final:
         return dataset.drop_vars(("inv_freq", "wavelength"))
     losses = unedited(evaluate(model, text, measures=["loss"], seed=seed))
     losses = losses.reset_coords("group")
     far = far_tasks(model, text, context=run.context, seed=seed)
-    far_retrieval = far["retrieval"].mean("depth")
     dataset = dataset.assign(
         loss=losses["mean_loss"],
         loss_se=losses["mean_loss_se"],
         sequence_loss=losses["loss"],
         sequence_group=losses["group"],
-        position_loss_se=longer["position_loss_se"],
+        position_loss_se=tasks["position_loss_se"],
         retrieval_hit=tasks["retrieval_hit"],
         copy_loss=far["copy_loss"],
-        far_retrieval=far_retrieval.rename(retrieval_length="prompt_length"),
+        far_retrieval=far["far_retrieval"],
     )
     return dataset.assign_attrs(documents=losses.attrs["documents"])
 
@@ -72,9 +68,27 @@ def unedited(evaluation: xr.Dataset) -> xr.Dataset:
     return evaluation.isel(edit=0, drop=True)
 
 
+def near_tasks(
+    model: PreTrainedModel, text: Text, long_text: Text, *, seed: int
+) -> dict[str, xr.DataArray]:
+    """Repeated tokens and retrieval in the context, and losses by position in `long_text`."""
+    longer = evaluate(model, long_text, measures=["loss"], seed=seed)
+    tasks = evaluate(model, text, measures=["induction", "retrieval"], seed=seed)
+    longer = unedited(longer)
+    tasks = unedited(tasks)
+    return {
+        "first_loss": tasks["first_loss"],
+        "repeat_loss": tasks["repeat_loss"],
+        "retrieval": tasks["retrieval"],
+        "retrieval_hit": tasks["retrieval_hit"],
+        "position_loss": longer["position_loss"],
+        "position_loss_se": longer["position_loss_se"],
+    }
+
+
 def far_tasks(
     model: PreTrainedModel, text: Text, *, context: int, seed: int
-) -> xr.Dataset:
+) -> dict[str, xr.DataArray]:
     """Copying and retrieval over distances up to `TIMES_CONTEXT` contexts."""
     longest = TIMES_CONTEXT * context
     evaluation = evaluate(
@@ -85,7 +99,12 @@ def far_tasks(
         prompt_lengths=doublings(SHORTEST_PROMPT, longest),
         distances=doublings(NEAREST, longest // 2),
     )
-    return unedited(evaluation)
+    evaluation = unedited(evaluation)
+    retrieval = evaluation["retrieval"].mean("depth")
+    return {
+        "copy_loss": evaluation["copy_loss"],
+        "far_retrieval": retrieval.rename(retrieval_length="prompt_length"),
+    }
 
 
 def head_measures(profile: xr.Dataset, *, final: bool = True) -> xr.Dataset:

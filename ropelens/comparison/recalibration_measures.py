@@ -10,12 +10,11 @@ from ropelens.comparison.checkpoint_measures import (
     ValidationText,
     far_tasks,
     head_measures,
-    unedited,
+    near_tasks,
 )
 from ropelens.comparison.recalibration_runs import RecalibratedRun
 from ropelens.errors import BadArgument, explained
 from ropelens.intervals import ENOUGH_DOCUMENTS
-from ropelens.interventions.evaluate import evaluate
 from ropelens.profiles.attention_change import attention_change
 from ropelens.profiles.head_table import resample_heads
 from ropelens.profiles.heads import head_values
@@ -23,7 +22,7 @@ from ropelens.profiles.label_changes import label_changes
 from ropelens.profiles.profile import profile
 from ropelens.runtime.records import read_json
 from ropelens.text.text import Text
-from ropelens.train.base_data import DOCUMENTS
+from ropelens.train.base_data import all_held_out
 from ropelens.train.data import DATA
 
 VALID = "valid.npy"
@@ -45,10 +44,9 @@ def held_out_text(run: RecalibratedRun) -> ValidationText:
     hint = "the folder data of the study, which the runs share"
     what = f"The held-out text in {run.data} cannot be read."
     with explained(what, hint, error=BadArgument):
-        rows = np.load(run.data / VALID, mmap_mode="r")
-        documents = np.load(run.data / DOCUMENTS)
+        text = all_held_out(run.data)
         beginning = read_json(run.data / DATA)["beginning"]
-    return ValidationText(rows, documents, beginning=len(beginning))
+    return ValidationText(text.rows, text.documents, beginning=len(beginning))
 
 
 def profile_of_heads(
@@ -77,30 +75,13 @@ def measure_recalibrated(
 ) -> xr.Dataset:
     """Heads of the `profile`, losses by position, copying, induction and retrieval."""
     sampled = text.sample(sequences)
-    longer = evaluate(
-        model, text.joined(_fewer(sequences)), measures=["loss"], seed=seed
-    )
-    longer = unedited(longer)
-    tasks = evaluate(model, sampled, measures=["induction", "retrieval"], seed=seed)
-    tasks = unedited(tasks)
-    far = far_tasks(model, sampled, context=text.context, seed=seed)
-    far_retrieval = far["retrieval"].mean("depth")
+    long_text = text.joined(_fewer(sequences))
     # The loss of the runs on all held-out text has another name and another text
-    return (
-        head_measures(profile)
-        .drop_vars(["loss", "loss_se"])
-        .assign(
-            first_loss=tasks["first_loss"],
-            repeat_loss=tasks["repeat_loss"],
-            retrieval=tasks["retrieval"],
-            retrieval_hit=tasks["retrieval_hit"],
-            position_loss=longer["position_loss"],
-            position_loss_se=longer["position_loss_se"],
-            copy_loss=far["copy_loss"],
-            far_retrieval=far_retrieval.rename(retrieval_length="prompt_length"),
-            confidence=_confidence(profile, seed=seed),
-        )
-    )
+    heads = head_measures(profile).drop_vars(["loss", "loss_se"])
+    near = near_tasks(model, sampled, long_text, seed=seed)
+    far = far_tasks(model, sampled, context=text.context, seed=seed)
+    confidence = _confidence(profile, seed=seed)
+    return heads.assign(near).assign(far).assign(confidence=confidence)
 
 
 def _confidence(profile: xr.Dataset, *, seed: int) -> xr.DataArray:

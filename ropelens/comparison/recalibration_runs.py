@@ -14,7 +14,7 @@ from ropelens.errors import BadArgument, BadText, explained
 from ropelens.intervals import ENOUGH_DOCUMENTS
 from ropelens.runtime.folder import RECORD
 from ropelens.runtime.keys import differences
-from ropelens.runtime.records import read_json
+from ropelens.runtime.records import read_json_if_exists
 from ropelens.train.recalibration import KIND, recalibrations_of
 from ropelens.train.recalibration_settings import CONTROL
 from ropelens.train.run_folder import STUDY
@@ -23,31 +23,19 @@ LOSSES = "losses.csv"
 METRICS = "metrics.csv"
 PAGE = "index.html"
 
+OPTIONS = (
+    "context",
+    "steps",
+    "sequences",
+    "learning_rate",
+    "warmup",
+    "train",
+    "evaluated",
+)
+"""Options of the command that are equal in all runs."""
+
 # Settings that must be equal in all runs, so that only the rotation differs from the control
-SHARED = (
-    "context",
-    "steps",
-    "sequences",
-    "learning_rate",
-    "warmup",
-    "train",
-    "evaluated",
-    "text_sha256",
-    "valid_sha256",
-)
-
-
-OF_COMMAND = (
-    "seed",
-    "steps",
-    "sequences",
-    "context",
-    "learning_rate",
-    "warmup",
-    "train",
-    "evaluated",
-)
-"""Settings in the command that trains a control."""
+SHARED = (*OPTIONS, "text_sha256", "valid_sha256")
 
 
 @dataclass(frozen=True)
@@ -119,7 +107,7 @@ def find_recalibrations(
         if not folders:
             others.append(path)
         for folder in folders:
-            record = _read(folder / RECORD)
+            record = read_json_if_exists(folder / RECORD)
             if "finished" in record:
                 finished.setdefault(folder.resolve(), record)
             else:
@@ -143,18 +131,14 @@ def find_recalibrations(
 
 def _folders(path: Path) -> list[Path]:
     """The folders of all runs of a study, or a single run; [] for other results."""
-    study = _read(path / STUDY)
+    study = read_json_if_exists(path / STUDY)
     if study.get("kind") == KIND:
         what = f"{path / STUDY} is not a study."
         with explained(what, "the folder of a study", error=BadArgument):
             return [path / run for run in recalibrations_of(study)]
-    if _read(path / RECORD).get("kind") == KIND:
+    if read_json_if_exists(path / RECORD).get("kind") == KIND:
         return [path]
     return []
-
-
-def _read(file: Path) -> dict[str, Any]:
-    return read_json(file) if file.is_file() else {}
 
 
 def _require_comparable(runs: Sequence[RecalibratedRun]) -> None:
@@ -224,7 +208,7 @@ def _without_control(
         )
     run = runs[0]
     parts = [f"ropelens train --from {run.record['base']['name']} --variant {CONTROL}"]
-    for name in OF_COMMAND:
+    for name in ("seed", *OPTIONS):
         parts.append(f"--{name.replace('_', '-')} {run.settings[name]}")
     hint = (
         f"{' '.join(parts)} --out FOLDER, with the same --text and --valid, and then compare "

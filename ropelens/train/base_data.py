@@ -23,9 +23,9 @@ from ropelens.text.tokenize import check_tokenizer, first_tokens
 from ropelens.train.base_model import Base
 from ropelens.train.data import (
     DATA,
-    LOCK,
     Documents,
     cut_stream,
+    held_out_sequences,
     require_own_folder,
     require_sequences,
     tokens_of,
@@ -33,7 +33,7 @@ from ropelens.train.data import (
 )
 from ropelens.train.held_out import Split, Tokens, hold_out
 from ropelens.train.recalibration_settings import Recalibration
-from ropelens.train.run_folder import make_folder
+from ropelens.train.run_folder import LOCK, make_folder
 
 MOST_HELD_OUT = 0.5
 """At most half of the text is held out as whole documents."""
@@ -159,10 +159,16 @@ class HeldOut:
     documents: Int[np.ndarray, " sequence"]
 
 
+def all_held_out(folder: Path) -> HeldOut:
+    """All held-out sequences of the data in `folder`."""
+    return HeldOut(held_out_sequences(folder), np.load(folder / DOCUMENTS))
+
+
 def held_out(folder: Path, *, sequences: int) -> HeldOut:
     """At most `sequences` held-out sequences, evenly from all documents, in their order."""
-    rows = np.load(folder / "valid.npy", mmap_mode="r")
-    documents = np.load(folder / DOCUMENTS)
+    everything = all_held_out(folder)
+    rows = everything.rows
+    documents = everything.documents
     order = np.random.default_rng(0).permutation(len(rows))
     in_order = pd.Series(documents[order])
     # The first drawn sequences of all documents come first

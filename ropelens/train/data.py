@@ -25,10 +25,10 @@ from ropelens.runtime.records import log_line, read_json, write_json
 from ropelens.text.documents import documents_sha256, read_documents
 from ropelens.text.tokenize import pieces, text_tokens
 from ropelens.train.held_out import Split, Tokens, hold_out
+from ropelens.train.run_folder import LOCK
 from ropelens.train.settings import Settings
 
 LEAST_VALID = 2  # validation sequences; an interval needs two
-LOCK = ".lock"
 DATA = "data.json"  # the file that describes the data; it is written last
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 BOS = "<s>"

@@ -22,7 +22,7 @@ from ropelens.rope.variants import parse_variant
 from ropelens.runtime.devices import explain_full_memory
 from ropelens.runtime.folder import RECORD, file_name
 from ropelens.runtime.keys import Key
-from ropelens.runtime.records import log_line, read_json, write_json
+from ropelens.runtime.records import log_line, read_json_if_exists, write_json
 from ropelens.text.tokenize import warn_beyond
 from ropelens.train.base_data import prepare_base_data
 from ropelens.train.base_model import Base, convert_weights, open_base
@@ -33,6 +33,7 @@ from ropelens.train.recalibration_loop import RecalibrationProgress, recalibrate
 from ropelens.train.recalibration_memory import require_memory
 from ropelens.train.recalibration_settings import CONTROL, WORSE, Recalibration
 from ropelens.train.run_folder import (
+    LOCK,
     STUDY,
     begin_record,
     lock_run,
@@ -211,7 +212,7 @@ def recalibrate_study(
     if not read_settings(out, STUDY, key="variants"):
         opened.check_variants(study["variants"])
     make_folder(out)
-    with FileLock(out / ".lock"):  # other processes begin the same study
+    with FileLock(out / LOCK):  # other processes begin the same study
         begun = read_settings(out, STUDY, key="variants")
         recorded = study | {"kind": KIND, "base": opened.fingerprint}
         if begun:
@@ -250,7 +251,7 @@ def _complete_cards(base: Base, runs: Mapping[Path, Recalibration], out: Path) -
 
 def _log_damage(control: Path, *, rate: float | None) -> None:
     """Log that the training damaged the control, if it did."""
-    record = read_json(control / RECORD) if (control / RECORD).exists() else {}
+    record = read_json_if_exists(control / RECORD)
     losses = record.get("losses")
     if losses is None:  # another process trains it
         return

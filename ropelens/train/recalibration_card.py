@@ -11,7 +11,7 @@ from huggingface_hub.repocard import metadata_load
 
 from ropelens.checkpoints.gguf_rope import stated_license
 from ropelens.runtime.folder import RECORD, write_whole
-from ropelens.runtime.records import read_json
+from ropelens.runtime.records import read_json_if_exists
 from ropelens.train.base_model import Base
 
 CARD = "README.md"
@@ -67,9 +67,8 @@ def _control_words(settings: Mapping[str, Any], control: Path | None) -> str:
     if settings["variant"] == "control":
         return "this run, which keeps the rotation of the base"
     if control is not None:
-        with suppress(KeyError, OSError):
-            record = read_json(control / RECORD) if control.exists() else {}
-            losses = record["losses"]
+        losses = read_json_if_exists(control / RECORD).get("losses")
+        if losses is not None:
             return (
                 f"{losses['before']:.4f} before, {losses['after']:.4f} nats/token after"
             )

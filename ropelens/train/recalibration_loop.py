@@ -4,7 +4,7 @@ The settings, the base, the text and the number of threads determine all numbers
 resumed run, bit for bit (CPU, float32).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -75,10 +75,10 @@ def recomputes(model: PreTrainedModel) -> bool:
     return is_large and model.supports_gradient_checkpointing
 
 
-def sequences_in_pass(model: PreTrainedModel, settings: Recalibration) -> int:
-    """Sequences that one pass reads."""
+def sequences_in_pass(settings: Recalibration, *, parameters: int) -> int:
+    """Sequences that one pass of a model with this number of parameters reads."""
     assert settings.context is not None
-    if model.num_parameters() >= SMALL:
+    if parameters >= SMALL:
         return 1
     return min(settings.sequences, max(1, TOKENS_IN_PASS // settings.context))
 
@@ -124,7 +124,8 @@ class RecalibrationLoop:
         choose_parameters(model, settings.train)
         if recomputes(model):
             recompute_layers(model)
-        self.in_pass = sequences_in_pass(model, settings)
+        parameters = model.num_parameters()
+        self.in_pass = sequences_in_pass(settings, parameters=parameters)
         self.optimizer = make_optimizer(model)
         self.progress = RecalibrationProgress()
         self.saving = SaveTimer()
@@ -193,12 +194,10 @@ class RecalibrationLoop:
         known = {row["step"] for row in self.progress.metrics}
         if step in known or step not in self.settings.evaluated_steps:
             return
-        weights = trained_parameters(self.model)
-        rate = self.settings.rate_of(max(0, step - 1))
-        require_finite(weights, "a weight", step=step, rate=rate)
+        self.require_finite(trained_parameters(self.model), "a weight")
         steps_per_second = self.speed.read(step)
         self.evaluate()
-        self.add_rows(steps_per_second, rate=rate)
+        self.add_rows(steps_per_second)
         self.save_if_due()
         self.speed.restart(step)
 
@@ -212,18 +211,24 @@ class RecalibrationLoop:
             evaluated.append(sequence_loss(self.model, tokens))
             self.save_if_due()
 
-    def add_rows(self, steps_per_second: float, *, rate: float) -> None:
+    @property
+    def latest_rate(self) -> float:
+        """Learning rate of the latest step, or of the first one before the training."""
+        return self.settings.rate_of(max(0, self.progress.step - 1))
+
+    def require_finite(self, tensors: Sequence[Tensor], what: str) -> None:
+        """Raise `TrainingFailed` if `what` is NaN or infinite after the latest step."""
+        step = self.progress.step
+        require_finite(tensors, what, step=step, rate=self.latest_rate)
+
+    def add_rows(self, steps_per_second: float) -> None:
         """Add the numbers of an evaluation to metrics.csv and losses.csv."""
         progress = self.progress
         step = progress.step
         losses = progress.evaluated
         valid_loss = float(np.mean(losses))
-        require_finite(
-            [torch.tensor(losses, dtype=torch.float64, device="cpu")],
-            "a validation loss",
-            step=step,
-            rate=rate,
-        )
+        by_sequence = torch.tensor(losses, dtype=torch.float64, device="cpu")
+        self.require_finite([by_sequence], "a validation loss")
         self.note = f"validation loss {valid_loss:.4f}"
         per_step = self.settings.tokens_per_step
         row: dict[str, float] = {
@@ -233,7 +238,7 @@ class RecalibrationLoop:
         }
         if step:
             row["train_loss"] = float(np.mean(progress.step_losses))
-            row["learning_rate"] = rate
+            row["learning_rate"] = self.latest_rate
             row["tokens_per_second"] = round(steps_per_second * per_step)
         progress.metrics.append(row)
         for number, loss in enumerate(losses):
@@ -256,10 +261,7 @@ class RecalibrationLoop:
         """Write a savepoint if the last one is a minute old."""
         if not self.saving.is_due:
             return
-        step = self.progress.step
-        weights = trained_parameters(self.model)
-        rate = self.settings.rate_of(max(0, step - 1))
-        require_finite(weights, "a weight", step=step, rate=rate)
+        self.require_finite(trained_parameters(self.model), "a weight")
         parts = {
             "format": SAVED_FORMAT,
             "model": self.model.state_dict(),

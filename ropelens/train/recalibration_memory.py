@@ -12,7 +12,7 @@ from ropelens.config_facts import stated_number
 from ropelens.errors import BadArgument
 from ropelens.runtime.devices import FIXED_BYTES, LIBRARIES, LayerWidths, free_bytes
 from ropelens.train.base_model import Base, choose_parameters
-from ropelens.train.recalibration_loop import TOKENS_IN_PASS, sequence_loss
+from ropelens.train.recalibration_loop import sequence_loss, sequences_in_pass
 from ropelens.train.recalibration_settings import SMALL, Recalibration
 from ropelens.train.steps import loss_of
 
@@ -38,14 +38,7 @@ class TrainingMemory:
 
     @property
     def total(self) -> int:
-        return (
-            self.weights
-            + self.gradients
-            + self.optimizer
-            + self.activations
-            + self.logits
-            + self.buffers
-        )
+        return sum(vars(self).values())
 
     def in_words(self) -> str:
         parts = []
@@ -64,17 +57,14 @@ def training_memory(base: Base, settings: Recalibration) -> TrainingMemory:
     trained = parameters
     if settings.train == "attention":
         trained = _attention_parameters(base)
-    is_small = parameters < SMALL
-    tokens = settings.context
-    if is_small:
-        in_step = settings.sequences * settings.context
-        tokens = min(in_step, max(settings.context, TOKENS_IN_PASS))
+    tokens = settings.context * sequences_in_pass(settings, parameters=parameters)
     config = base.opened.config.get_text_config()
     return TrainingMemory(
         weights=FLOAT * parameters,
         gradients=FLOAT * trained,
         optimizer=FLOAT * MOMENTS * trained,
-        activations=tokens * _activations_of_token(base, recomputed=not is_small),
+        activations=tokens
+        * _activations_of_token(base, recomputed=parameters >= SMALL),
         logits=FLOAT * COPIES_OF_LOGITS * tokens * config.vocab_size,
         buffers=FIXED_BYTES[base.opened.devices[0].type],
     )

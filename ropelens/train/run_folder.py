@@ -15,10 +15,11 @@ from ropelens.errors import BadArgument, explained
 from ropelens.profiles.measurement import versions
 from ropelens.runtime.folder import RECORD
 from ropelens.runtime.keys import Key
-from ropelens.runtime.records import read_json, write_json
+from ropelens.runtime.records import read_json_if_exists, write_json
 
 STUDY = "study.json"  # the file of a study's folder that contains its settings
-BEFORE_RECORD = {"data", ".lock"}  # files that come before the record
+LOCK = ".lock"
+BEFORE_RECORD = {"data", LOCK}  # files that come before the record
 TEMPORARY = ".ropelens-"  # the beginning of the names of temporary files
 
 
@@ -60,7 +61,7 @@ def read_settings(out: Path, name: str, *, key: str) -> dict[str, Any]:
     """Read the file `name` in `out`; {} if nothing has begun. Refuses other folders."""
     # Another process may begin the run now. It writes its record before other files.
     names = _names_in(out) - BEFORE_RECORD
-    record = read_json(out / name) if (out / name).exists() else {}
+    record = read_json_if_exists(out / name)
     if key in record:
         return record
     others = sorted(name for name in names if not name.startswith(TEMPORARY))
@@ -97,7 +98,7 @@ def lock_run(out: Path) -> AcquireReturnProxy:
     fault = f"another process works on the run in {out}."
     unwritable = explained(f"{out} cannot be written to.", error=BadArgument)
     with unwritable, explained(fault, error=Busy, catch=Timeout):
-        lock = FileLock(out / ".lock").acquire(blocking=False)
+        lock = FileLock(out / LOCK).acquire(blocking=False)
     for file in out.glob(f"{TEMPORARY}*.part"):  # of `whole_file`, after kill -9
         file.unlink()
     return lock

@@ -1,18 +1,17 @@
 """Recalibrations: bases, texts, folders and refusals."""
 
 import json
-import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from full_disk import full_disk
 from oracles.tiny import tiny
 from recalibrated import (
     GEMMA3,
@@ -400,7 +399,7 @@ def test_models_that_cannot_train_are_refused(text: Path, tmp_path: Path):
         tmp_path / "dynamic",
         rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
     )
-    with pytest.raises(UnsupportedModel, match="depends on the length|cannot undo"):
+    with pytest.raises(UnsupportedModel, match=r"depends on the length|cannot undo"):
         short_run(str(dynamic), "nope", out=tmp_path / "run", text=text)
     assert not (tmp_path / "run/data").exists()
 
@@ -633,20 +632,9 @@ def test_savepoints_that_cannot_be_written_or_read_are_explained(tmp_path: Path)
     with pytest.raises(BadArgument, match="cannot be read") as caught:
         read_savepoint(savepoint, device=torch.device("cpu"), saved_format=1)
     assert "begin the run again" in caught.value.parts["try"]
-    with limited_files(1000), pytest.raises(BadArgument, match="cannot be written"):
+    with full_disk(1000), pytest.raises(BadArgument, match="cannot be written"):
         write_savepoint(savepoint, {"weights": torch.zeros(100_000)})
     assert savepoint.read_text() == "no savepoint"
-
-
-@contextmanager
-def limited_files(limit: int) -> Iterator[None]:
-    """Let files have at most `limit` bytes, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 COMMAND = [sys.executable, "-W", "ignore", "-m", "ropelens", "train", "--from"]
