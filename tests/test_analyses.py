@@ -342,7 +342,7 @@ def test_variants_are_trained_and_compared(tmp_path, python, monkeypatch):
     folder = tmp_path / "reports/variants/small"
     assert ended.out == f"{folder / 'index.html'}\n"
     findings = json.loads((folder / "run.json").read_text())["findings"]
-    assert findings[0].startswith("Change of the loss from rope, in nats per token")
+    assert findings[0].startswith("After 1,024 training tokens, ")
     (peaks,) = [sentence for sentence in findings if "largest share" in sentence]
     assert peaks.endswith("evenly spread: 12%.")
     rope = rl.open(folder).isel(entry=0)

@@ -20,7 +20,7 @@ PAGE = Path("llms.txt")
 SECTIONS = {
     "README.md": ["Two commands", "Your own model", "In Python"],
     "docs/tasks.md": ["Pitfalls", "Tasks"],
-    "docs/guide.md": ["Guide", "Texts", "Looking inside a head"],
+    "docs/guide.md": ["Guide", "Texts"],
     "docs/variants.md": ["Variants of RoPE", "Editing a live model"],
     "docs/measures.md": ["Notation", "Labels"],
 }
@@ -52,6 +52,8 @@ SHORT: dict[str, str | Callable[[re.Match[str]], str]] = {
     ),
 }
 """Replacements that make signatures short."""
+BOUNDS = r" \[(?:[0-9.]+<=)?x[<>]=[0-9.]+\]"
+"""The bounds of an option in its help, such as " [x>=1]"; an error states them."""
 TYPES = """MODEL is a transformers model, a compiled or peft model, or a TransformerBridge.
 `analyze` and `measure_rope` also take the name of a checkpoint. TEXT is an `rl.Text`, token ids
 [sequence, position], a batch of a tokenizer, or a string with `tokenizer=`. ANSWER is a
@@ -172,9 +174,12 @@ def commands() -> Iterator[str]:
 
 
 def option_line(parameter: object, context: typer.Context) -> str:
-    """A line about an argument or option; "" for --help."""
+    """A line about an argument or option, without its bounds; "" for --help."""
     record = parameter.get_help_record(context)  # type: ignore[attr-defined]
-    return f"- `{record[0]}`: {' '.join(record[1].split())}" if record else ""
+    if not record:
+        return ""
+    words = re.sub(BOUNDS, "", " ".join(record[1].split()))
+    return f"- `{record[0]}`: {words}"
 
 
 def pages() -> Iterator[str]:

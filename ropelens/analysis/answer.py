@@ -16,12 +16,18 @@ import xarray as xr
 from ropelens.analysis.analysis_result import Analysis, open_analysis
 from ropelens.analysis.saved_numbers import is_same_model
 from ropelens.comparison.compare import compare
+from ropelens.comparison.recalibration_table import (
+    is_recalibration,
+    summarize_recalibration,
+)
 from ropelens.comparison.summary import summarize_comparison
 from ropelens.report.comparison_page import QUESTION, render_comparison
 from ropelens.report.figure_page import render_figures
+from ropelens.report.recalibration_page import render_recalibration
 from ropelens.report.run_facts import profile_facts
 from ropelens.report.sentences.comparison import comparison_sentences
 from ropelens.report.sentences.profile import scope_sentence
+from ropelens.report.sentences.recalibration import recalibration_sentences
 from ropelens.runtime.folder import file_name
 from ropelens.runtime.netcdf import as_saved
 from ropelens.runtime.own_folder import own_folder
@@ -75,6 +81,27 @@ class Answer:
             page=partial(render_comparison, comparison, table),
         )
         return results.write(folder)
+
+
+def save_comparison(folder: str | Path, comparison: xr.Dataset) -> Path:
+    """Write the result of `compare`, its table, its page and run.json; return the page."""
+    if is_recalibration(comparison):
+        return _save_recalibration(Path(folder), comparison)
+    return Answer().save(folder, comparison)
+
+
+def _save_recalibration(folder: Path, comparison: xr.Dataset) -> Path:
+    comparison = _with_relative_pages(comparison, folder)
+    comparison = comparison.assign_attrs(command=this_command())
+    table = summarize_recalibration(comparison)
+    results = ResultFolder(
+        kind="comparison",
+        findings=recalibration_sentences(comparison, table),
+        files={"comparison.nc": comparison, "comparison.csv": table},
+        record=_comparison_record(comparison),
+        page=partial(render_recalibration, comparison, table),
+    )
+    return results.write(folder)
 
 
 def _with_relative_pages(comparison: xr.Dataset, folder: Path) -> xr.Dataset:

@@ -8,11 +8,16 @@ import xarray as xr
 from ropelens.analysis import hub
 from ropelens.analysis.analysis_result import Analysis, open_analysis
 from ropelens.arguments import public
+from ropelens.comparison.recalibration_table import (
+    is_recalibration,
+    summarize_recalibration,
+)
 from ropelens.comparison.summary import summarize_comparison
 from ropelens.errors import BadArgument
 from ropelens.profiles.measures import complete_profile
 from ropelens.report.comparison_page import render_comparison
 from ropelens.report.figure_page import render_steps
+from ropelens.report.recalibration_page import render_recalibration
 from ropelens.runtime.folder import locked
 from ropelens.runtime.netcdf import open_results
 from ropelens.runtime.result_folder import write_page
@@ -56,14 +61,20 @@ def rewrite_page(folder: str | Path) -> Path:
         )
     if kind == "comparison":
         comparison = _open_comparison(folder)
-        table = summarize_comparison(comparison)
-        return write_page(folder, partial(render_comparison, comparison, table))
+        return write_page(folder, partial(_comparison_page, comparison))
     if kind == "watch":
         steps = open_steps(folder)
         return write_page(folder, partial(render_steps, steps))
     with locked(folder):
         analysis = open_analysis(folder)
         return write_page(folder, analysis.page)
+
+
+def _comparison_page(comparison: xr.Dataset) -> str:
+    if is_recalibration(comparison):
+        table = summarize_recalibration(comparison)
+        return render_recalibration(comparison, table)
+    return render_comparison(comparison, summarize_comparison(comparison))
 
 
 def _open_comparison(folder: Path) -> xr.Dataset:

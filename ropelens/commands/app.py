@@ -169,24 +169,27 @@ def compare_command(
     ] = 512,
     options: Options,
 ) -> None:
-    """Compare trained runs, or analyzed models: losses, heads and planes.
+    """Compare trained runs, recalibrations, or analyzed models: losses, heads and planes.
 
     Writes index.html (the page), comparison.nc (all numbers, netCDF), comparison.csv (one
     row per variant or model) and run.json to DIR, and prints the path of the page, which also
     shows two chosen heads next to each other. Each checkpoint of a run is measured on the
     validation text of the run. DIR/measured keeps the measurements, so the same command can
     continue after a stop. Folders that ropelens analyze wrote are not measured again.
+    Runs and studies of train --from need a control: the page shows the gap of each variant
+    to it, the share that training recovered, and the heads that changed.
 
     \b
     Examples:
       ropelens compare runs/variants --out out
+      ropelens compare runs/recalibration --out out
       ropelens compare analyzed/llama analyzed/qwen --out out
     """
     from ropelens.runtime.result_folder import check_out
 
     out = out_or_own(out, "compared")
     check_out(out, "comparison", parts=["measured"])
-    from ropelens.analysis.answer import Answer
+    from ropelens.analysis.answer import save_comparison
     from ropelens.comparison.compare import compare
     from ropelens.runtime.own_folder import begun
     from ropelens.runtime.processes import processes, shared
@@ -201,7 +204,7 @@ def compare_command(
             progress=show_progress,
         )
     if processes().is_main_process:
-        Answer().save(out, comparison)
+        save_comparison(out, comparison)
         finish(out)
 
 

@@ -22,18 +22,10 @@ LOADING = ("device", "revision", "trust_remote_code")
 """Options for reading the model of --from."""
 
 
-def from_start(name: str) -> Any:
-    """An option of a training from the start, which is None if it is not given."""
-    described = Settings.__dataclass_fields__[name].metadata["option"]
-    default = getattr(Settings, name)
-    words = _with_default(described.help, "" if default is None else f"{default}")
-    return _not_given(described, words)
-
-
-def from_model(name: str) -> Any:
-    """An option of a training with --from, which is None if it is not given."""
-    described = Recalibration.__dataclass_fields__[name].metadata["option"]
-    default = getattr(Recalibration, name)
+def only_in(settings: type, name: str) -> Any:
+    """An option of one kind of training, which is None if it is not given."""
+    described = settings.__dataclass_fields__[name].metadata["option"]  # type: ignore[attr-defined]
+    default = getattr(settings, name)
     words = _with_default(described.help, "" if default is None else f"{default}")
     return _not_given(described, words)
 
@@ -94,13 +86,13 @@ class TrainOptions(Checked):
         min=0,
         max=2**32 - 1,
     )
-    size: str | None = from_start("size")
-    vocabulary: int | None = from_start("vocabulary")
-    precision: Literal["auto", "bf16", "fp32"] | None = from_start("precision")
-    sequences: int | None = from_model("sequences")
-    warmup: float | None = from_model("warmup")
-    train: Literal["all", "attention"] | None = from_model("train")
-    evaluated: int | None = from_model("evaluated")
+    size: str | None = only_in(Settings, "size")
+    vocabulary: int | None = only_in(Settings, "vocabulary")
+    precision: Literal["auto", "bf16", "fp32"] | None = only_in(Settings, "precision")
+    sequences: int | None = only_in(Recalibration, "sequences")
+    warmup: float | None = only_in(Recalibration, "warmup")
+    train: Literal["all", "attention"] | None = only_in(Recalibration, "train")
+    evaluated: int | None = only_in(Recalibration, "evaluated")
     device: str | None = of_loading("device")
     revision: str | None = of_loading("revision")
     trust_remote_code: bool = setting(
@@ -109,10 +101,12 @@ class TrainOptions(Checked):
 
     def given(self) -> dict[str, Any]:
         """The options that are given."""
-        values = asdict(self)
-        return {
-            name: value for name, value in values.items() if value not in (None, False)
-        }
+        given = {}
+        for name, value in asdict(self).items():
+            is_default = value is None or value is False  # 0 equals False
+            if not is_default:
+                given[name] = value
+        return given
 
 
 FilesOption = list[Path] | None
@@ -156,7 +150,7 @@ def train_command(
         Path | None,
         option(
             "FILE.toml",
-            "Train a study. Its file has all settings; with --from, options are defaults.",
+            "Train a study. The file has all settings; with --from, options are defaults.",
         ),
     ] = None,
     watch: Annotated[
@@ -219,7 +213,7 @@ def train_command(
 
         opened = open_base(base, loading)
     if plan:
-        print_lines(_plan(opened, given, study))
+        print_lines(_plan(opened, given, study, text=text, valid=valid or []))
         return
     print_path(
         _train_from_model(
@@ -280,9 +274,18 @@ def _train_from_model(
     return recalibrate(base, settings, out=out, text=text, valid=valid)
 
 
-def _plan(base: Base, given: dict[str, Any], study: Path | None) -> str:
+def _plan(
+    base: Base,
+    given: dict[str, Any],
+    study: Path | None,
+    *,
+    text: list[Path],
+    valid: list[Path],
+) -> str:
     """The planned runs in words."""
     from ropelens.train.recalibration import (
+        check_variant,
+        read_base_texts,
         read_recalibration_study,
         recalibrations_of,
         resolved,
@@ -293,4 +296,9 @@ def _plan(base: Base, given: dict[str, Any], study: Path | None) -> str:
         runs = [Recalibration(**given)]
     else:
         runs = [*recalibrations_of(read_recalibration_study(study, given)).values()]
+    read_base_texts(text, valid)  # refuses what a run refuses
+    variants = {settings.variant for settings in runs}
+    for variant in variants:
+        check_variant(variant)
+    base.check_variants(variants)
     return plan_recalibration(base, resolved(base, runs[0]), runs=len(runs))

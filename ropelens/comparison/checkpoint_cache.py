@@ -1,5 +1,6 @@
 """Measurements of checkpoints, which are read again if their file belongs to the weights."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import xarray as xr
@@ -17,6 +18,29 @@ from ropelens.runtime.keys import Key
 from ropelens.runtime.netcdf import read_if_fits, save, with_key
 from ropelens.runtime.processes import all_agree, process_index
 from ropelens.train.data import DATA
+
+
+def saved_or_measured(
+    file: Path, key: Key, measured: Callable[[], xr.Dataset]
+) -> xr.Dataset:
+    """The results in `file` if they fit the key; otherwise measure them and save them."""
+    saved = read_if_fits(file, "measurement", key)
+    # Either all processes use the cached file, or none does.
+    in_cache = all_agree(saved is not None)
+    if saved is not None and in_cache:
+        return saved
+    results = measured()
+    results = with_key(results.assign_attrs(kind="measurement"), key)
+    if process_index() == 0:
+        save(results, file)
+    return results
+
+
+def without_weights(checkpoint: Path, file: Path) -> BadArgument:
+    return BadArgument(
+        f"{checkpoint} has no weights, and {file} has no results for these settings.",
+        hint="the settings of the earlier comparison, or the folder with its weights",
+    )
 
 
 class CheckpointCache:
@@ -37,30 +61,19 @@ class CheckpointCache:
         opened = None
         if (checkpoint / "model.safetensors").exists():
             opened = open_checkpoint(checkpoint, Loading(device=self.device))
-        key = self._key(run, opened)
-        saved = read_if_fits(file, "measurement", key)
-        # Either all processes use the cached file, or none does.
-        in_cache = all_agree(saved is not None)
-        if saved is not None and in_cache:
-            return saved
-        if opened is None:
-            raise BadArgument(
-                f"{checkpoint} has no weights, and {file} has no results for these "
-                "settings.",
-                hint="the settings of the earlier comparison, or the folder with its "
-                "weights",
+
+        def measured() -> xr.Dataset:
+            if opened is None:
+                raise without_weights(checkpoint, file)
+            return measure(
+                run,
+                opened.read(),
+                sequences=self.sequences,
+                seed=self.seed,
+                final=step is None,
             )
-        measured = measure(
-            run,
-            opened.read(),
-            sequences=self.sequences,
-            seed=self.seed,
-            final=step is None,
-        )
-        measured = with_key(measured.assign_attrs(kind="measurement"), key)
-        if process_index() == 0:
-            save(measured, file)
-        return measured
+
+        return saved_or_measured(file, self._key(run, opened), measured)
 
     def _key(self, run: ComparisonEntry, opened: Opened | None) -> Key:
         """The key of a measurement. Without weights, only the arguments are compared."""

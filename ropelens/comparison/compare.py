@@ -13,6 +13,8 @@ from ropelens.comparison.checkpoint_cache import CheckpointCache
 from ropelens.comparison.checkpoint_measures import head_measures
 from ropelens.comparison.entries import ComparisonEntry, find_entries
 from ropelens.comparison.join import join_entries, partners
+from ropelens.comparison.recalibration import compare_recalibrations
+from ropelens.comparison.recalibration_runs import find_recalibrations
 from ropelens.errors import BadArgument, explained
 from ropelens.profiles.measurement import versions
 from ropelens.profiles.measures import open_profile
@@ -37,7 +39,7 @@ def compare(
     device: str = "auto",
     progress: ProgressOption = None,
 ) -> xr.Dataset:
-    """Compare trained runs, or analyzed models.
+    """Compare trained runs, recalibrations, or analyzed models.
 
     `paths` are runs and studies of `ropelens train`, whose checkpoints are measured on their
     validation text, or folders that `ropelens analyze` wrote. The group of the first entry (a
@@ -57,11 +59,29 @@ def compare(
     (entry, step) in variables that start with "growth_". Intervals draw the documents or
     stretches in `sequence_group`. NaN and "" mark what an entry does not have.
 
+    Runs and studies of `ropelens train --from` that start from one checkpoint give a dataset
+    with their losses over (variant, seed, step, sequence), `gap`, `recovered`,
+    `tokens_to_half` and `tokens_to_90` with their intervals, and the measured models over
+    `entry`: each variant before the training, and each run after it (coordinates group,
+    phase, entry_seed). They need a control. docs/measures.md (Recalibration) defines the
+    numbers.
+
     Raises `BadArgument` for the paths that `find_entries` refuses, for an unusable device, and
     for a folder that cannot be written to.
     """
     device_named(device)
     check_writable(cache)
+    recalibrations = find_recalibrations(paths)
+    if recalibrations is not None:
+        dataset = compare_recalibrations(
+            recalibrations,
+            cache=Path(cache),
+            sequences=sequences,
+            seed=seed,
+            device=device,
+            show=display_of(progress),
+        )
+        return _with_provenance(dataset, recalibrations.variants, seed=seed)
     found = find_entries(paths)
     entries = found.entries
     if entries[0].steps:
@@ -78,10 +98,16 @@ def compare(
     texts = dataset["text"].values.tolist() if "text" in dataset.coords else ()
     dataset = dataset.assign_coords(partner=("entry", partners(entries, texts)))
     groups = dict.fromkeys(entry.group for entry in entries)
+    dataset = dataset.assign_attrs(baseline=entries[0].variant or entries[0].name)
+    return _with_provenance(dataset, [*groups], seed=seed)
+
+
+def _with_provenance(
+    dataset: xr.Dataset, groups: Sequence[str], *, seed: int
+) -> xr.Dataset:
     return dataset.assign_attrs(
         kind="comparison",
         model=", ".join(groups),
-        baseline=entries[0].variant or entries[0].name,
         seed=seed,
         versions=json.dumps(versions()),
         created=datetime.now(UTC).isoformat(timespec="seconds"),

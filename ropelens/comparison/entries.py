@@ -10,7 +10,7 @@ from ropelens.checkpoints.names import by_step, short_names
 from ropelens.errors import BadArgument
 from ropelens.runtime.folder import RECORD
 from ropelens.runtime.keys import differences
-from ropelens.runtime.records import read_json
+from ropelens.runtime.records import read_json, read_json_if_exists
 from ropelens.train.run import runs_of
 from ropelens.train.run_folder import STUDY
 from ropelens.train.settings import Size, size_name
@@ -61,17 +61,17 @@ def find_entries(paths: Sequence[str | Path]) -> FoundEntries:
     unfinished: list[str] = []
     for path in by_step([Path(path) for path in paths]):
         if not (path / STUDY).exists():
-            records[path.resolve()] = _read_record(path)
+            records[path.resolve()] = read_json_if_exists(path / RECORD)
             continue
         for run in runs_of(read_json(path / STUDY)):
-            record = _read_record(path / run)
+            record = read_json_if_exists(path / run / RECORD)
             if "finished" in record:
                 records[(path / run).resolve()] = record
             else:
                 unfinished.append(str(run))
     if unfinished:  # the warning names the line that called `compare`
         warnings.warn(
-            f"unfinished runs are left out: {', '.join(unfinished)}", stacklevel=3
+            f"unfinished runs are left out: {', '.join(unfinished)}", stacklevel=4
         )
     trained = [folder for folder, record in records.items() if "finished" in record]
     analyses = [folder for folder in records if (folder / "profile.nc").exists()]
@@ -83,11 +83,6 @@ def find_entries(paths: Sequence[str | Path]) -> FoundEntries:
     for name, folder in zip(names, records, strict=True):
         entries.append(ComparisonEntry(name=name, group=name, folder=folder))
     return FoundEntries(entries, unfinished=[])
-
-
-def _read_record(folder: Path) -> dict[str, Any]:
-    file = folder / RECORD
-    return read_json(file) if file.exists() else {}
 
 
 def _require_one_kind(folders: list[Path], comparable: list[Path]) -> None:

@@ -174,7 +174,7 @@ def _heads(entries: xr.Dataset) -> dict[str, float]:
     }
     for label in LABELS:
         columns[label] = float((label_of == label).sum() / count)
-    columns.update(_rotating_planes(entries))
+    columns.update(rotating_planes(entries))
     for label in ("positional", "semantic"):
         wavelengths = entries["mean_wavelength"].where(label_of == label)
         medians = wavelengths.median(("layer", "head"))
@@ -182,7 +182,7 @@ def _heads(entries: xr.Dataset) -> dict[str, float]:
     return columns
 
 
-def _rotating_planes(entries: xr.Dataset) -> dict[str, float]:
+def rotating_planes(entries: xr.Dataset) -> dict[str, float]:
     """Numbers of planes, and the wavelengths of the planes that rotate (tokens).
 
     A plane that rotates in one of the layers counts as rotating. The wavelengths limit the mean

@@ -9,9 +9,17 @@ from jaxtyping import Float, Int
 
 from ropelens.figures import style
 from ropelens.figures.formats import plotly_text
-from ropelens.figures.head_planes import PANEL_TITLES, PLANE_LINES, add_plane_line
+from ropelens.figures.head_planes import (
+    PANEL_TITLES,
+    PLANE_LINES,
+    add_plane_lines,
+)
 from ropelens.figures.inputs import kv_heads
-from ropelens.figures.planes import set_wavelengths, wavelength_positions
+from ropelens.figures.planes import (
+    set_wavelengths,
+    shade_stopped,
+    wavelength_positions,
+)
 
 COMPARED_PANELS = PANEL_TITLES[:2]  # a comparison has no coherence
 COMPARED_LINES = tuple(
@@ -48,20 +56,19 @@ def plot_compared_head(comparison: xr.Dataset, head: ComparedHead) -> go.Figure:
         "head": head.head,
         "kv_head": kv_heads(entry)[head.layer, head.head],
     }
-    for line in COMPARED_LINES:
-        values = entry[line.variable].isel(indices, missing_dims="ignore")
-        add_plane_line(
-            figure,
-            line,
-            positions=position_by_entry(comparison)[head.entry, head.layer],
-            values=values.values,
-            wavelength=entry["wavelength"].values[head.layer],
-            in_legend=True,
-        )
+    add_plane_lines(
+        figure,
+        COMPARED_LINES,
+        entry.isel(indices, missing_dims="ignore"),
+        positions=position_by_entry(comparison)[head.entry, head.layer],
+        wavelength=entry["wavelength"].values[head.layer],
+        some_stop=bool(np.isinf(comparison["wavelength"]).any()),
+    )
     for row, title in enumerate(COMPARED_PANELS, start=1):
         figure.update_yaxes(title_text=title, row=row)
     figure.update_yaxes(nticks=5, zeroline=True, rangemode="tozero")
     set_wavelengths(figure, _by_layer(comparison))
+    shade_stopped(figure, _by_layer(comparison))
     figure.update_layout(legend={"yref": "container", "y": 0, "yanchor": "bottom"})
     return style.note_missing(figure, "no plane of this head was measured")
 

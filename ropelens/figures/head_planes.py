@@ -1,6 +1,6 @@
 """Figures of the planes of one head, and of its scores between two tokens."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,12 @@ from jaxtyping import Float
 from ropelens.arguments import public
 from ropelens.figures import style
 from ropelens.figures.inputs import Head, Layer, head_of, kv_heads
-from ropelens.figures.planes import mark_context, set_wavelengths, wavelength_positions
+from ropelens.figures.planes import (
+    mark_context,
+    set_wavelengths,
+    shade_stopped,
+    wavelength_positions,
+)
 from ropelens.profiles.measures import complete_profile
 
 MAX_MARKED_PLANES = 32  # markers of more planes overlap and are slow
@@ -74,49 +79,71 @@ def plot_selectivity(
         height=460,
         row_heights=[0.4, 0.34, 0.26],
     )
-    for line in PLANE_LINES:
-        add_plane_line(
-            figure,
-            line,
-            positions=positions,
-            values=numbers[line.variable].isel(indices, missing_dims="ignore").values,
-            wavelength=wavelength[drawn.layer],
-            in_legend=line.panel < len(PANEL_TITLES),
-        )
+    add_plane_lines(
+        figure,
+        PLANE_LINES,
+        numbers.isel(indices, missing_dims="ignore"),
+        positions=positions,
+        wavelength=wavelength[drawn.layer],
+        some_stop=bool(np.isinf(wavelength).any()),
+    )
     for row, title in enumerate(PANEL_TITLES, start=1):
         figure.update_yaxes(title_text=title, nticks=5, row=row)
     figure.update_yaxes(zeroline=True, row=1)
     figure.update_yaxes(rangemode="tozero", row=2)
     figure.update_yaxes(range=[-0.03, 1.03], tickvals=[0, 0.5, 1], row=3)
     set_wavelengths(figure, wavelength)
+    shade_stopped(figure, wavelength)
     mark_context(figure, numbers, [drawn.layer])
     return style.note_missing(figure, "no plane of this head was measured")
 
 
-def add_plane_line(
+def add_plane_lines(
+    figure: go.Figure,
+    lines: Sequence[PlaneLine],
+    of_head: xr.Dataset,
+    *,
+    positions: Float[np.ndarray, " frequency"],
+    wavelength: Float[np.ndarray, " frequency"],
+    some_stop: bool,
+) -> None:
+    """Draw the variables of the planes of one head, each in the panel of its line.
+
+    If `some_stop`, planes that do not rotate are points, which no line joins. Trace `meta`
+    names the variable of each axis and the drawn planes; `customdata` is the wavelength in
+    tokens.
+    """
+    stopped = np.isinf(wavelength)
+    for line in lines:
+        values = of_head[line.variable].values
+        if some_stop:
+            values = np.where(stopped, np.nan, values)
+        _add_line(figure, line, positions, values, wavelength, some_stop)
+    if not some_stop:
+        return
+    for line in lines:
+        values = np.where(stopped, of_head[line.variable].values, np.nan)
+        _add_stopped_planes(figure, line, positions, values, wavelength)
+
+
+def _add_line(
     figure: go.Figure,
     line: PlaneLine,
-    *,
     positions: Float[np.ndarray, " frequency"],
     values: Float[np.ndarray, " frequency"],
     wavelength: Float[np.ndarray, " frequency"],
-    in_legend: bool,
+    some_stop: bool,
 ) -> None:
-    """Draw a variable of the planes of one head in the panel of the line.
-
-    Trace `meta` names the variable of each axis; `customdata` is the wavelength in tokens.
-    """
+    meta = _variables(line)
+    if some_stop:
+        meta["planes"] = "rotating"
     few = len(positions) <= MAX_MARKED_PLANES
     hover = f"{line.name} %{{y:.3f}}<br>wavelength %{{customdata:.3~s}} tokens"
     figure.add_scatter(
         x=positions,
         y=values,
         customdata=wavelength,
-        meta={
-            "x": "wavelength_position",
-            "y": line.variable,
-            "customdata": "wavelength",
-        },
+        meta=meta,
         mode="lines+markers" if few or line.filled else "lines",
         line=line.line,
         marker={"size": line.marker_size},
@@ -124,11 +151,43 @@ def add_plane_line(
         fillcolor=style.SHADE if line.filled else None,
         name=line.name,
         legendgroup=line.name,
-        showlegend=in_legend,
+        showlegend=line.panel < len(PANEL_TITLES),
         hovertemplate=f"{hover}<extra></extra>",
         row=line.panel,
         col=1,
     )
+
+
+def _add_stopped_planes(
+    figure: go.Figure,
+    line: PlaneLine,
+    positions: Float[np.ndarray, " frequency"],
+    values: Float[np.ndarray, " frequency"],
+    wavelength: Float[np.ndarray, " frequency"],
+) -> None:
+    figure.add_scatter(
+        x=positions,
+        y=values,
+        customdata=wavelength,
+        meta={**_variables(line), "planes": "stopped"},
+        mode="markers",
+        marker={"size": line.marker_size, "color": line.line.get("color")},
+        name=line.name,
+        legendgroup=line.name,
+        showlegend=False,
+        hovertemplate=f"{line.name} %{{y:.3f}}<br>does not rotate<extra></extra>",
+        row=line.panel,
+        col=1,
+    )
+
+
+def _variables(line: PlaneLine) -> dict[str, str]:
+    """The variable of each axis of a trace, from which the script fills it."""
+    return {
+        "x": "wavelength_position",
+        "y": line.variable,
+        "customdata": "wavelength",
+    }
 
 
 def pair_figure(profile: xr.Dataset) -> go.Figure:

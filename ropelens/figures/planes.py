@@ -16,6 +16,7 @@ AXIS_TITLE = "wavelength (tokens, log scale)"
 LONE_HALF_WIDTH = 0.35  # half width of a plane without neighbours, in log tokens
 LEAST_HALF_WIDTH = 1e-3  # planes with equal wavelengths need a width too
 SAME_BORDER = 1e-4  # in log tokens; measured layers differ in the sixth digit
+STOPPED = "∞<br>(stopped)"
 NO_PLANES = np.array([1.0, 10.0])  # range of an axis without planes, in tokens
 
 Wavelengths = Float[np.ndarray, "layer frequency"]
@@ -66,6 +67,26 @@ def set_wavelengths(figure: go.Figure, wavelength: Wavelengths) -> None:
     ends = np.log10([drawn.min(), drawn.max()]) + np.array([-0.12, 0.12])
     style.set_log_ticks(figure, labels, ends=ends.tolist())
     style.set_x_title(figure, AXIS_TITLE)
+
+
+def shade_stopped(figure: go.Figure, wavelength: Wavelengths) -> None:
+    """Shade and name the group of planes that do not rotate, which is not a wavelength."""
+    endless = wavelength_positions(wavelength)[np.isinf(wavelength)]
+    if not endless.size:
+        return
+    room = np.exp(LONE_HALF_WIDTH)
+    figure.add_vrect(
+        x0=float(endless.min() / room),
+        x1=float(endless.max() * room),
+        fillcolor=style.SHADE,
+        opacity=0.6,
+        line_width=0,
+        layer="below",
+        name="stopped",
+    )
+    for axis in figure.select_xaxes():
+        words = [text.replace("∞", STOPPED) for text in axis.ticktext]
+        axis.ticktext = words
 
 
 def reach_of(results: xr.Dataset, layers: Sequence[int], context_name: str) -> Reach:

@@ -38,13 +38,21 @@ def without_decimals(value: float) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table. `write` formats its numbers."""
+    """A column of a table. `write` formats its numbers.
+
+    `words` are whole words where there is room for more than the `title`.
+    """
 
     name: str
     title: str
     unit: str
     meaning: str
     write: Callable[[Any], str] = two_decimals
+    long_title: str = ""
+
+    @property
+    def words(self) -> str:
+        return self.long_title or self.title
 
 
 HEAD_COLUMNS = (
@@ -60,54 +68,63 @@ HEAD_COLUMNS = (
         "conf.",
         "0–1",
         "share of the resamples that give this label",
+        long_title="confidence of the label",
     ),
     Column(
         "positional_fraction",
         "positional",
         "0–1",
         "share of position in the bits without sinks, which decides the label",
+        long_title="share of position",
     ),
     Column(
         "content_fraction",
         "semantic",
         "0–1",
         "share of content in the bits without sinks, which decides the label",
+        long_title="share of content",
     ),
     Column(
         "total_bits",
         "total",
         "bits",
         "information in the choice of keys",
+        long_title="all bits",
     ),
     Column(
         "sink_bits",
         "sink",
         "bits",
         "bits that sinks explain",
+        long_title="bits of sinks",
     ),
     Column(
         "position_bits",
         "position",
         "bits",
         "bits that only the offset explains",
+        long_title="bits of position",
     ),
     Column(
         "content_bits",
         "content",
         "bits",
         "bits that the tokens explain",
+        long_title="bits of content",
     ),
     Column(
         "interaction_bits",
         "both",
         "bits",
         "bits that only tokens and offset together explain",
+        long_title="bits of content and position together",
     ),
     Column(
         "follow_score",
         "follows",
         "−1–1",
         "what the head follows when keys exchange contents: 1 positions, −1 contents",
+        long_title="follows positions or contents",
     ),
     Column(
         "offset",
@@ -122,6 +139,7 @@ HEAD_COLUMNS = (
         "tokens",
         "first offset of the middle half of the kernel",
         write=without_decimals,
+        long_title="first offset",
     ),
     Column(
         "offset_high",
@@ -129,6 +147,7 @@ HEAD_COLUMNS = (
         "tokens",
         "last offset of the middle half of the kernel",
         write=without_decimals,
+        long_title="last offset",
     ),
     Column(
         "top_wavelength",
@@ -136,12 +155,14 @@ HEAD_COLUMNS = (
         "tokens",
         "wavelength of the plane that pushes most",
         write=short_count,
+        long_title="wavelength of the strongest plane",
     ),
     Column(
         "top_share",
         "top share",
         "0–1",
         "share of the top plane in the push toward keys",
+        long_title="share of the strongest plane",
     ),
     Column(
         "planes_to_half",
@@ -149,6 +170,7 @@ HEAD_COLUMNS = (
         "planes",
         "planes that make half of the push",
         write=without_decimals,
+        long_title="planes with half of the push",
     ),
     Column(
         "mean_wavelength",
@@ -156,24 +178,28 @@ HEAD_COLUMNS = (
         "tokens",
         "geometric mean of the wavelengths, weighted by push",
         write=short_count,
+        long_title="mean wavelength",
     ),
     Column(
         "previous_token",
         "previous",
         "0–1",
         "attention on the previous token",
+        long_title="attention on the previous token",
     ),
     Column(
         "self_mass",
         "self",
         "0–1",
         "attention on the token itself",
+        long_title="attention on the token itself",
     ),
     Column(
         "sink_mass",
         "on sinks",
         "0–1",
         "attention on sinks",
+        long_title="attention on sinks",
     ),
     Column(
         "entropy_bits",
@@ -192,6 +218,7 @@ HEAD_COLUMNS = (
         "duplicate",
         "0–1",
         "attention on an earlier copy of the same token",
+        long_title="attention on duplicates",
     ),
 )
 

@@ -84,6 +84,8 @@ def parse_variant(text: str) -> Variant:
 
 
 def _read_number(text: str, *, low: float, high: float) -> float:
+    if not text:
+        raise ValueError("it needs a value")
     number = float(text)
     if not low <= number <= high:
         raise ValueError(f"it must be between {low:g} and {high:g}")

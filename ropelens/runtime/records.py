@@ -20,5 +20,10 @@ def read_json(path: Path) -> dict[str, Any]:
         return dict(json.loads(text))
 
 
+def read_json_if_exists(path: Path) -> dict[str, Any]:
+    """Read an object that `write_json` wrote; {} if there is no such file."""
+    return read_json(path) if path.is_file() else {}
+
+
 def write_json(path: Path, value: Any) -> None:
     write_whole(path, json.dumps(value, indent=2, sort_keys=True) + "\n")

@@ -20,30 +20,36 @@ from ropelens.runtime.keys import Key
 from ropelens.runtime.records import log_line, read_json, write_json
 from ropelens.text.documents import documents_sha256
 from ropelens.text.tokenize import check_tokenizer, first_tokens
+from ropelens.train.base_model import Base
 from ropelens.train.data import (
     DATA,
     Documents,
     cut_stream,
+    held_out_sequences,
+    require_own_folder,
     require_sequences,
     tokens_of,
     write_sequences,
 )
 from ropelens.train.held_out import Split, Tokens, hold_out
 from ropelens.train.recalibration_settings import Recalibration
+from ropelens.train.run_folder import LOCK, make_folder
 
 MOST_HELD_OUT = 0.5
-"""Largest share of the documents and of the tokens that is held out as whole documents."""
+"""At most half of the text is held out as whole documents."""
 
 DOCUMENTS = "valid_documents.npy"
 
 
 def prepare_base_data(
-    folder: Path, texts: Documents, tokenizer: Any, settings: Recalibration
+    folder: Path, texts: Documents, base: Base, settings: Recalibration
 ) -> dict[str, Any]:
     """Tokenize `texts` into `folder` if needed; return the contents of data.json.
 
-    Raises `BadText` if the text is too short, or if the held-out text has too few documents.
+    Raises `BadArgument` for a folder of other data, and `BadText` if the text is too short, or
+    if the held-out text has too few documents.
     """
+    tokenizer: Any = base.opened.tokenizer
     check_tokenizer(tokenizer)
     begin = first_tokens(tokenizer)
     assert settings.context is not None
@@ -52,16 +58,18 @@ def prepare_base_data(
         raise BadArgument(fault, hint=f"--context {len(begin) + 2} or more")
     validation = texts.validation
     key = {
+        "base": base.fingerprint,
         "context": settings.context,
         "beginning": begin,
         "text_sha256": documents_sha256(texts.training),
         "valid_sha256": documents_sha256(validation) if validation else None,
     }
     path = folder / DATA
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / ".lock"):
+    require_own_folder(folder)
+    make_folder(folder)
+    with FileLock(folder / LOCK):
         if not path.exists():
-            validated_on = _write_data(folder, texts, tokenizer, begin, settings)
+            validated_on = _write_data(folder, texts, base, begin, settings)
             written = {"stages": ["train.npy"], "validation": validated_on}
             write_json(path, key | written)
     record = read_json(path)
@@ -72,20 +80,23 @@ def prepare_base_data(
 def _write_data(
     folder: Path,
     texts: Documents,
-    tokenizer: Any,
+    base: Base,
     begin: Sequence[int],
     settings: Recalibration,
 ) -> str:
-    """Write the arrays, and return what is validated on."""
+    """Write the arrays, and return words for the held-out text."""
     context = settings.context
     assert context is not None
     log_line("tokenizing the text")
-    split = _split(texts, tokenizer, least=ENOUGH_DOCUMENTS * context)
+    least = ENOUGH_DOCUMENTS * context
+    split = _split(texts, base.opened.tokenizer, least=least)
     training = cut_stream(split.training, begin=begin, context=context)
     validation = cut_stream(split.validation, begin=begin, context=context)
     documents = documents_of_rows(split.validation, body=context - len(begin))
     require_sequences("valid.npy", validation, least=ENOUGH_DOCUMENTS)
     _require_documents(documents)
+    _require_known(training, base)
+    _require_known(validation, base)
     write_sequences(folder / "train.npy", training, least=settings.sequences)
     write_sequences(folder / "valid.npy", validation, least=ENOUGH_DOCUMENTS)
     np.save(folder / DOCUMENTS, documents)
@@ -94,10 +105,15 @@ def _write_data(
 
 
 def _split(texts: Documents, tokenizer: Any, *, least: int) -> Split:
-    """The tokens of the training and of the validation."""
+    """Tokens to train on, and held-out tokens."""
     training = tokens_of(texts.training, tokenizer)
     if not texts.validation:
-        return hold_out(training, least=least, most=MOST_HELD_OUT)
+        return hold_out(
+            training,
+            least=least,
+            most=MOST_HELD_OUT,
+            marked_ends=tokenizer.eos_token_id is not None,
+        )
     validation = tokens_of(texts.validation, tokenizer)
     return Split(training, validation, validated_on="documents of --valid")
 
@@ -119,22 +135,40 @@ def _require_documents(documents: Int[np.ndarray, " sequence"]) -> None:
         raise BadText(
             f"Intervals need {ENOUGH_DOCUMENTS} held-out documents or parts of documents.",
             seen=f"{found} in {len(documents):,} held-out sequences",
-            hint="a file for each chapter, more files of --text, or other files of --valid",
+            hint="a file for each chapter, or more files",
+        )
+
+
+def _require_known(rows: Int[np.ndarray, "sequence position"], base: Base) -> None:
+    """Raise `BadText` if the tokenizer gives tokens that the model does not have."""
+    vocabulary = base.opened.config.get_text_config().vocab_size
+    largest = int(rows.max(initial=0))
+    if largest >= vocabulary:
+        raise BadText(
+            f"The tokenizer of {base.name} gives tokens that the model does not have.",
+            seen=f"token {largest:,}, and a vocabulary of {vocabulary:,}",
+            hint="the tokenizer with which the model was trained",
         )
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Held-out sequences [sequence, position], and the number of the document of each."""
+    """Held-out sequences [sequence, position], and their document numbers."""
 
     rows: np.ndarray
     documents: Int[np.ndarray, " sequence"]
 
 
+def all_held_out(folder: Path) -> HeldOut:
+    """All held-out sequences of the data in `folder`."""
+    return HeldOut(held_out_sequences(folder), np.load(folder / DOCUMENTS))
+
+
 def held_out(folder: Path, *, sequences: int) -> HeldOut:
     """At most `sequences` held-out sequences, evenly from all documents, in their order."""
-    rows = np.load(folder / "valid.npy", mmap_mode="r")
-    documents = np.load(folder / DOCUMENTS)
+    everything = all_held_out(folder)
+    rows = everything.rows
+    documents = everything.documents
     order = np.random.default_rng(0).permutation(len(rows))
     in_order = pd.Series(documents[order])
     # The first drawn sequences of all documents come first

@@ -1,19 +1,24 @@
 """The base of a recalibration: a pretrained model that trains on, with a variant of RoPE."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import nn
 from transformers import PreTrainedModel
 
+from ropelens.checkpoints.files import weight_files
 from ropelens.checkpoints.identity import identity
 from ropelens.checkpoints.load import Opened, open_checkpoint
 from ropelens.checkpoints.load_options import Loading
 from ropelens.config_facts import stated_context
-from ropelens.errors import UnsupportedModel
+from ropelens.errors import RopelensError, UnsupportedModel, explained
 from ropelens.interventions.export import stored_config
 from ropelens.model.as_live_model import as_live_model
 from ropelens.model.attention_hooks import attention_modules
@@ -40,17 +45,23 @@ class Base:
     @property
     def own_dtype(self) -> torch.dtype:
         """The dtype of the trained weights in files: half precision if the base has it."""
-        stated = self.opened.config.dtype
-        if self.opened.checkpoint.path.is_dir() and stated in HALF_PRECISION:
-            return stated
-        return torch.float32
+        path = self.opened.checkpoint.path
+        if path.is_file():  # GGUF
+            return torch.float32
+        dtype = self.opened.config.dtype or stored_dtype(weight_files(path)[0])
+        return dtype if dtype in HALF_PRECISION else torch.float32
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The identity of the base, which reads all weights."""
+        return identity(self.opened)
 
     def recorded(self) -> dict[str, Any]:
         """The base for run.json."""
         loading = self.opened.loading
         return {
             "name": self.name,
-            "fingerprint": identity(self.opened),
+            "fingerprint": self.fingerprint,
             "trained_context": self.trained_context,
             "revision": self.opened.checkpoint.revision or None,
             "trust_remote_code": loading.trust_remote_code,
@@ -64,11 +75,34 @@ class Base:
         """
         opened = self.opened
         if variant != CONTROL:
-            config = stored_config(as_live_model(opened.read()), variant)
-            opened = replace(opened, config=config)
+            live = as_live_model(opened.read())
+            with self._about(variant):
+                opened = replace(opened, config=stored_config(live, variant))
         model = opened.read()
+        with self._about(variant):
+            _require_storable(model)
         model.requires_grad_(True)
         return model
+
+    def check_variants(self, variants: Iterable[str]) -> None:
+        """Raise `UnsupportedModel` if a configuration cannot store one of the variants."""
+        live = as_live_model(self.opened.read())
+        for variant in variants:
+            if variant != CONTROL:
+                with self._about(variant):
+                    stored_config(live, variant)
+
+    @contextmanager
+    def _about(self, variant: str) -> Iterator[None]:
+        """Name the base and the variant in an error about the configuration."""
+        try:
+            yield
+        except RopelensError as error:
+            raise UnsupportedModel(
+                f"No configuration stores {variant} of {self.name}.",
+                seen=error.line,
+                hint="another variant; rl.edit_rope around a training loop of your own",
+            ) from error
 
 
 def open_base(name: str | Path, loading: Loading) -> Base:
@@ -97,15 +131,40 @@ def open_base(name: str | Path, loading: Loading) -> Base:
     return Base(opened)
 
 
+def stored_dtype(file: Path) -> torch.dtype | None:
+    """The dtype of the first floating-point tensor in a file of safetensors."""
+    with safe_open(file, framework="pt") as tensors:
+        for name in tensors.keys():  # noqa: SIM118
+            dtype = tensors.get_tensor(name).dtype
+            if dtype.is_floating_point:
+                return dtype
+    return None
+
+
+def _require_storable(model: PreTrainedModel) -> None:
+    """Raise `UnsupportedModel` if transformers cannot write the configuration of a model."""
+    what = f"transformers cannot write the configuration of {type(model).__name__}."
+    with explained(what, error=UnsupportedModel), TemporaryDirectory() as folder:
+        model.config.save_pretrained(folder)
+
+
+def convert_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Convert a model to `dtype`, which its configurations then state."""
+    nn.Module.to(model, dtype)
+    model.config.dtype = dtype
+    for name in model.config.sub_configs:
+        getattr(model.config, name).dtype = dtype
+
+
 def choose_parameters(model: PreTrainedModel, which: str) -> None:
-    """Let "all" parameters of a model train, or those of the projections of "attention"."""
+    """Let "all" parameters of a model train, or only the projections of "attention"."""
     model.requires_grad_(which == "all")
     if which == "all":
         return
     projections = [*_projections(model)]
     if not projections:
         raise UnsupportedModel(
-            f"{type(model).__name__} has no projections of attention that can train alone.",
+            f"{type(model).__name__} has no known projections of attention.",
             hint="--train all",
         )
     for projection in projections:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -44,22 +45,48 @@ def save_checkpoint(
         "optimizer": optimizer.state_dict(),
         "progress": (progress.step, progress.rows, progress.loss),
     }
-    with whole_file(
-        path
-    ) as aside:  # streamed: a copy in memory would double the weights
-        torch.save(parts, aside)
+    write_savepoint(path, parts)
 
 
 def load_checkpoint(
     path: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer
 ) -> TrainingProgress:
     """Restore the states of `model` and `optimizer` from a checkpoint."""
-    parts = torch.load(path, map_location=model.device, weights_only=True)
-    Key({}, format=CHECKPOINT_FORMAT).require(parts, what=f"the checkpoint {path}")
+    parts = read_savepoint(path, device=model.device, saved_format=CHECKPOINT_FORMAT)
     model.load_state_dict(parts["model"])
     optimizer.load_state_dict(parts["optimizer"])
     step, rows, loss = parts["progress"]
     return TrainingProgress(step=step, rows=rows, loss=loss)
+
+
+def write_savepoint(path: Path, parts: dict[str, Any]) -> None:
+    """Replace the file `path`. The tensors are streamed to the disk, without a copy of them.
+
+    Raises `BadArgument` if the file cannot be written; the earlier file stays.
+    """
+    with (
+        explained(
+            f"The savepoint {path} cannot be written.",
+            "more space on the disk; the same command then continues the run",
+            error=BadArgument,
+        ),
+        whole_file(path) as aside,
+    ):
+        torch.save(parts, aside)
+
+
+def read_savepoint(
+    path: Path, *, device: torch.device, saved_format: int
+) -> dict[str, Any]:
+    """Read a file of `write_savepoint`; raises `BadArgument` for any other file."""
+    with explained(
+        f"The savepoint {path} cannot be read.",
+        "remove it to begin the run again",
+        error=BadArgument,
+    ):
+        parts = dict(torch.load(path, map_location=device, weights_only=True))
+    Key({}, format=saved_format).require(parts, what=f"the savepoint {path}")
+    return parts
 
 
 def write_history(

@@ -19,12 +19,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from ropelens.checkpoints.files import sha256_of
-from ropelens.errors import BadArgument, BadText
+from ropelens.errors import BadArgument, BadText, explained
 from ropelens.runtime.keys import Key
 from ropelens.runtime.records import log_line, read_json, write_json
 from ropelens.text.documents import documents_sha256, read_documents
 from ropelens.text.tokenize import pieces, text_tokens
 from ropelens.train.held_out import Split, Tokens, hold_out
+from ropelens.train.run_folder import LOCK
 from ropelens.train.settings import Settings
 
 LEAST_VALID = 2  # validation sequences; an interval needs two
@@ -70,8 +71,9 @@ def prepare_data(folder: Path, texts: Documents, settings: Settings) -> dict[str
     key = _key_of_data(texts, settings)
     path = folder / DATA
     if texts.training:
+        require_own_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".lock"):
+        with FileLock(folder / LOCK):
             if not path.exists():
                 validated_on = _write_data(folder, texts, settings)
                 tokenizer_sha256 = sha256_of(folder / TOKENIZER[0])
@@ -85,6 +87,22 @@ def prepare_data(folder: Path, texts: Documents, settings: Settings) -> dict[str
     key["tokenizer_sha256"] = sha256_of(folder / TOKENIZER[0])
     Key(key).require(record, what=f"the data in {folder}")
     return record
+
+
+def require_own_folder(folder: Path) -> None:
+    """Raise `BadArgument` if a folder for data holds other files, which would be replaced.
+
+    A process that was stopped while it wrote data leaves a lock.
+    """
+    if not folder.exists() or (folder / DATA).exists() or (folder / LOCK).exists():
+        return
+    names = sorted(file.name for file in folder.iterdir())
+    if names:
+        raise BadArgument(
+            f"{folder} is for tokens, but holds other files.",
+            seen=", ".join(names[:3]),
+            hint="another --out",
+        )
 
 
 def _key_of_data(texts: Documents, settings: Settings) -> dict[str, Any]:
@@ -101,7 +119,7 @@ def _key_of_data(texts: Documents, settings: Settings) -> dict[str, Any]:
 
 
 def _write_data(folder: Path, texts: Documents, settings: Settings) -> str:
-    """Train the tokenizer, write train.npy and valid.npy, and return what is validated on."""
+    """Train the tokenizer, write train.npy and valid.npy, and return words for the latter."""
     context = settings.context
     log_line("training a tokenizer")
     tokenizer = train_tokenizer(
@@ -138,7 +156,8 @@ def _lines(texts: Sequence[str]) -> Iterator[str]:
 def write_sequences(path: Path, sequences: np.ndarray, *, least: int) -> None:
     """Write an array [sequence, position]; raises `BadText` for fewer than `least` rows."""
     require_sequences(path.name, sequences, least=least)
-    np.save(path, sequences)
+    with explained(f"{path} cannot be written.", error=BadArgument):
+        np.save(path, sequences)
     count, context = sequences.shape
     log_line(f"{path.name}: {count:,} sequences of {context:,} tokens")
 
@@ -190,7 +209,8 @@ def tokens_of(texts: Iterable[str], tokenizer: Any) -> list[Tokens]:
     """Tokens of each document, and its end of text if the tokenizer has one."""
     end = tokenizer.eos_token_id
     after = [] if end is None else [end]
-    dtype = token_dtype(len(tokenizer))
+    ids_of_words = tokenizer.get_vocab().values()  # they may have gaps
+    dtype = token_dtype(1 + max(ids_of_words))
     documents = []
     for text in texts:
         ids = [*text_tokens(text, tokenizer), *after]

@@ -11,15 +11,15 @@ from ropelens.intervals import ENOUGH_DOCUMENTS
 SHARE = 0.02
 """Share of the tokens that is held out."""
 
-LEAST_SHARE = 0.01  # of the tokens, in held-out documents
-MOST_SHARE = 0.1  # of the tokens and of the documents, unless it is given
+LEAST_SHARE = 0.01  # held-out documents have this share of the tokens
+MOST_SHARE = 0.1  # unless another share is given
 
 Tokens = np.ndarray  # unsigned integers, of one document
 
 
 @dataclass(frozen=True)
 class Split:
-    """Documents, or parts of documents, for the training and for the validation."""
+    """Documents, or parts of documents, to train on and to validate on."""
 
     training: list[Tokens]
     validation: list[Tokens]
@@ -27,18 +27,23 @@ class Split:
 
 
 def hold_out(
-    documents: Sequence[Tokens], *, least: int, most: float = MOST_SHARE
+    documents: Sequence[Tokens],
+    *,
+    least: int,
+    most: float = MOST_SHARE,
+    marked_ends: bool = True,
 ) -> Split:
     """Hold out about 2 % of the tokens of all documents, and at least `least` tokens.
 
     These are whole documents at even distances if there are enough documents: 8 or more are
-    held out, they have at least 1 % of all tokens, and at most the share `most` of the tokens
-    and of the documents. Otherwise it is the end of each document.
+    held out, and they have 1 % of all tokens or more. Neither their number nor their tokens
+    exceed the share `most`. Otherwise it is the end of each document. With `marked_ends`, the
+    last token of each document is an end of text, which the rest of the document then also has.
     """
     numbers = _whole_documents(documents, least=least, most=most)
     if numbers:
         return _split_off(documents, numbers)
-    return _split_ends(documents, least=least)
+    return _split_ends(documents, least=least, marked_ends=marked_ends)
 
 
 def _whole_documents(
@@ -73,7 +78,7 @@ def _split_off(documents: Sequence[Tokens], numbers: list[int]) -> Split:
     )
 
 
-def _split_ends(documents: Sequence[Tokens], *, least: int) -> Split:
+def _split_ends(documents: Sequence[Tokens], *, least: int, marked_ends: bool) -> Split:
     """Hold out the end of each document."""
     total = sum(map(len, documents))
     share = min(1.0, max(SHARE, least / max(1, total)))
@@ -81,9 +86,12 @@ def _split_ends(documents: Sequence[Tokens], *, least: int) -> Split:
     validation = []
     for document in documents:
         held = math.ceil(share * len(document))
-        end_of_text = document[-1:]
-        training.append(np.concatenate([document[:-held], end_of_text]))
-        validation.append(document[-held:])
+        start = len(document) - held
+        rest = document[:start]
+        if marked_ends:
+            rest = np.concatenate([rest, document[-1:]])
+        training.append(rest)
+        validation.append(document[start:])
     which = (
         "the document"
         if len(documents) == 1

@@ -26,8 +26,8 @@ from ropelens.train.checkpoint import (
     write_history,
 )
 from ropelens.train.data import held_out_sequences, spread, training_stages
+from ropelens.train.metrics import METRICS, Speed
 from ropelens.train.settings import Settings
-from ropelens.train.speed import Speed
 from ropelens.train.steps import (
     batches,
     choose_attention,
@@ -42,14 +42,6 @@ from ropelens.train.steps import (
 if TYPE_CHECKING:
     from ropelens.train.watch import RopeCallback
 
-METRICS = (
-    "step",
-    "tokens",
-    "train_loss",
-    "valid_loss",
-    "learning_rate",
-    "tokens_per_second",
-)
 LOG_EVERY = 10  # steps between rows of metrics.csv
 EVAL_EVERY = 250  # steps between validations
 WATCHED_SEQUENCES = 8  # of which heads and planes are measured

@@ -13,31 +13,39 @@ from typing import Any
 
 import torch
 from filelock import FileLock
-from torch import nn
 
 from ropelens.arguments import public
 from ropelens.checkpoints.load_options import Loading
-from ropelens.errors import BadArgument, explained
+from ropelens.errors import BadArgument, BadText, explained
+from ropelens.intervals import ENOUGH_DOCUMENTS
 from ropelens.rope.variants import parse_variant
 from ropelens.runtime.devices import explain_full_memory
 from ropelens.runtime.folder import RECORD, file_name
 from ropelens.runtime.keys import Key
-from ropelens.runtime.records import log_line, write_json
+from ropelens.runtime.records import log_line, read_json_if_exists, write_json
 from ropelens.text.tokenize import warn_beyond
 from ropelens.train.base_data import prepare_base_data
-from ropelens.train.base_model import Base, open_base
+from ropelens.train.base_model import Base, convert_weights, open_base
 from ropelens.train.checkpoint import CHECKPOINT, write_model
 from ropelens.train.data import Documents, read_texts
 from ropelens.train.recalibration_card import write_card
 from ropelens.train.recalibration_loop import RecalibrationProgress, recalibrate_model
 from ropelens.train.recalibration_memory import require_memory
-from ropelens.train.recalibration_settings import CONTROL, Recalibration
-from ropelens.train.run_folder import STUDY, begin_record, lock_run, now, read_settings
+from ropelens.train.recalibration_settings import CONTROL, WORSE, Recalibration
+from ropelens.train.run_folder import (
+    LOCK,
+    STUDY,
+    begin_record,
+    lock_run,
+    make_folder,
+    now,
+    read_settings,
+)
 from ropelens.train.study_runs import run_each
 
 KIND = "recalibration"
-WORSE = 0.2
-"""Rise of the control's loss above which the training itself damages the model, nats/token."""
+OF_RECORD = ("kind", "base")
+"""Keys of study.json next to those of the study file."""
 
 
 @public
@@ -79,7 +87,16 @@ def read_base_texts(
 ) -> Documents:
     training = [Path(file) for file in text]
     validation = [Path(file) for file in valid]
-    return read_texts(training, validation, data=Path())
+    texts = read_texts(training, validation, data=Path())
+    held_out = texts.validation or texts.training
+    if len(held_out) < ENOUGH_DOCUMENTS:
+        option = "--valid" if texts.validation else "--text"
+        raise BadText(
+            f"Intervals need {ENOUGH_DOCUMENTS} held-out documents or parts of documents.",
+            seen=f"documents of {option}: {len(held_out)}",
+            hint=f"a file for each chapter of long documents, or more files of {option}",
+        )
+    return texts
 
 
 def resolved(base: Base, settings: Recalibration) -> Recalibration:
@@ -105,15 +122,20 @@ def _recalibrate(
     check_variant(settings.variant)
     device = base.opened.devices[0]
     tokenizer: Any = base.opened.tokenizer
-    of_base = base.recorded()
     key = settings.recorded() | {
-        "base": of_base["fingerprint"],
+        "base": base.fingerprint,
         "device": device.type,
         "threads": torch.get_num_threads(),
     }
     begun = read_settings(out, RECORD, key="settings")
     if begun:
         Key(key).require(begun["settings"], what=f"the run in {out}")
+    if "finished" in begun:
+        data_record = prepare_base_data(data, texts, base, settings)
+        Key(data_record | key).require(begun["settings"], what=f"the run in {out}")
+        (out / CHECKPOINT).unlink(missing_ok=True)
+        log_line(f"{out} is finished already")
+        return out
     require_memory(base, settings)
     full_memory = explain_full_memory(
         "The training",
@@ -122,22 +144,21 @@ def _recalibrate(
     )
     with full_memory, lock_run(out):
         model = base.read(settings.variant)
-        data_record = prepare_base_data(data, texts, tokenizer, settings)
+        data_record = prepare_base_data(data, texts, base, settings)
         record = begin_record(
-            out, data, data_record | key, kind=KIND, more={"base": of_base}
+            out, data, data_record | key, kind=KIND, more={"base": base.recorded()}
         )
-        if "finished" in record:
-            log_line(f"{out} is finished already")
+        if "finished" in record:  # by another process, a moment ago
             return out
         progress = recalibrate_model(
             model, settings, out=out, data=data, dtype=base.own_dtype
         )
         record["losses"] = _first_and_last(progress)
+        record["evaluated_sequences"] = sum(row["step"] == 0 for row in progress.losses)
         record["parameters"] = model.num_parameters()
         record["tokens_per_step"] = settings.tokens_per_step
         record["tokens"] = settings.steps * settings.tokens_per_step
-        nn.Module.to(model, base.own_dtype)
-        model.config.dtype = base.own_dtype
+        convert_weights(model, base.own_dtype)
         write_model(model, out)
         tokenizer.save_pretrained(out)
         write_card(out, base, record, control=control)
@@ -188,10 +209,12 @@ def recalibrate_study(
     runs_of_study = recalibrations_of(study)
     first = resolved(opened, next(iter(runs_of_study.values())))
     require_memory(opened, first)
-    out.mkdir(parents=True, exist_ok=True)
-    with FileLock(out / ".lock"):  # other processes begin the same study
+    if not read_settings(out, STUDY, key="variants"):
+        opened.check_variants(study["variants"])
+    make_folder(out)
+    with FileLock(out / LOCK):  # other processes begin the same study
         begun = read_settings(out, STUDY, key="variants")
-        recorded = study | {"kind": KIND, "base": opened.recorded()["fingerprint"]}
+        recorded = study | {"kind": KIND, "base": opened.fingerprint}
         if begun:
             Key(recorded).require(begun, what=f"the study in {out}")
         else:
@@ -208,7 +231,36 @@ def recalibrate_study(
             control=out / folder_of(CONTROL, settings.seed),
         )
     run_each(runs)
+    for seed in study["seeds"]:
+        _log_damage(out / folder_of(CONTROL, seed), rate=first.learning_rate)
+    _complete_cards(opened, runs_of_study, out)
     return out
+
+
+def _complete_cards(base: Base, runs: Mapping[Path, Recalibration], out: Path) -> None:
+    """Write the cards of the finished runs again, with the losses of their controls.
+
+    A control that another process trained may have finished after the run of a variant.
+    """
+    for folder, settings in runs.items():
+        record = read_settings(out / folder, RECORD, key="settings")
+        if "finished" in record:
+            control = out / folder_of(CONTROL, settings.seed)
+            write_card(out / folder, base, record, control=control)
+
+
+def _log_damage(control: Path, *, rate: float | None) -> None:
+    """Log that the training damaged the control, if it did."""
+    record = read_json_if_exists(control / RECORD)
+    losses = record.get("losses")
+    if losses is None:  # another process trains it
+        return
+    change = losses["after"] - losses["before"]
+    if change > WORSE:
+        log_line(
+            f"{control}: the loss is {change:.2f} nats/token higher than before, so a "
+            f"learning rate of {rate:g} is too high for this model"
+        )
 
 
 def read_recalibration_study(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,8 +268,10 @@ def read_recalibration_study(path: Path, given: Mapping[str, Any]) -> dict[str, 
 
     Raises `BadArgument` if a key or a value is wrong, or differs from a given value.
     """
+    with explained(f"{path} cannot be read.", error=BadArgument):
+        content = path.read_text(encoding="utf-8")
     with explained(f"{path} is not a study.", error=BadArgument):
-        stated = tomllib.loads(path.read_text(encoding="utf-8"))
+        stated = tomllib.loads(content)
     study = dict(stated)
     for name, value in given.items():
         key, of_study = _in_study(name, value)
@@ -229,14 +283,32 @@ def read_recalibration_study(path: Path, given: Mapping[str, Any]) -> dict[str, 
             )
     with explained(f"{path} is not a study.", error=BadArgument):
         variants = [CONTROL]
+        study.setdefault("seeds", [0])
+        _check_lists(study)
         for variant in study["variants"]:
             check_variant(variant)
             if variant not in variants:
                 variants.append(variant)
         study["variants"] = variants
-        study.setdefault("seeds", [0])
         recalibrations_of(study)
     return study
+
+
+def _check_lists(study: Mapping[str, Any]) -> None:
+    """Raise ValueError if `variants` or `seeds` is no list, or if a key is unknown."""
+    for name in ("variants", "seeds"):
+        if not isinstance(study[name], list):
+            raise ValueError(f"{name} must be a list, not {study[name]!r}")
+    if not study["seeds"]:
+        raise ValueError("seeds is empty")
+    known = ["variants", "seeds", *Recalibration.__dataclass_fields__]
+    for name in ("variant", "seed"):
+        known.remove(name)
+    for name in study:
+        if name not in known:
+            raise ValueError(
+                f"{name} is not a setting; settings are {', '.join(known)}"
+            )
 
 
 def _in_study(name: str, value: Any) -> tuple[str, Any]:
@@ -249,7 +321,7 @@ def _in_study(name: str, value: Any) -> tuple[str, Any]:
 def recalibrations_of(study: Mapping[str, Any]) -> dict[Path, Recalibration]:
     """The runs of a study, by folder, with all variants of a seed before the next seed."""
     shared = dict(study)
-    for name in ("kind", "base"):
+    for name in OF_RECORD:
         shared.pop(name, None)
     variants = shared.pop("variants")
     seeds = shared.pop("seeds")

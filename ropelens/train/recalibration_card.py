@@ -11,7 +11,7 @@ from huggingface_hub.repocard import metadata_load
 
 from ropelens.checkpoints.gguf_rope import stated_license
 from ropelens.runtime.folder import RECORD, write_whole
-from ropelens.runtime.records import read_json
+from ropelens.runtime.records import read_json_if_exists
 from ropelens.train.base_model import Base
 
 CARD = "README.md"
@@ -49,7 +49,7 @@ def write_card(
         f"- peak learning rate: {settings['learning_rate']:g}",
         f"- trained parameters: {settings['train']}",
         f"- seed of the text order: {settings['seed']}",
-        f"- validation: {settings['validation']}",
+        f"- validation: {settings['validation']}, {record['evaluated_sequences']} sequences",
         f"- loss before: {losses['before']:.4f} nats/token",
         f"- loss after: {losses['after']:.4f} nats/token",
         f"- control: {_control_words(settings, control)}",
@@ -67,12 +67,12 @@ def _control_words(settings: Mapping[str, Any], control: Path | None) -> str:
     if settings["variant"] == "control":
         return "this run, which keeps the rotation of the base"
     if control is not None:
-        with suppress(KeyError, OSError):
-            record = read_json(control / RECORD) if control.exists() else {}
-            losses = record["losses"]
+        losses = read_json_if_exists(control / RECORD).get("losses")
+        if losses is not None:
             return (
                 f"{losses['before']:.4f} before, {losses['after']:.4f} nats/token after"
             )
+        return "of the same study; it was not finished when this card was written"
     return "none; train it with --variant control and the same settings"
 
 
@@ -95,9 +95,7 @@ def licence_of(base: Base) -> dict[str, str]:
     card = path / CARD
     stated: dict[str, Any] = {}
     if card.is_file():
-        with suppress(
-            ValueError, OSError
-        ):  # a card without metadata, or with wrong ones
+        with suppress(ValueError, OSError):  # its metadata may be wrong
             stated = metadata_load(card) or {}
     return {key: str(stated[key]) for key in LICENSE_KEYS if stated.get(key)}
 

@@ -4,7 +4,7 @@ The settings, the base, the text and the number of threads determine all numbers
 resumed run, bit for bit (CPU, float32).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,35 +16,26 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ropelens.compatibility import recompute_layers
-from ropelens.runtime.folder import whole_file, write_whole
-from ropelens.runtime.keys import Key
+from ropelens.runtime.folder import write_whole
 from ropelens.runtime.progress import Stage, show_progress
 from ropelens.runtime.records import log_line
 from ropelens.runtime.savepoint import SaveTimer
 from ropelens.train.base_data import HeldOut, held_out
 from ropelens.train.base_model import choose_parameters, trained_parameters
-from ropelens.train.checkpoint import CHECKPOINT
+from ropelens.train.checkpoint import CHECKPOINT, read_savepoint, write_savepoint
 from ropelens.train.data import training_stages
+from ropelens.train.metrics import METRICS, Speed
 from ropelens.train.recalibration_settings import SMALL, Recalibration
-from ropelens.train.speed import Speed
 from ropelens.train.steps import batches, learn, loss_of, require_finite
 
-METRICS = (
-    "step",
-    "tokens",
-    "train_loss",
-    "valid_loss",
-    "learning_rate",
-    "tokens_per_second",
-)
 LOSSES = ("step", "sequence", "document", "loss")
-TOKENS_IN_PASS = 2048  # of a small model; larger models read a sequence in a pass
+TOKENS_IN_PASS = 2048  # if the model is small; a larger model reads one sequence
 SAVED_FORMAT = 1
 
 
 @dataclass
 class RecalibrationProgress:
-    """What a run has done. It is saved with the weights, and the loop changes it.
+    """The work that a run has done. It is saved with the weights, and the loop changes it.
 
     `step_losses` has the loss of each step since the last evaluation, in nats per token, and
     `evaluated` the losses of the sequences that the present evaluation has read.
@@ -73,7 +64,8 @@ def recalibrate_model(
     """
     loop = RecalibrationLoop(model, settings, out=out, data=data, dtype=dtype)
     loop.resume()
-    loop.run()
+    with torch.random.fork_rng():  # each step sets the seed of dropout
+        loop.run()
     return loop.progress
 
 
@@ -83,10 +75,10 @@ def recomputes(model: PreTrainedModel) -> bool:
     return is_large and model.supports_gradient_checkpointing
 
 
-def sequences_in_pass(model: PreTrainedModel, settings: Recalibration) -> int:
-    """Sequences that one pass reads."""
+def sequences_in_pass(settings: Recalibration, *, parameters: int) -> int:
+    """Sequences that one pass of a model with this number of parameters reads."""
     assert settings.context is not None
-    if recomputes(model):
+    if parameters >= SMALL:
         return 1
     return min(settings.sequences, max(1, TOKENS_IN_PASS // settings.context))
 
@@ -123,23 +115,30 @@ class RecalibrationLoop:
             data, batch=settings.sequences, context=settings.context
         )
         self.held_out: HeldOut = held_out(data, sequences=settings.evaluated)
+        found = len(self.held_out.rows)
+        if found < settings.evaluated:
+            log_line(
+                f"evaluating on all {found} held-out sequences: {settings.evaluated} were "
+                "asked for"
+            )
         choose_parameters(model, settings.train)
         if recomputes(model):
             recompute_layers(model)
-        self.in_pass = sequences_in_pass(model, settings)
+        parameters = model.num_parameters()
+        self.in_pass = sequences_in_pass(settings, parameters=parameters)
         self.optimizer = make_optimizer(model)
         self.progress = RecalibrationProgress()
         self.saving = SaveTimer()
         self.speed = Speed()
-        self.note = ""  # the latest evaluation, for the display of the progress
+        self.note = ""  # shows the latest evaluation
 
     def resume(self) -> None:
         """Continue from the savepoint, if there is one."""
         path = self.out / CHECKPOINT
         if not path.exists():
             return
-        parts = torch.load(path, map_location="cpu", weights_only=True)
-        Key({}, format=SAVED_FORMAT).require(parts, what=f"the savepoint {path}")
+        on_cpu = torch.device("cpu")
+        parts = read_savepoint(path, device=on_cpu, saved_format=SAVED_FORMAT)
         self.model.load_state_dict(parts["model"])
         self.optimizer.load_state_dict(parts["optimizer"])
         self.progress = RecalibrationProgress(**parts["progress"])
@@ -195,12 +194,10 @@ class RecalibrationLoop:
         known = {row["step"] for row in self.progress.metrics}
         if step in known or step not in self.settings.evaluated_steps:
             return
-        weights = trained_parameters(self.model)
-        rate = self.settings.rate_of(max(0, step - 1))
-        require_finite(weights, "a weight", step=step, rate=rate)
+        self.require_finite(trained_parameters(self.model), "a weight")
         steps_per_second = self.speed.read(step)
         self.evaluate()
-        self.add_rows(steps_per_second, rate=rate)
+        self.add_rows(steps_per_second)
         self.save_if_due()
         self.speed.restart(step)
 
@@ -214,12 +211,24 @@ class RecalibrationLoop:
             evaluated.append(sequence_loss(self.model, tokens))
             self.save_if_due()
 
-    def add_rows(self, steps_per_second: float, *, rate: float) -> None:
+    @property
+    def latest_rate(self) -> float:
+        """Learning rate of the latest step, or of the first one before the training."""
+        return self.settings.rate_of(max(0, self.progress.step - 1))
+
+    def require_finite(self, tensors: Sequence[Tensor], what: str) -> None:
+        """Raise `TrainingFailed` if `what` is NaN or infinite after the latest step."""
+        step = self.progress.step
+        require_finite(tensors, what, step=step, rate=self.latest_rate)
+
+    def add_rows(self, steps_per_second: float) -> None:
         """Add the numbers of an evaluation to metrics.csv and losses.csv."""
         progress = self.progress
         step = progress.step
         losses = progress.evaluated
         valid_loss = float(np.mean(losses))
+        by_sequence = torch.tensor(losses, dtype=torch.float64, device="cpu")
+        self.require_finite([by_sequence], "a validation loss")
         self.note = f"validation loss {valid_loss:.4f}"
         per_step = self.settings.tokens_per_step
         row: dict[str, float] = {
@@ -229,7 +238,7 @@ class RecalibrationLoop:
         }
         if step:
             row["train_loss"] = float(np.mean(progress.step_losses))
-            row["learning_rate"] = rate
+            row["learning_rate"] = self.latest_rate
             row["tokens_per_second"] = round(steps_per_second * per_step)
         progress.metrics.append(row)
         for number, loss in enumerate(losses):
@@ -252,18 +261,14 @@ class RecalibrationLoop:
         """Write a savepoint if the last one is a minute old."""
         if not self.saving.is_due:
             return
-        step = self.progress.step
-        weights = trained_parameters(self.model)
-        rate = self.settings.rate_of(max(0, step - 1))
-        require_finite(weights, "a weight", step=step, rate=rate)
+        self.require_finite(trained_parameters(self.model), "a weight")
         parts = {
             "format": SAVED_FORMAT,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "progress": vars(self.progress),
         }
-        with whole_file(self.out / CHECKPOINT) as aside:
-            torch.save(parts, aside)  # streams the tensors to the disk
+        write_savepoint(self.out / CHECKPOINT, parts)
         self.saving.restart()
 
 

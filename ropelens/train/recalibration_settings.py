@@ -9,12 +9,15 @@ from ropelens.checkpoints.load_options import Checked, setting
 CONTROL = "control"
 """The name of the run with the unmodified configuration."""
 
+WORSE = 0.2
+"""Rise of the control's loss above which the training itself damages the model, nats/token."""
+
 LONGEST = 512  # tokens in a sequence, unless --context is given
 LEAST_EVALUATED = 8  # sequences, because an interval needs 8 documents
 SMALL = 10_000_000  # models with fewer parameters need no memory-saving passes
 RATE = 1e-4
 RATE_OF_SMALL = 5e-4
-LAST_SHARE = 0.1  # of the peak learning rate, at the end of the decay
+LAST_SHARE = 0.1  # the last learning rate, divided by the peak
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The folder of a training: its record, and the lock that one process has."""
+"""The folder of a training, with a record, and with a lock that one process has."""
 
 import os
 import sys
@@ -15,10 +15,11 @@ from ropelens.errors import BadArgument, explained
 from ropelens.profiles.measurement import versions
 from ropelens.runtime.folder import RECORD
 from ropelens.runtime.keys import Key
-from ropelens.runtime.records import read_json, write_json
+from ropelens.runtime.records import read_json_if_exists, write_json
 
 STUDY = "study.json"  # the file of a study's folder that contains its settings
-BEFORE_RECORD = {"data", ".lock"}  # what a run or study writes before its record
+LOCK = ".lock"
+BEFORE_RECORD = {"data", LOCK}  # files that come before the record
 TEMPORARY = ".ropelens-"  # the beginning of the names of temporary files
 
 
@@ -58,10 +59,11 @@ def now() -> str:
 
 def read_settings(out: Path, name: str, *, key: str) -> dict[str, Any]:
     """Read the file `name` in `out`; {} if nothing has begun. Refuses other folders."""
-    record = read_json(out / name) if (out / name).exists() else {}
-    if key in record or not out.exists():
+    # Another process may begin the run now. It writes its record before other files.
+    names = _names_in(out) - BEFORE_RECORD
+    record = read_json_if_exists(out / name)
+    if key in record:
         return record
-    names = {file.name for file in out.iterdir()} - BEFORE_RECORD
     others = sorted(name for name in names if not name.startswith(TEMPORARY))
     if others:
         raise BadArgument(
@@ -72,8 +74,31 @@ def read_settings(out: Path, name: str, *, key: str) -> dict[str, Any]:
     return {}
 
 
+def _names_in(folder: Path) -> set[str]:
+    """The names of the files in a folder, which may be missing."""
+    if not folder.exists():
+        return set()
+    with explained(f"{folder} cannot be read.", "another --out", error=BadArgument):
+        return {file.name for file in folder.iterdir()}
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of a run or a study; raises `BadArgument` if that is impossible."""
+    fault = f"{folder} cannot be written to."
+    with explained(fault, "another --out", error=BadArgument):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
 def lock_run(out: Path) -> AcquireReturnProxy:
-    out.mkdir(parents=True, exist_ok=True)
+    """Lock the folder of a run, and remove what a killed process left there.
+
+    Raises `Busy` if another process has the lock.
+    """
+    make_folder(out)
     fault = f"another process works on the run in {out}."
-    with explained(fault, error=Busy, catch=Timeout):
-        return FileLock(out / ".lock").acquire(blocking=False)
+    unwritable = explained(f"{out} cannot be written to.", error=BadArgument)
+    with unwritable, explained(fault, error=Busy, catch=Timeout):
+        lock = FileLock(out / LOCK).acquire(blocking=False)
+    for file in out.glob(f"{TEMPORARY}*.part"):  # of `whole_file`, after kill -9
+        file.unlink()
+    return lock

@@ -1,4 +1,4 @@
-"""The runs of a study, one after the other; several processes can divide them."""
+"""The runs of a study follow each other. Several processes can divide them."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,8 +11,8 @@ from ropelens.train.steps import TrainingFailed
 def run_each(runs: Mapping[Path, Callable[[], Path]]) -> None:
     """Call the `runs` of a study, which are named by their folders.
 
-    A run on which another process works is left to it. If a run diverges, the others are
-    trained, and `TrainingFailed` at the end names the runs that diverged.
+    A run on which another process works is left to it. After a run that diverges, the
+    next run begins, and `TrainingFailed` at the end names the runs that diverged.
     """
     diverged: list[str] = []
     busy: list[str] = []

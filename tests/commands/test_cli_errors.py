@@ -4,15 +4,14 @@ import errno
 import io
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
 
 import pytest
 import torch
 from cli_runs import MAIN, NAMES, PLAN, STOPPING, Ended, save_family, unharmed
+from full_disk import full_disk
 
 from ropelens.commands.terminal import print_lines
 from ropelens.runtime.folder import PAGE
@@ -113,16 +112,6 @@ def test_a_page_that_cannot_be_drawn_loses_no_number(
                 {*NAMES} - {PAGE}
             )
     assert ropelens("report", out) == Ended(0, f"{out / PAGE}\n", "")
-
-
-@contextmanager
-def full_disk(limit: int):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_disk_that_runs_full(ropelens, folder, text, out, monkeypatch):

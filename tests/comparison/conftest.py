@@ -4,11 +4,18 @@ from pathlib import Path
 
 import pytest
 import xarray as xr
+from synthetic_recalibration import recalibrated, recalibrated_study
 from trained import SEQUENCES, trained_study
 
 import ropelens as rl
 
-__all__ = ["comparison", "comparison_cache", "trained_study"]
+__all__ = [
+    "comparison",
+    "comparison_cache",
+    "recalibrated",
+    "recalibrated_study",
+    "trained_study",
+]
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 import ropelens as rl
 from ropelens.checkpoints.bundled import sample_path
 from ropelens.comparison import checkpoint_cache
-from ropelens.comparison.checkpoint_measures import past_context, validation
+from ropelens.comparison.checkpoint_measures import validation_text
 from ropelens.comparison.entries import ComparisonEntry as Entry
 from ropelens.comparison.entries import find_entries
 from ropelens.comparison.join import partners
@@ -40,11 +40,11 @@ def by_group(comparison: xr.Dataset) -> pd.DataFrame:
 
 def test_validation_text_is_evenly_spread_over_the_held_out_text(trained_study: Path):
     run = runs_in(trained_study)[0]
-    rows = validation(run, sequences=10**6)
+    rows = validation_text(run).sample(10**6)
     assert (rows.documents == 0).all()  # the text is one file
     last = len(rows) - 1
     middle = round(last / 2)
-    few = validation(run, sequences=3)
+    few = validation_text(run).sample(3)
     assert torch.equal(few.ids, rows.ids[[0, middle, last]])
     trained = np.load(run.data / "train.npy")
     total = len(rows) + len(trained)
@@ -54,10 +54,10 @@ def test_validation_text_is_evenly_spread_over_the_held_out_text(trained_study: 
 def test_long_text_joins_consecutive_sequences(trained_study: Path):
     run = runs_in(trained_study)[0]
     length = 4 * run.context
-    rows = validation(run, sequences=10**6).ids
+    rows = validation_text(run).sample(10**6).ids
     bos = rows[0, 0]
     without_bos = rows[:, 1:].reshape(-1)
-    long = past_context(run, sequences=2).ids
+    long = validation_text(run).joined(2).ids
     assert long.shape == (2, length)
     assert (long[:, 0] == bos).all()
     first, last = long[:, 1:]
@@ -68,7 +68,7 @@ def test_long_text_joins_consecutive_sequences(trained_study: Path):
 
 def test_losses_match_transformers(comparison: xr.Dataset, trained_study: Path):
     for entry in runs_in(trained_study)[:3]:
-        text = validation(entry, sequences=SEQUENCES)
+        text = validation_text(entry).sample(SEQUENCES)
         expected = token_losses(entry, text.ids).mean(1)
         mean = expected.mean()
         results = comparison.sel(entry=entry.name)
@@ -133,7 +133,7 @@ def test_loss_by_position_goes_to_four_times_the_context(
     comparison: xr.Dataset, trained_study: Path
 ):
     entry = runs_in(trained_study)[1]
-    text = past_context(entry, sequences=PROFILED)
+    text = validation_text(entry).joined(PROFILED)
     loss = token_losses(entry, text.ids).mean(0)
     results = comparison.sel(entry=entry.name)
     start = results["position_start"].values
@@ -156,7 +156,7 @@ def test_heads_and_planes_match_a_profile(comparison: xr.Dataset, trained_study:
         ("", PROFILED, results),
         ("growth_", PROFILED_EARLY, last_step),
     ):
-        text = validation(entry, sequences=sequences)
+        text = validation_text(entry).sample(sequences)
         profile = rl.profile(model, text, surrogates=0)
         for name in ("q_norm", "selectivity_keys", "previous_token"):
             values = compared[prefix + name]
@@ -184,7 +184,7 @@ def losses_and_copying_match(
         np.testing.assert_allclose(results[f"growth_{name}"], results[name], rtol=1e-6)
     copying = rl.evaluate(
         model,
-        validation(entry, sequences=SEQUENCES),
+        validation_text(entry).sample(SEQUENCES),
         measures=("copying", "retrieval"),
         distances=(8, 16, 32, 64),
         prompt_lengths=(32, 64, 128),
@@ -192,7 +192,7 @@ def losses_and_copying_match(
     np.testing.assert_allclose(results["copy_loss"], copying["copy_loss"][0])
     found = copying["retrieval"][0].mean("depth")
     np.testing.assert_allclose(results["far_retrieval"], found)
-    longer = past_context(entry, sequences=PROFILED_EARLY)
+    longer = validation_text(entry).joined(PROFILED_EARLY)
     losses = rl.evaluate(model, longer, measures=("loss",))
     by_position = losses["position_loss"][0]
     np.testing.assert_allclose(results["growth_position_loss"], by_position, rtol=1e-6)

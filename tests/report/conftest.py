@@ -3,9 +3,10 @@
 import shutil
 
 import pytest
+from synthetic_recalibration import recalibrated, recalibrated_study
 from synthetic_truncation import small
 
-__all__ = ["browser", "driver", "small"]
+__all__ = ["browser", "driver", "recalibrated", "recalibrated_study", "small"]
 
 
 @pytest.fixture(scope="package")

@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from full_disk import full_disk
 from oracles.tiny import tiny
 from recalibrated import (
     GEMMA3,
@@ -22,19 +24,32 @@ from recalibrated import (
     write_documents,
 )
 from tiny_checkpoints import edit_config, save_tiny
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    LlamaForCausalLM,
+)
 
 import ropelens as rl
+from ropelens.commands.train import TrainOptions
 from ropelens.errors import BadArgument, BadText, UnsupportedModel
-from ropelens.train import recalibration_memory
+from ropelens.runtime.records import write_json
+from ropelens.train import recalibration_loop, recalibration_memory
 from ropelens.train.base_data import documents_of_rows, held_out
+from ropelens.train.base_model import convert_weights
+from ropelens.train.checkpoint import read_savepoint, write_savepoint
 from ropelens.train.data import cut_stream, tokens_of
+from ropelens.train.held_out import hold_out
 from ropelens.train.recalibration import (
     read_recalibration_study,
+    recalibrate,
     recalibrate_study,
     recalibrations_of,
 )
 from ropelens.train.recalibration_settings import Recalibration
+from ropelens.train.run_folder import lock_run, read_settings
 from ropelens.train.steps import TrainingFailed
 
 
@@ -92,9 +107,7 @@ def test_defaults_depend_on_the_base(parameters, trained, rate, context):
 
 
 def test_the_control_is_always_trained_and_the_file_wins(study: Path):
-    read = read_recalibration_study(
-        study, {"context": 16, "seed": 0} and {"context": 16}
-    )
+    read = read_recalibration_study(study, {"context": 16})
     runs = recalibrations_of(read)
     assert [str(folder) for folder in runs] == [
         "control/seed-0",
@@ -117,6 +130,10 @@ def test_the_control_is_always_trained_and_the_file_wins(study: Path):
         "steps = 3",
         'variants = ["nope"]\nsize = "tiny"',
         "steps =",
+        'variants = ["nope"]\nstep = 9',
+        'variants = "nope"',
+        'variants = ["nope"]\nseeds = []',
+        'variants = ["nope"]\nbase = "another"',
     ],
 )
 def test_a_wrong_study_is_refused(tmp_path: Path, wrong: str):
@@ -126,11 +143,16 @@ def test_a_wrong_study_is_refused(tmp_path: Path, wrong: str):
         read_recalibration_study(file, {})
 
 
+def test_zero_is_a_value_of_an_option():
+    options = TrainOptions(learning_rate=0.0, warmup=0.0, seed=0)
+    assert options.given() == {"learning_rate": 0.0, "warmup": 0.0, "seed": 0}
+
+
 # --- text -------------------------------------------------------------------------------------
 
 
 def test_ids_above_65535_are_kept(tmp_path: Path):
-    """A tokenizer of 70,000 words, of which the text has the last ones."""
+    """The tokenizer has 70,000 words, and the text has the last words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -179,7 +201,38 @@ def test_too_few_documents_are_refused_with_their_number(base: str, tmp_path: Pa
     few = write_documents(tmp_path / "few", count=3, words=300)
     with pytest.raises(BadText, match="8 held-out documents") as caught:
         short_run(base, "control", out=tmp_path / "run", text=few)
-    assert caught.value.parts["seen"].startswith("3 in ")
+    assert caught.value.parts["seen"] == "documents of --text: 3"
+    many = write_documents(tmp_path / "many", count=9, words=200)
+    settings = Recalibration(**SHORT)
+    with pytest.raises(BadText, match="8 held-out documents") as caught:
+        recalibrate(base, settings, out=tmp_path / "run", text=[many], valid=[few])
+    assert caught.value.parts["seen"] == "documents of --valid: 3"
+
+
+def test_short_documents_in_few_sequences_are_refused(base: str, tmp_path: Path):
+    """There are 12 documents, but one of them has nearly all held-out tokens."""
+    text = write_documents(tmp_path / "text")
+    valid = write_documents(tmp_path / "valid", count=12, words=1)
+    (valid / "00.txt").write_text("x" * 500)
+    settings = Recalibration(**SHORT)
+    with pytest.raises(BadText, match="8 held-out documents") as caught:
+        recalibrate(base, settings, out=tmp_path / "run", text=[text], valid=[valid])
+    assert "held-out sequences" in caught.value.parts["seen"]
+
+
+def test_the_random_state_stays(base: str, text: Path, tmp_path: Path):
+    before = torch.get_rng_state()
+    short_run(base, "control", out=tmp_path, text=text, steps=1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_fewer_held_out_sequences_are_counted(base, text, tmp_path, capfd):
+    run = short_run(base, "control", out=tmp_path, text=text, steps=1, evaluated=1000)
+    count = len(np.load(run / "data/valid.npy"))
+    assert (
+        f"all {count} held-out sequences: 1000 were asked for" in capfd.readouterr().err
+    )
+    assert json.loads((run / "run.json").read_text())["evaluated_sequences"] == count
 
 
 def test_too_short_text_is_refused_with_the_tokens_that_it_needs(
@@ -192,6 +245,43 @@ def test_too_short_text_is_refused_with_the_tokens_that_it_needs(
     assert "tokens)" in caught.value.parts["seen"]
 
 
+def test_ids_of_a_vocabulary_with_gaps_are_kept():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 70_000}, unk_token="a"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    (tokens,) = tokens_of(["a b"], PreTrainedTokenizerFast(tokenizer_object=words))
+    assert tokens.tolist() == [0, 70_000]
+
+
+def test_held_out_ends_share_no_token_with_the_training_without_an_end_of_text():
+    split = hold_out([np.arange(10)], least=3, marked_ends=False)
+    assert split.training[0].tolist() == [*range(7)]
+    assert split.validation[0].tolist() == [7, 8, 9]
+    marked = hold_out([np.arange(10)], least=3)
+    assert marked.training[0].tolist() == [*range(7), 9]
+
+
+def test_tokens_that_the_model_does_not_have_are_refused(text: Path, tmp_path: Path):
+    folder = save_tiny(tmp_path / "base", vocab_size=20)
+    with pytest.raises(BadText, match="tokens that the model does not have") as caught:
+        short_run(str(folder), "control", out=tmp_path / "run", text=text)
+    assert "a vocabulary of 20" in caught.value.parts["seen"]
+
+
+def test_tokens_of_another_base_are_not_used(base, text, tmp_path):
+    """A killed process leaves data.json without run.json."""
+    run = short_run(base, "control", out=tmp_path / "run", text=text, steps=1)
+    data = tmp_path / "next/data"
+    data.parent.mkdir()
+    (run / "data").rename(data)
+    other = save_tiny(tmp_path / "other")
+    with pytest.raises(BadArgument, match="was made with other settings") as caught:
+        short_run(str(other), "control", out=tmp_path / "next", text=text)
+    assert "base: files:" in caught.value.parts["seen"]
+
+
 # --- refusals ---------------------------------------------------------------------------------
 
 
@@ -201,6 +291,64 @@ def test_a_foreign_folder_is_refused_and_stays(base: str, text: Path, tmp_path: 
     with pytest.raises(BadArgument, match="files would mix"):
         short_run(base, "control", out=tmp_path / "run", text=text)
     assert [file.name for file in (tmp_path / "run").iterdir()] == ["notes.txt"]
+
+
+def test_files_that_are_no_tokens_are_not_replaced(
+    base: str, text: Path, tmp_path: Path
+):
+    data = tmp_path / "run/data"
+    data.mkdir(parents=True)
+    (data / "train.npy").write_text("mine")
+    with pytest.raises(BadArgument, match="holds other files") as caught:
+        short_run(base, "control", out=tmp_path / "run", text=text)
+    assert caught.value.parts["seen"] == "train.npy"
+    assert (data / "train.npy").read_text() == "mine"
+
+
+def test_a_file_as_the_folder_of_a_run_is_refused(
+    base: str, text: Path, tmp_path: Path
+):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(BadArgument, match="cannot be read"):
+        short_run(base, "control", out=tmp_path / "file", text=text)
+    with pytest.raises(BadArgument, match="cannot be written to"):
+        short_run(base, "control", out=tmp_path / "file/run", text=text)
+
+
+def test_a_run_that_begins_meanwhile_is_no_foreign_folder(tmp_path, monkeypatch):
+    """Another process writes the first files of the run between two reads of the folder."""
+
+    listed = Path.iterdir
+
+    def begin(folder: Path) -> Iterator[Path]:
+        write_json(tmp_path / "run.json", {"settings": {"seed": 0}})
+        return listed(folder)
+
+    monkeypatch.setattr(Path, "iterdir", begin)
+    begun = read_settings(tmp_path, "run.json", key="settings")
+    assert begun == {"settings": {"seed": 0}}
+
+
+def test_a_study_is_refused_before_it_trains_if_a_variant_cannot_be_stored(
+    base: str, text: Path, tmp_path: Path
+):
+    file = tmp_path / "study.toml"
+    file.write_text('variants = ["nope", "p-rope:0.5@sliding"]\nsteps = 1\n')
+    with pytest.raises(
+        UnsupportedModel, match=r"stores p-rope:0\.5@sliding of"
+    ) as caught:
+        recalibrate_study(base, file, given=GIVEN, out=tmp_path / "out", text=[text])
+    assert "no head 'sliding" in caught.value.parts["seen"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_configuration_that_cannot_be_written_is_refused_before_the_training(
+    text: Path, tmp_path: Path
+):
+    folder = save_base("gemma4", tmp_path / "base")
+    with pytest.raises(UnsupportedModel, match=r"No configuration stores p-rope:0\.5"):
+        short_run(folder, "p-rope:0.5", out=tmp_path / "run", text=text)
+    assert not (tmp_path / "run/data").exists()
 
 
 @pytest.mark.parametrize(
@@ -251,7 +399,7 @@ def test_models_that_cannot_train_are_refused(text: Path, tmp_path: Path):
         tmp_path / "dynamic",
         rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
     )
-    with pytest.raises(UnsupportedModel, match="depends on the length"):
+    with pytest.raises(UnsupportedModel, match=r"depends on the length|cannot undo"):
         short_run(str(dynamic), "nope", out=tmp_path / "run", text=text)
     assert not (tmp_path / "run/data").exists()
 
@@ -276,6 +424,16 @@ def test_a_run_without_memory_is_refused_before_it_starts(
         short_run(base, "control", out=tmp_path / "run", text=text)
     assert "optimizer" in caught.value.parts["seen"]
     assert not (tmp_path / "run").exists()
+
+
+def test_a_validation_loss_that_is_not_finite_ends_the_run(
+    base, text, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(recalibration_loop, "sequence_loss", lambda *_: float("inf"))
+    with pytest.raises(
+        TrainingFailed, match="a validation loss is not a finite number"
+    ):
+        short_run(base, "control", out=tmp_path, text=text)
 
 
 def test_a_loss_that_is_not_finite_names_the_rate(base, text, tmp_path):
@@ -303,6 +461,26 @@ def test_weights_are_saved_in_their_own_dtype(text: Path, tmp_path: Path, dtype:
     np.testing.assert_allclose(losses, losses_of(run).iloc[-1], atol=1e-5)
 
 
+def test_a_configuration_without_a_dtype_has_that_of_its_weights(
+    text: Path, tmp_path: Path
+):
+    folder = save_tiny(tmp_path / "base")
+    LlamaForCausalLM.from_pretrained(folder, dtype="bfloat16").save_pretrained(folder)
+    edit_config(folder, dtype=None)
+    run = short_run(str(folder), "control", out=tmp_path / "run", text=text)
+    assert AutoModelForCausalLM.from_pretrained(run).dtype == torch.bfloat16
+
+
+def test_all_parts_of_a_configuration_state_the_dtype():
+    vision = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text_config = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 1}
+    config = Gemma3Config(text_config=text_config, vision_config=vision)
+    model = Gemma3ForConditionalGeneration(config)
+    convert_weights(model, torch.bfloat16)
+    assert model.dtype == torch.bfloat16
+    assert model.config.text_config.dtype == torch.bfloat16
+
+
 def test_tied_embeddings_stay_tied(text: Path, tmp_path: Path):
     folder = save_tiny(tmp_path / "base", tie_word_embeddings=True)
     run = short_run(str(folder), "nope", out=tmp_path / "run", text=text)
@@ -325,8 +503,6 @@ def test_a_large_model_computes_layers_again_with_equal_losses(
     base, text, tmp_path, monkeypatch
 ):
     """Recomputation and passes of one sequence change sums only by their rounding."""
-    from ropelens.train import recalibration_loop
-
     plain = short_run(base, "nope", out=tmp_path / "plain", text=text)
     monkeypatch.setattr(recalibration_loop, "SMALL", 0)
     saving = short_run(base, "nope", out=tmp_path / "saving", text=text)
@@ -409,6 +585,58 @@ def test_a_study_trains_the_control_and_states_its_losses(
         recalibrate_study(base, study, given=GIVEN, out=out, text=[text])
 
 
+def test_a_study_whose_control_became_worse_says_so(base, text, tmp_path, study, capfd):
+    study.write_text('variants = ["nope"]\nsteps = 1\nlearning_rate = 0.03\n')
+    out = tmp_path / "out"
+    recalibrate_study(base, study, given=GIVEN, out=out, text=[text])
+    record = json.loads((out / "control/seed-0/run.json").read_text())
+    record["losses"] = {"before": 4.0, "after": 4.25}
+    write_json(out / "control/seed-0/run.json", record)
+    capfd.readouterr()
+    recalibrate_study(base, study, given=GIVEN, out=out, text=[text])
+    err = capfd.readouterr().err
+    assert "control/seed-0: the loss is 0.25 nats/token higher than before" in err
+    assert "a learning rate of 0.03 is too high" in err
+
+
+def test_a_card_states_a_control_that_finishes_later(base, text, tmp_path, study):
+    """Another process trains the control of the study."""
+    study.write_text('variants = ["nope"]\nsteps = 1\n')
+    out = tmp_path / "out"
+    recalibrate_study(base, study, given=GIVEN, out=out, text=[text])
+    record = json.loads((out / "control/seed-0/run.json").read_text())
+    del record["finished"]
+    del record["losses"]
+    write_json(out / "control/seed-0/run.json", record)
+    with lock_run(out / "control/seed-0"):
+        recalibrate_study(base, study, given=GIVEN, out=out, text=[text])
+    card = out / "nope/seed-0/README.md"
+    assert "- control: of the same study; it was not finished" in card.read_text()
+    recalibrate_study(base, study, given=GIVEN, out=out, text=[text])
+    losses = json.loads((out / "control/seed-0/run.json").read_text())["losses"]
+    assert f"- control: {losses['before']:.4f} before" in card.read_text()
+
+
+def test_files_of_a_killed_process_are_removed(base, text, tmp_path):
+    (tmp_path / ".ropelens-0123.part").write_text("half a savepoint")
+    run = short_run(base, "control", out=tmp_path, text=text, steps=1)
+    assert not [*run.glob(".ropelens-*")]
+    (run / "checkpoint.pt").write_text("a savepoint of the finished run")
+    short_run(base, "control", out=tmp_path, text=text, steps=1)
+    assert not (run / "checkpoint.pt").exists()
+
+
+def test_savepoints_that_cannot_be_written_or_read_are_explained(tmp_path: Path):
+    savepoint = tmp_path / "checkpoint.pt"
+    savepoint.write_text("no savepoint")
+    with pytest.raises(BadArgument, match="cannot be read") as caught:
+        read_savepoint(savepoint, device=torch.device("cpu"), saved_format=1)
+    assert "begin the run again" in caught.value.parts["try"]
+    with full_disk(1000), pytest.raises(BadArgument, match="cannot be written"):
+        write_savepoint(savepoint, {"weights": torch.zeros(100_000)})
+    assert savepoint.read_text() == "no savepoint"
+
+
 COMMAND = [sys.executable, "-W", "ignore", "-m", "ropelens", "train", "--from"]
 QUICK = ["--context", "16", "--sequences", "4", "--evaluated", "12"]
 
@@ -467,7 +695,7 @@ def test_two_processes_divide_a_study(
 
 @pytest.mark.thorough
 def test_a_gguf_file_starts_from_the_weights_of_load(tmp_path: Path):
-    """Before the training, the losses are those of the model that `load` gives."""
+    """Before the training, the losses equal the losses of the model from `load`."""
     text = write_documents(tmp_path / "text", words=60)
     settings = {"steps": 1, "sequences": 1, "learning_rate": 0.0, "evaluated": 8}
     run = short_run(

@@ -32,7 +32,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(base: str, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with runs of the control and of variants."""
+    """A folder with a run of the control, and runs with variants."""
     folder = tmp_path_factory.mktemp("runs")
     for variant in ("control", "p-rope:1", "p-rope:0.25", "nope"):
         short_run(base, variant, out=folder / variant, text=text)
@@ -72,7 +72,13 @@ def test_without_a_rate_no_loss_changes(base: str, text: Path, tmp_path: Path):
         assert losses.loc[step].equals(losses.loc[0])
 
 
-@pytest.mark.parametrize(("where", "every"), [("loss_of", 2), ("sequence_loss", 17)])
+@pytest.mark.parametrize(
+    ("where", "every"),
+    [
+        ("loss_of", 3),
+        pytest.param("sequence_loss", 17, marks=pytest.mark.thorough),
+    ],
+)
 def test_a_stopped_run_continues_in_all_bits(
     base: str,
     text: Path,

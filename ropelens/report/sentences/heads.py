@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from ropelens.budget.labels import Thresholds
 from ropelens.figures.follow import FOLLOWS
 from ropelens.figures.formats import in_words, number, plural, ranges
 from ropelens.figures.style import EXCLUDED_LABELS, LABEL_ORDER
@@ -251,6 +252,27 @@ def _weak_labels(profile: xr.Dataset, heads: pd.DataFrame) -> list[str]:
             f"{number(limit, 'g')} bits say little about the model."
         )
     return sentences
+
+
+def label_meanings(thresholds: Thresholds) -> dict[str, str]:
+    """A sentence about each label, in the order of `LABEL_ORDER`."""
+    named = f"{number(100 * thresholds.named, '.0f')} %"
+    sink = f"{number(100 * thresholds.sink, '.0f')} %"
+    meanings = {
+        "positional": f"Position explains at least {named} of the bits that sinks do not "
+        "explain: the head chooses keys by their offset.",
+        "mixed": f"Neither position nor content explains {named} of the bits that sinks do "
+        "not explain.",
+        "semantic": f"Content explains at least {named} of the bits that sinks do not "
+        "explain: the head chooses keys by their tokens.",
+        "sink": f"Sinks explain more than {sink} of the bits: the head looks at keys that "
+        "get attention regardless of their meaning.",
+        "diffuse": f"The head has fewer than {number(thresholds.diffuse, 'g')} bits: its "
+        "attention is nearly uniform.",
+        "untested": f"Fewer than {thresholds.rows} rows of attention were measured, which "
+        "are too few for a label.",
+    }
+    return {label: meanings[label] for label in LABEL_ORDER}
 
 
 def label_rules(thresholds: Mapping[str, float] | None) -> str:

@@ -96,7 +96,11 @@ function plotOf(side) {
 
 async function showHead(element, index) {
   const valuesOf = (axis) => element.data.map((trace) => axisOf(trace, axis, index));
-  const values = { x: valuesOf("x"), y: valuesOf("y"), customdata: valuesOf("customdata") };
+  const customdata = valuesOf("customdata");
+  const y = valuesOf("y").map((all, i) =>
+    valuesOfPlanes(element.data[i].meta, all, customdata[i]),
+  );
+  const values = { x: valuesOf("x"), y, customdata };
   await Plotly.update(element, values, { "title.text": titleOf(index) });
   element.dataset.head = titleOf(index);
 }

@@ -22,6 +22,18 @@ async function oneScale(elements, axis) {
   }
 }
 
+/**
+ * The values y of a trace whose `meta` may choose "rotating" or "stopped" planes; null for the
+ * other planes. Planes that are stopped have an infinite wavelength.
+ */
+function valuesOfPlanes({ planes }, y, wavelengths) {
+  if (!planes) {
+    return y;
+  }
+  const stopped = planes === "stopped";
+  return Array.from(y, (value, i) => ((wavelengths[i] === Infinity) === stopped ? value : null));
+}
+
 // ---- print
 
 let printing = false;

@@ -43,7 +43,11 @@ function pointsOf(element) {
     const name = plainText(trace.name || `trace ${i}`);
     const numbers = trace.z ? cellRows(trace, shift, hasPairs) : pointRows(trace, shift);
     for (const row of numbers) {
-      rows.push([name, ...row]);
+      // The other planes are in another trace.
+      const isElsewhere = trace.meta?.planes && !Number.isFinite(row[1]);
+      if (!isElsewhere) {
+        rows.push([name, ...row]);
+      }
     }
   });
   return csv(rows);

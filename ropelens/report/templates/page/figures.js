@@ -62,7 +62,11 @@ function refill(element, layer, head) {
       const name = element.data[i].meta[axis];
       return name && partOfHead(page.arrays[name], layer, head);
     });
-  const changed = { x: valuesOf("x"), y: valuesOf("y"), customdata: valuesOf("customdata") };
+  const customdata = valuesOf("customdata");
+  const y = valuesOf("y").map((all, i) =>
+    valuesOfPlanes(element.data[filled[i]].meta, all, customdata[i]),
+  );
+  const changed = { x: valuesOf("x"), y, customdata };
   return Plotly.restyle(element, changed, filled);
 }
 

@@ -1,6 +1,15 @@
-"""The speed of a training."""
+"""The columns of metrics.csv, and the speed of a training."""
 
 import time
+
+METRICS = (
+    "step",
+    "tokens",
+    "train_loss",
+    "valid_loss",
+    "learning_rate",
+    "tokens_per_second",
+)
 
 
 class Speed:

@@ -1,0 +1,281 @@
+"""Finished runs that start from one checkpoint, and the losses that they recorded."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float, Int
+
+from ropelens.errors import BadArgument, BadText, explained
+from ropelens.intervals import ENOUGH_DOCUMENTS
+from ropelens.runtime.folder import RECORD
+from ropelens.runtime.keys import differences
+from ropelens.runtime.records import read_json_if_exists
+from ropelens.train.recalibration import KIND, recalibrations_of
+from ropelens.train.recalibration_settings import CONTROL
+from ropelens.train.run_folder import STUDY
+
+LOSSES = "losses.csv"
+METRICS = "metrics.csv"
+PAGE = "index.html"
+
+OPTIONS = (
+    "context",
+    "steps",
+    "sequences",
+    "learning_rate",
+    "warmup",
+    "train",
+    "evaluated",
+)
+"""Options of the command that are equal in all runs."""
+
+# Settings that must be equal in all runs, so that only the rotation differs from the control
+SHARED = (*OPTIONS, "text_sha256", "valid_sha256")
+
+
+@dataclass(frozen=True)
+class RecalibratedRun:
+    """A finished run: the folder, and the contents of run.json."""
+
+    folder: Path
+    record: dict[str, Any]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.record["settings"]
+
+    @property
+    def variant(self) -> str:
+        return str(self.settings["variant"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.settings["seed"])
+
+    @property
+    def name(self) -> str:
+        return f"{self.variant} seed {self.seed}"
+
+    @property
+    def data(self) -> Path:
+        return (self.folder / self.record["data"]).resolve()
+
+    @property
+    def page(self) -> str:
+        """The path of the page in the folder of the run; "" if there is none."""
+        page = self.folder / PAGE
+        return page.as_posix() if page.is_file() else ""
+
+
+@dataclass(frozen=True)
+class FoundRecalibrations:
+    """The runs of a comparison, with the control first, and the names of other runs.
+
+    `unfinished` runs have not ended, and `unpaired` runs have no control with their seed.
+    """
+
+    runs: list[RecalibratedRun]
+    unfinished: list[str]
+    unpaired: list[str]
+
+    @property
+    def variants(self) -> list[str]:
+        return list(dict.fromkeys(run.variant for run in self.runs))
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({run.seed for run in self.runs})
+
+
+def find_recalibrations(
+    paths: Sequence[str | Path],
+) -> FoundRecalibrations | None:
+    """The recalibrated runs in `paths`; None if there are only other results.
+
+    Raises `BadArgument` for runs that cannot be compared, and for runs without a control.
+    """
+    finished: dict[Path, dict[str, Any]] = {}
+    unfinished: list[str] = []
+    others: list[Path] = []
+    for path in map(Path, paths):
+        folders = _folders(path)
+        if not folders:
+            others.append(path)
+        for folder in folders:
+            record = read_json_if_exists(folder / RECORD)
+            if "finished" in record:
+                finished.setdefault(folder.resolve(), record)
+            else:
+                unfinished.append(str(folder))
+    if not finished and not unfinished:
+        return None
+    if others:
+        raise BadArgument(
+            f"{others[0]} cannot be compared with recalibrations.",
+            hint="only runs and studies of ropelens train --from, of one checkpoint",
+        )
+    if unfinished:  # the warning names the line that called `compare`
+        named = ", ".join(unfinished)
+        warnings.warn(f"unfinished runs are left out: {named}", stacklevel=4)
+    runs = [RecalibratedRun(folder, record) for folder, record in finished.items()]
+    hint = "the folder of a finished run of ropelens train --from"
+    with explained("A run.json lacks facts about its run.", hint, error=BadArgument):
+        _require_comparable(runs)
+    return _paired(runs, unfinished)
+
+
+def _folders(path: Path) -> list[Path]:
+    """The folders of all runs of a study, or a single run; [] for other results."""
+    study = read_json_if_exists(path / STUDY)
+    if study.get("kind") == KIND:
+        what = f"{path / STUDY} is not a study."
+        with explained(what, "the folder of a study", error=BadArgument):
+            return [path / run for run in recalibrations_of(study)]
+    if read_json_if_exists(path / RECORD).get("kind") == KIND:
+        return [path]
+    return []
+
+
+def _require_comparable(runs: Sequence[RecalibratedRun]) -> None:
+    """Raise `BadArgument` if two runs differ in more than the variant and the seed."""
+    names: dict[str, RecalibratedRun] = {}
+    for run in runs:
+        first = runs[0]
+        base = {"base": first.record["base"]["fingerprint"]}
+        other_base = {"base": run.record["base"]["fingerprint"]}
+        differ = differences(
+            base | first.settings,
+            other_base | run.settings,
+            ("base", *SHARED),
+            between=" and ",
+        )
+        if run.name in names:
+            first = names[run.name]
+            differ = f"both runs are {run.name}"
+        if differ:
+            raise BadArgument(
+                f"The runs in {first.folder} and {run.folder} cannot be compared.",
+                seen=differ,
+                hint="runs that start from one checkpoint, with the same text and the same "
+                "settings; only the variant and the seed may differ",
+            )
+        names[run.name] = run
+
+
+def _paired(
+    runs: Sequence[RecalibratedRun], unfinished: list[str]
+) -> FoundRecalibrations:
+    """The runs that have a control with their seed, the controls first."""
+    controls = [run for run in runs if run.variant == CONTROL]
+    others = [run for run in runs if run.variant != CONTROL]
+    if not controls:
+        raise _without_control(others, unfinished)
+    seeds = {run.seed for run in controls}
+    paired = [run for run in others if run.seed in seeds]
+    unpaired = [run for run in others if run.seed not in seeds]
+    alone = {run.variant for run in unpaired} - {run.variant for run in paired}
+    if alone:
+        raise _without_control(unpaired, unfinished)
+    if not paired:
+        base = controls[0].record["base"]["name"]
+        raise BadArgument(
+            "A comparison of recalibrations needs a variant next to the control.",
+            hint=f"ropelens train --from {base} --variant p-rope:0.5 ...",
+        )
+    if unpaired:
+        named = ", ".join(run.name for run in unpaired)
+        warnings.warn(f"runs without a control are left out: {named}", stacklevel=5)
+    of_variants = [run.seed for run in paired]
+    used = [run for run in controls if run.seed in of_variants]
+    return FoundRecalibrations(
+        [*used, *paired], unfinished, [run.name for run in unpaired]
+    )
+
+
+def _without_control(
+    runs: Sequence[RecalibratedRun], unfinished: Sequence[str]
+) -> BadArgument:
+    if not runs:
+        return BadArgument(
+            "No run is finished.",
+            seen=", ".join(unfinished),
+            hint="the same command of ropelens train as before, which continues them",
+        )
+    run = runs[0]
+    parts = [f"ropelens train --from {run.record['base']['name']} --variant {CONTROL}"]
+    for name in ("seed", *OPTIONS):
+        parts.append(f"--{name.replace('_', '-')} {run.settings[name]}")
+    hint = (
+        f"{' '.join(parts)} --out FOLDER, with the same --text and --valid, and then compare "
+        "both folders"
+    )
+    return BadArgument(
+        f"{run.name} has no control: a run that keeps the rotation, with the same seed. "
+        "Without it, a lower loss only shows that the model learned the text.",
+        seen=", ".join(str(run.folder) for run in runs),
+        hint=hint,
+    )
+
+
+@dataclass(frozen=True)
+class RecordedLosses:
+    """Losses of held-out sequences at the evaluated steps, in nats per token."""
+
+    steps: Int[np.ndarray, " step"]
+    documents: Int[np.ndarray, " sequence"]
+    losses: Float[np.ndarray, "step sequence"]
+    train_loss: Float[np.ndarray, " step"]
+
+
+def read_losses(runs: Sequence[RecalibratedRun]) -> list[RecordedLosses]:
+    """The losses of the runs, which are on the same sequences and at the same steps."""
+    recorded = [_read_losses(run) for run in runs]
+    first = recorded[0]
+    for run, losses in zip(runs, recorded, strict=True):
+        same_steps = np.array_equal(losses.steps, first.steps)
+        same_text = np.array_equal(losses.documents, first.documents)
+        if not (same_steps and same_text):
+            raise BadArgument(
+                f"{run.folder / LOSSES} has other steps or other sequences than "
+                f"{runs[0].folder / LOSSES}.",
+                hint="runs of one study, or single runs with the same text and settings",
+            )
+    documents = len(np.unique(first.documents))
+    if documents < ENOUGH_DOCUMENTS:
+        raise BadText(
+            f"Intervals need {ENOUGH_DOCUMENTS} held-out documents or parts.",
+            seen=f"{documents} in {runs[0].folder / LOSSES}",
+            hint="runs with a larger --valid, or with more documents in --text",
+        )
+    return recorded
+
+
+def _read_losses(run: RecalibratedRun) -> RecordedLosses:
+    file = run.folder / LOSSES
+    hint = "the folder of a finished run of ropelens train --from"
+    with explained(f"{file} cannot be read.", hint, error=BadArgument):
+        rows = _read_table(file)
+        table = rows.pivot(index="step", columns="sequence", values="loss")
+        documents = rows.drop_duplicates("sequence").set_index("sequence")["document"]
+        train_loss = _read_table(run.folder / METRICS).set_index("step")["train_loss"]
+    if not np.isfinite(table.to_numpy()).all() or 0 not in table.index:
+        raise BadArgument(
+            f"{file} lacks losses, or has losses that are not finite.", hint=hint
+        )
+    return RecordedLosses(
+        steps=table.index.to_numpy(int),
+        documents=documents.loc[table.columns].to_numpy(int),
+        losses=table.to_numpy(),
+        train_loss=train_loss.reindex(table.index).to_numpy(),
+    )
+
+
+def _read_table(file: Path) -> pd.DataFrame:
+    """The numbers of a CSV file, with every bit: pandas itself may round them."""
+    texts = pd.read_csv(file, dtype=str)
+    return texts.astype(float)

@@ -1,0 +1,140 @@
+"""Table of recalibrations: a row per variant. docs/measures.md defines the columns."""
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from ropelens.budget.labels import LABELS
+from ropelens.comparison.pairs import group_entries
+from ropelens.comparison.recovery import Estimate, mean_change
+from ropelens.comparison.summary import repeat_gain, rotating_planes
+from ropelens.interventions.changes import best_head
+
+COMPARED = "recalibrations"
+"""Attribute `compared` of a comparison of runs that start from one checkpoint."""
+
+BEFORE = "before"
+AFTER = "after"
+
+NOT_REACHED = "not reached"
+NOT_DEFINED = "not defined"
+HEADS = ("layer", "head")
+ENDS = ("", "_low", "_high")
+
+
+def is_recalibration(comparison: xr.Dataset) -> bool:
+    """Whether a comparison is of runs that start from one checkpoint."""
+    return comparison.attrs.get("compared") == COMPARED
+
+
+def summarize_recalibration(comparison: xr.Dataset) -> pd.DataFrame:
+    """Table of a comparison of recalibrations with a row per variant, the control first."""
+    rows = []
+    for variant in comparison["variant"].values.tolist():
+        of_variant = comparison.sel(variant=variant)
+        row: dict[str, object] = {"variant": variant, **_gaps(of_variant)}
+        for phase in (BEFORE, AFTER):
+            models = _models(comparison, variant, phase)
+            row.update(_behaviour(models, phase))
+            row.update(_labels(models, phase))
+        row.update(rotating_planes(models))
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _models(comparison: xr.Dataset, variant: str, phase: str) -> xr.Dataset:
+    models = group_entries(comparison, variant)
+    return models.isel(entry=np.flatnonzero(models["phase"].values == phase))
+
+
+def _gaps(of_variant: xr.Dataset) -> dict[str, object]:
+    """Gaps and the recovered share, from the losses that the runs recorded."""
+    by_seed = of_variant["gap_of_seed"].isel(step=-1).values
+    by_seed = by_seed[np.isfinite(by_seed)]
+    losses = of_variant["heldout_loss"].mean(("seed", "sequence"))
+    columns: dict[str, object] = {"seeds": len(by_seed)}
+    columns["loss_before"] = float(losses[0])
+    columns["loss_after"] = float(losses[-1])
+    columns.update(_estimate(of_variant, "loss_change"))
+    for name, step in (("before", 0), ("after", -1)):
+        gap = of_variant.isel(step=step)
+        columns.update(_estimate(gap, "gap", f"gap_{name}"))
+    last = of_variant.isel(step=-1)
+    columns.update(_estimate(last, "recovered"))
+    for name in ("tokens_to_half", "tokens_to_90"):
+        for end in ENDS:
+            columns[f"{name}{end}"] = tokens_in_words(float(of_variant[f"{name}{end}"]))
+    spread = np.ptp(by_seed) if len(by_seed) > 1 else np.nan
+    columns["gap_after_spread_of_seeds"] = float(spread)
+    return columns
+
+
+def _estimate(dataset: xr.Dataset, name: str, column: str = "") -> dict[str, float]:
+    """A number and both ends of its interval."""
+    return {f"{column or name}{end}": float(dataset[f"{name}{end}"]) for end in ENDS}
+
+
+def tokens_in_words(tokens: float) -> object:
+    """The rounded number of tokens, or why there is none."""
+    if np.isnan(tokens):
+        return NOT_DEFINED
+    if np.isinf(tokens):
+        return NOT_REACHED
+    return round(tokens)
+
+
+def _behaviour(models: xr.Dataset, phase: str) -> dict[str, float]:
+    """Losses past both contexts, and results of tasks, as means over the seeds."""
+    induction = best_head(models["trial_induction"])
+    return {
+        f"loss_past_recalibrated_context_{phase}": loss_past(models, "context"),
+        f"loss_past_trained_context_{phase}": loss_past(models, "trained_context"),
+        f"induction_{phase}": float(induction.mean()),
+        f"repeat_gain_{phase}": float(repeat_gain(models).mean()),
+        f"retrieval_{phase}": float(models["retrieval"].mean()),
+        f"retrieval_past_recalibrated_context_{phase}": _retrieval_past(models),
+    }
+
+
+def loss_past(models: xr.Dataset, context: str) -> float:
+    """Mean loss of the tokens past a context, an attribute; NaN if no text is longer."""
+    length = int(models.attrs[context])
+    beyond = models["position_start"] >= length
+    if not length or not beyond.any():
+        return np.nan
+    past = models["position_loss"].where(beyond, drop=True)
+    tokens = past["position_stop"] - past["position_start"]
+    return float(past.weighted(tokens).mean())
+
+
+def _retrieval_past(models: xr.Dataset) -> float:
+    """Share of needles found in prompts that are longer than the recalibrated context."""
+    longer = models["prompt_length"] > int(models.attrs["context"])
+    return float(models["far_retrieval"].where(longer, drop=True).mean())
+
+
+def _labels(models: xr.Dataset, phase: str) -> dict[str, float]:
+    """Mean numbers of heads by label, and heads that differ from the control."""
+    count = models.sizes["entry"]
+    columns = {}
+    for label in LABELS:
+        with_label = (models["label"] == label).sum()
+        columns[f"{label}_heads_{phase}"] = float(with_label / count)
+    # NaN if the label of no head could be decided
+    changed = models["label_changed"].sum(min_count=1) / count
+    columns[f"labels_changed_{phase}"] = float(changed)
+    change = models["attention_change"].mean()
+    columns[f"attention_change_{phase}"] = float(change)
+    return columns
+
+
+def gap_between(comparison: xr.Dataset, first: str, second: str) -> Estimate:
+    """Loss of the first variant minus loss of the second after training, nats/token.
+
+    The interval is over documents, as for gaps.
+    """
+    last = comparison["heldout_loss"].isel(step=-1)
+    difference = last.sel(variant=first) - last.sel(variant=second)
+    change = difference.transpose("seed", "sequence").values
+    paired = np.isfinite(change).all(1)
+    return mean_change(change[paired], comparison["document"].values)
