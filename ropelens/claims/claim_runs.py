@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import xarray as xr
 from transformers import PreTrainedConfig
@@ -10,18 +11,27 @@ from transformers import PreTrainedConfig
 from ropelens.arguments import Positive, Whole, public
 from ropelens.claims.arrays import ALL_LAYERS, parts_by_kind
 from ropelens.claims.attention_pass import read_attention
+from ropelens.claims.far_copies import far_tokens
 from ropelens.claims.layers_of_kind import LayersOfKind
 from ropelens.claims.ledger import ledger
 from ropelens.claims.run_arrays import SETS, RunArrays, join_runs
-from ropelens.claims.stopped_heads import RUNS, distance_of_copies, induction_arrays
+from ropelens.claims.stopped_heads import (
+    RUNS,
+    distance_of_copies,
+    far_distance,
+    induction_arrays,
+    repeated_tokens,
+)
 from ropelens.claims.stopped_planes import loss_arrays
 from ropelens.config_facts import layer_types, stated_context
 from ropelens.errors import BadArgument
 from ropelens.interventions.reach import COPIED
+from ropelens.measured_rotation.conformance import asked_rotations
+from ropelens.measured_rotation.layer_kinds import stated_windows
 from ropelens.profiles.heads import require_budget
 from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.measures import complete_profile
-from ropelens.profiles.tasks import REPEATED_TOKENS, REPEATS
+from ropelens.profiles.tasks import REPEATS
 from ropelens.runtime.progress import ProgressOption, display_of
 from ropelens.text.rows import rows_for
 from ropelens.text.text import Text
@@ -131,8 +141,44 @@ def count_run_tokens(text: Text, config: PreTrainedConfig) -> int:
     """Number of tokens that pass the model in `run_for_claims`."""
     edits = 4 + 2 * SETS  # none, slow, fast and longest planes, and the random sets
     tokens_of_edits = edits * int(few_sequences(text).real.sum())
-    induction = (4 + 2 * SETS) * REPEATS * (2 * REPEATED_TOKENS + 1)
-    distance = distance_of_copies(stated_context(config) or text.context)
+    context = stated_context(config) or text.context
+    distance = distance_of_copies(context)
     copies = 2 * RUNS * (distance + COPIED + 1)
-    kinds = len({*layer_types(config)})
-    return int(text.real.sum()) + kinds * (tokens_of_edits + induction + copies)
+    tokens = int(text.real.sum())
+    for layer in _layers_of_types(config):
+        induction = count_induction_tokens(config, layer, context)
+        tokens += tokens_of_edits + induction + copies
+    return tokens
+
+
+def count_induction_tokens(config: PreTrainedConfig, layer: int, context: int) -> int:
+    """Number of tokens in which induction is measured, in layers that rotate as `layer` does.
+
+    The slowest planes and the strongest planes of each head stop, and random planes for each.
+    If the configuration states slow planes, copies are far apart while they stop.
+    """
+    repeated = repeated_tokens(context)
+    near = (2 + SETS) * REPEATS * repeated
+    far = _stated_far_distance(config, layer, context)
+    if far <= repeated:
+        return 2 * near
+    return near + (2 + SETS) * far_tokens(far)
+
+
+def _layers_of_types(config: PreTrainedConfig) -> list[int]:
+    """The first layer of each type that the configuration names."""
+    types = layer_types(config)
+    return [types.index(name) for name in dict.fromkeys(types)]
+
+
+def _stated_far_distance(config: PreTrainedConfig, layer: int, context: int) -> int:
+    """The distance of far copies by the stated frequencies; 0 if none are needed or known."""
+    text_config = config.get_text_config()
+    asked = asked_rotations(text_config, layers=layer + 1)[layer]
+    if asked.inv_freq is None:
+        return 0
+    if layer_types(config)[layer] == "sliding_attention":
+        context = min([context, *stated_windows(text_config, context)])
+    inv_freq = asked.inv_freq[asked.inv_freq > 0].numpy()
+    slowest = inv_freq[len(inv_freq) - len(inv_freq) // 4 :]
+    return far_distance(2 * np.pi / slowest[None], context)

@@ -25,6 +25,11 @@ FAR_DRAWS = 2  # draws of random tokens: 42 passes of the model for each kind of
 TASK = "far induction"
 
 
+def far_tokens(distance: int) -> int:
+    """Number of tokens in which far copies are measured once."""
+    return FAR_DRAWS * (1 + distance + COPIED)
+
+
 class FarCopies:
     """Attention on the token after the earlier occurrence, `distance` tokens before the row.
 

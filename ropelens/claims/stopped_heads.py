@@ -110,7 +110,7 @@ def _slow_stop(
     wavelength = kind.wavelength[:, slowest]
     sets: list[PlaneSet] = [slowest, *kind.quarters.random]
     stops = edits_of(stop, sets, ",".join(heads.names))
-    repeated = _repeated_tokens(measurement.live.context)
+    repeated = repeated_tokens(measurement.live.context)
     far = _far_distance(kind, measurement)
     if far > repeated:
         scores = far_induction(measurement, stops, far, progress)
@@ -131,7 +131,7 @@ def _own_stop(
     stops = _stops_in_each_head(kind, heads, planes)
     scores = _induction(measurement, stops, progress)
     wavelength = np.take_along_axis(kind.wavelength[heads.index], planes, 1)
-    repeated = _repeated_tokens(measurement.live.context)
+    repeated = repeated_tokens(measurement.live.context)
     return StopOfHeads(_lost(scores, heads), kind.why_no_effect(wavelength, repeated))
 
 
@@ -192,7 +192,7 @@ def _stops_in_each_head(
     return {f"own {name}": [edits[name] for edits in by_head] for name in by_head[0]}
 
 
-def _repeated_tokens(context: int) -> int:
+def repeated_tokens(context: int) -> int:
     """Length of the sequences in which tokens are repeated, with the first token."""
     return 2 * max(2, min(REPEATED_TOKENS, (context - 1) // 2)) + 1
 
@@ -210,10 +210,15 @@ def _far_distance(kind: LayersOfKind, measurement: Measurement) -> int:
 
     0 if these copies do not fit into the trained context, or the layers do not see so far.
     """
-    needed = tokens_to_turn(kind.wavelength[:, kind.quarters.slowest])
     context = measurement.live.context
     if not kind.every:
         context = min(context, int(kind.profile.attrs["trained_context"]))
+    return far_distance(kind.wavelength[:, kind.quarters.slowest], context)
+
+
+def far_distance(wavelength: Float[np.ndarray, "layer _"], context: int) -> int:
+    """Distance at which the fastest of these planes turns; 0 if copies do not fit."""
+    needed = tokens_to_turn(wavelength)
     if needed + COPIED + 1 > context:
         return 0
     return needed

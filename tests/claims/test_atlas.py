@@ -22,6 +22,7 @@ from ropelens.claims import nulls, numbers
 from ropelens.claims.arrays import claim_arrays, parts_by_kind, rotating_in
 from ropelens.claims.attention_pass import read_attention
 from ropelens.claims.claim import Floor
+from ropelens.claims.claim_runs import count_induction_tokens
 from ropelens.claims.claims import CLAIMS, OTHERS
 from ropelens.claims.far_copies import far_induction
 from ropelens.claims.layers_of_kind import LayersOfKind, why_no_effect
@@ -130,14 +131,31 @@ def test_induction_on_far_copies_is_the_attention_of_transformers(slow_model):
     assert abs(scores[1] - scores[0]).max() > 1e-4
 
 
+def test_a_plan_counts_the_tokens_between_far_copies(slow_model):
+    stops = 42  # none, the slowest planes, and 40 random sets
+    near = stops * 8 * 129
+    far = stops * 2 * (1 + FAR + 48)
+    assert count_induction_tokens(slow_model.config, 0, 512) == near + far
+    too_short = FAR + 48
+    assert count_induction_tokens(slow_model.config, 0, too_short) == 2 * near
+
+
 @pytest.mark.thorough
 def test_slow_planes_are_tested_on_copies_so_far_apart_that_they_turn(slow_model):
     profile = rl.profile(slow_model, TOKENS, surrogates=0)
     profile["induction"][:] = 1
     kind = LayersOfKind(profile, every=True, seed=0)
     measurement = Measurement.of(slow_model, TOKENS, seed=0)
+    read = []
+    hook = slow_model.model.embed_tokens.register_forward_hook(
+        lambda _module, inputs, _output: read.append(inputs[0].numel())
+    )
     runs = induction_arrays(kind, measurement, silent)
+    hook.remove()
     assert runs.objections["slow_induction"] == ""
+    copies = 2 * RUNS * (1 + distance_of_copies(512) + 48)
+    planned = count_induction_tokens(slow_model.config, 0, 512) + copies
+    assert sum(read) == planned
     expected = far_induction(
         measurement,
         {"slow": rl.stop_slowest(0.25)},
