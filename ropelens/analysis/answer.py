@@ -133,7 +133,7 @@ def _comparison_record(comparison: xr.Dataset) -> dict[str, Any]:
 def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path:
     """Write the answer and all numbers to a folder in `folder` named after the model.
 
-    The profile has no excerpts of the text.
+    The datasets have seven digits (float32), and the profile has no excerpts of the text.
 
     An answer about another model, text, context or number of sequences is not replaced: the
     folder is then NAME-2, ...
@@ -147,6 +147,9 @@ def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path
             files[file] = result.assign_attrs(provenance)
         else:
             files[file] = result
+    for file, result in files.items():
+        if isinstance(result, xr.Dataset):
+            files[file] = in_float32(result)
     sentences = [*answer.findings, scope_sentence(attrs)]
     results = ResultFolder(
         kind="answer",
@@ -167,6 +170,15 @@ def _without_excerpts(results: Mapping[str, Results]) -> dict[str, Results]:
         excerpts = [row.name for row in EXCERPTS if row.name in profile]
         files["profile.nc"] = profile.drop_vars(excerpts)
     return files
+
+
+def in_float32(results: xr.Dataset) -> xr.Dataset:
+    """The results with seven digits: figures and sentences of an answer show four at most."""
+    rounded = results.copy()
+    for name, variable in results.data_vars.items():
+        if variable.dtype == np.float64:
+            rounded[name] = variable.astype(np.float32)
+    return rounded
 
 
 def _is_same_measurement(folder: Path, provenance: Mapping[str, Any]) -> bool:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -205,15 +206,19 @@ def test_results_of_another_kind_are_not_lost(analysis: rl.Analysis, tmp_path: P
     assert record["model"] == analysis.provenance["model"]
 
 
-def test_the_profile_of_an_answer_has_no_excerpts(analysis: rl.Analysis, tmp_path):
+def test_the_profile_of_an_answer_has_seven_digits_and_no_excerpts(
+    analysis: rl.Analysis, tmp_path
+):
     page = write_answer(tmp_path, analysis, Answer("Why?", ["Because."]))
     saved = rl.open(page.parent / "profile.nc")
     excerpts = [name for name in analysis.profile.variables if "excerpt" in str(name)]
     assert excerpts
     assert not [name for name in saved.variables if "excerpt" in str(name)]
-    xr.testing.assert_identical(
-        saved["q_norm"].variable, analysis.profile["q_norm"].variable
-    )
+    exact = analysis.profile["q_norm"]
+    assert saved["q_norm"].dtype == np.float32
+    xr.testing.assert_identical(saved["q_norm"].variable, exact.variable.astype("f4"))
+    wavelength = analysis.profile["wavelength"]
+    xr.testing.assert_identical(saved["wavelength"].variable, wavelength.variable)
     assert rl.classify_heads(saved)["label"].equals(analysis.heads["label"])
 
 
