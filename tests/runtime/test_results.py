@@ -67,6 +67,7 @@ def test_every_number_and_type_is_kept(profile: xr.Dataset, tmp_path: Path):
 def test_many_texts_and_maps_of_layers_take_little_space(tmp_path: Path):
     labels = np.array(["positional", "semantic", "é"] * 5_000, dtype=object)
     numbers = np.random.default_rng(0).random((30, 500))
+    numbers[0, :3] = np.nan, np.inf, -np.inf
     results = xr.Dataset(
         {
             "label": (("layer", "head"), labels.reshape(30, 500)),
@@ -76,12 +77,12 @@ def test_many_texts_and_maps_of_layers_take_little_space(tmp_path: Path):
         attrs={"kind": "comparison"},
     )
     path = save(results, tmp_path / "comparison.nc")
-    assert path.stat().st_size < 4 * numbers.size + 8 * numbers.size + 20_000
+    assert path.stat().st_size < 2.6 * numbers.size + 8 * numbers.size + 20_000
     read = open_results(path)
     xr.testing.assert_identical(read["label"], results["label"])
     xr.testing.assert_identical(read["norm"], results["norm"])
     assert read["growth_norm"].dtype == np.float32
-    np.testing.assert_allclose(read["growth_norm"], numbers, rtol=1e-7)
+    np.testing.assert_allclose(read["growth_norm"], numbers, rtol=6.2e-5)
 
 
 def test_a_file_of_another_kind_is_refused(profile: xr.Dataset, tmp_path: Path):
@@ -116,6 +117,8 @@ def test_a_file_of_another_kind_is_refused(profile: xr.Dataset, tmp_path: Path):
 
 def test_committed_files_of_earlier_versions_still_open():
     reports = repository_path("reports/variants").parent
+    earlier = Path(__file__).parent / "needles_of_november_26.nc"
+    assert open_results(earlier, "needles").attrs["context"] == 512
     files = [
         *reports.glob("*/bundled-rope/*.nc"),
         reports / "variants/copying/comparison.nc",
