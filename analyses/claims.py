@@ -34,6 +34,7 @@ from ropelens.report.model_order import in_model_order
 
 REPORTS = Path("reports")
 ALL = "models"  # the folder that compares them
+SEVERAL_SETTINGS = "-robust"  # end of the name of a folder that --robust wrote
 STEPS = [f"bundled:rope-step-{step}" for step in (1000, 3000, 5000)]
 VARIANTS = [f"bundled:{name}" for name in ("p-rope-0.75", "p-rope-0.25")]
 VARIANTS += ["bundled:p-rope-reversed-0.75", "bundled:nope"]
@@ -68,10 +69,18 @@ def main(
         folder = reports / Path(model).name.replace(":", "-")
         if not (folder / "claims.csv").exists():
             ropelens("claims", model, *texts, *measure, "--out", folder)
-    measured = {path.parent.name for path in reports.glob("*/claims.csv")} - {ALL}
-    folders = [reports / name for name in in_model_order(measured)]
-    ropelens("claims", *folders, "--out", reports / ALL)
+    ropelens("claims", *ledgers(reports), "--out", reports / ALL)
     typer.echo(write_index(REPORTS))
+
+
+def ledgers(reports: Path) -> list[Path]:
+    """Folders with the claims of a model in one setting, in the order of models."""
+    names = []
+    for path in reports.glob("*/claims.csv"):
+        name = path.parent.name
+        if name != ALL and not name.endswith(SEVERAL_SETTINGS):
+            names.append(name)
+    return [reports / name for name in in_model_order(names)]
 
 
 def random_weights(folder: Path) -> None:

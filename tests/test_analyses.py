@@ -138,6 +138,14 @@ def test_claims_skip_models_that_were_measured_before(tmp_path, python, monkeypa
     assert (tmp_path / "reports" / "index.html").read_text().count("claims/") == 3
 
 
+def test_claims_of_all_models_are_compared_in_one_setting_each(tmp_path: Path):
+    for name in ("smollm2-135m", "smollm2-135m-robust", "random", "models", "stories"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "claims.csv").write_text("")
+    ledgers = script_named("claims").ledgers(tmp_path)
+    assert [path.name for path in ledgers] == ["stories", "smollm2-135m", "random"]
+
+
 def script_named(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(
         name, ROOT / "analyses" / f"{name}.py"
