@@ -58,10 +58,15 @@ class Chosen:
 
 
 def answer(analysis: rl.Analysis) -> Answer:
-    question = "How far back do heads that choose by content find a key?"
     chosen = heads_by_content(analysis.heads)
     reach = copies_of_text(analysis, chosen)
     needles = hidden_needles(analysis, chosen, reach)
+    return answer_from(chosen, reach, needles)
+
+
+def answer_from(chosen: "Chosen", reach: xr.Dataset, needles: xr.Dataset) -> Answer:
+    """The answer from what was measured."""
+    question = "How far back do heads that choose by content find a key?"
     findings = [
         *describe(reach),
         *compare(reach, needles),

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 import ropelens as rl
 from ropelens.commands.app import app
+from ropelens.interventions.truncation_table import summarize_truncation
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "analyses").glob("*.py"))
@@ -144,6 +145,16 @@ def test_claims_of_all_models_are_compared_in_one_setting_each(tmp_path: Path):
         (tmp_path / name / "claims.csv").write_text("")
     ledgers = script_named("claims").ledgers(tmp_path)
     assert [path.name for path in ledgers] == ["stories", "smollm2-135m", "random"]
+
+
+def test_a_sweep_has_figures_of_what_it_measured_in_each_kind_of_layers():
+    sweep = rl.open(ROOT / "reports/truncation/gemma3-270m/truncation.nc")
+    table = summarize_truncation(sweep)
+    figures = script_named("truncation").figures_of(sweep, table)
+    _, of_full, of_others, of_classes = figures
+    assert of_full == "The same for planes of full layers."
+    assert of_others.endswith("end of the context, loss of repeated random tokens.")
+    assert of_classes.endswith("by class of token.")
 
 
 def script_named(name: str) -> ModuleType:

@@ -17,25 +17,26 @@ from ropelens.report import write_index
 from ropelens.report.gallery_picture import PICTURE
 
 REPORTS = Path(__file__).parents[1] / "reports"
-WINDOW = {"width": 700, "height": 800}
+WINDOW = {"width": 520, "height": 800}  # narrow, so that words are large in the picture
 WIDTH = 420  # pixels of a picture
-TALLEST = 1.0  # its height over its width; a taller figure is cut at the bottom
+TALLEST = 1.0  # its height over its width; a taller figure is drawn with less height
 DRAWN = ".js-plotly-plot .main-svg"
-TAKE = """async ([width, tallest]) => {
+TAKE = """async ([pixels, tallest]) => {
   const plots = [...document.querySelectorAll(".js-plotly-plot")];
   const plot = plots.find((one) => one.offsetWidth > 0);
-  const size = { width: plot.offsetWidth, height: plot.offsetHeight };
+  const width = plot.offsetWidth;
+  const size = { width, height: Math.min(plot.offsetHeight, tallest * width) };
   const image = new Image();
   image.src = await Plotly.toImage(plot, { format: "png", scale: 1, ...size });
   await image.decode();
   const canvas = document.createElement("canvas");
-  canvas.width = width;
-  canvas.height = Math.round(width * Math.min(tallest, size.height / size.width));
+  canvas.width = pixels;
+  canvas.height = Math.round((pixels * size.height) / width);
   const context = canvas.getContext("2d");
   context.imageSmoothingQuality = "high";
   context.fillStyle = "#fff";
   context.fillRect(0, 0, canvas.width, canvas.height);
-  context.drawImage(image, 0, 0, width, (width * size.height) / size.width);
+  context.drawImage(image, 0, 0, canvas.width, canvas.height);
   return canvas.toDataURL("image/webp", 0.7);
 }"""
 

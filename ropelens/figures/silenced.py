@@ -19,13 +19,15 @@ def plot_silenced(table: pd.DataFrame) -> go.Figure:
     """
     token_kinds = table["tokens"].unique().tolist()
     sets = table["what"].unique().tolist()
+    titles = token_kinds
+    if len(token_kinds) > 1:  # lines that fit on a phone
+        titles = [name.replace(" ", "<br>") for name in token_kinds]
     figure = style.new_figure(
         "Change of loss if heads are silenced",
         height=130 + 34 * len(sets),
         cols=max(1, len(token_kinds)),
         shared_yaxes=True,
-        # Lines that fit on a phone.
-        subplot_titles=[name.replace(" ", "<br>") for name in token_kinds],
+        subplot_titles=titles,
         horizontal_spacing=0.03,
     )
     for heads in table.to_dict("records"):

@@ -68,10 +68,11 @@ def _gallery_entry(page: Path, folder: Path) -> GalleryEntry:
     record = read_record(page.parent)
     name = page.parent.name
     model = record.get("model", {}).get("name")
-    is_named_after_model = file_name(str(model)) == name
+    is_named_after_model = name.startswith(file_name(str(model)))
+    compares = record.get("kind") == "comparison"  # its model is a list of variants
     findings = record.get("findings") or [""]
     return GalleryEntry(
-        model=name if is_named_after_model else model or name,
+        model=name if is_named_after_model or compares else model or name,
         folder=name,
         link=quote(page.relative_to(folder).as_posix()),
         finding=re.split(r"(?<=\.) (?=[A-Z])", findings[0])[0],

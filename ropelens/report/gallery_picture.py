@@ -20,7 +20,8 @@ IN_ROW = 12
 def picture_of(folder: Path) -> Markup:
     """The picture of the page in `folder` for its card; empty without one.
 
-    It is the picture of the main figure, or a square for each claim in a ledger of one model.
+    It is the picture of the main figure, or squares for the claims in a ledger, with a line of
+    squares for each model if there are several.
     """
     file = folder / PICTURE
     if file.is_file():
@@ -28,33 +29,39 @@ def picture_of(folder: Path) -> Markup:
         return Markup('<img src="data:image/webp;base64,{}" alt="">').format(data)
     ledger = folder / "claims.csv"
     if ledger.is_file():
-        return verdict_squares(_verdicts(ledger))
+        return verdict_squares(_rows_of_verdicts(ledger))
     return Markup("")
 
 
-def _verdicts(ledger: Path) -> list[str]:
-    """The verdicts of a ledger of one model, in the order of `VERDICTS`; [] for several."""
+def _rows_of_verdicts(ledger: Path) -> list[list[str]]:
+    """Rows of verdicts in the order of `VERDICTS`: of each model, or of one model in parts."""
     table = pd.read_csv(ledger, usecols=["model", "verdict"])
-    if table["model"].nunique() > 1:
-        return []
-    known = table["verdict"][table["verdict"].isin(VERDICTS)]
-    return sorted(known, key=VERDICTS.index)
+    known = table[table["verdict"].isin(VERDICTS)]
+    rows = []
+    for _, of_model in known.groupby("model", sort=False):
+        rows.append(sorted(of_model["verdict"], key=VERDICTS.index))
+    if len(rows) != 1:
+        return rows
+    verdicts = rows[0]
+    starts = range(0, len(verdicts), IN_ROW)
+    return [verdicts[start : start + IN_ROW] for start in starts]
 
 
-def verdict_squares(verdicts: Sequence[str]) -> Markup:
+def verdict_squares(rows: Sequence[Sequence[str]]) -> Markup:
     """A square for each verdict: filled if the claim holds, crossed if it is contradicted.
 
     Claims that are not testable have a line, and unresolved claims an outline.
     """
-    if not verdicts:
-        return Markup("")
+    verdicts: list[str] = []
     squares = []
-    for number, verdict in enumerate(verdicts):
-        x = SIDE * (number % IN_ROW)
-        y = SIDE * (number // IN_ROW)
-        squares.append(_square(verdict, x, y))
-    rows = -(-len(verdicts) // IN_ROW)
-    box = f"0 0 {SIDE * IN_ROW} {SIDE * rows}"
+    for number, row in enumerate(rows):
+        verdicts += row
+        for place, verdict in enumerate(row):
+            squares.append(_square(verdict, SIDE * place, SIDE * number))
+    if not squares:
+        return Markup("")
+    width = max(IN_ROW, *[len(row) for row in rows])
+    box = f"0 0 {SIDE * width} {SIDE * len(rows)}"
     counts = [f"{verdicts.count(name)} {name}" for name in VERDICTS if name in verdicts]
     return Markup(
         '<svg class="verdicts" viewBox="{}" role="img" aria-label="{}">{}</svg>'

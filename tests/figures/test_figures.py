@@ -629,6 +629,9 @@ def test_changes_have_intervals_by_kind_of_token():
     table = pd.DataFrame(records, columns=SILENCED)
     figure = plot_silenced(table)
     assert [note.text for note in figure.layout.annotations] == ["all", "new"]
+    alone = table[:1].assign(tokens="random tokens, repeated")
+    (title,) = plot_silenced(alone).layout.annotations
+    assert title.text == "random tokens, repeated", "a third line would be cut"
     for trace, record in zip(figure.data, table.itertuples(), strict=True):
         assert trace.x[0] == record.change
         assert trace.y[0] == record.what

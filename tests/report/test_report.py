@@ -208,7 +208,10 @@ def test_the_gallery_has_a_picture_for_each_page(tmp_path):
     for name in ("alike", "other"):
         (tmp_path / "norms" / name / "run.json").write_text(record)
     (tmp_path / "norms/other/picture.webp").write_bytes(b"RIFF")
-    verdicts = "model,verdict\nm,unresolved\nm,holds\nm,not testable\n"
+    (tmp_path / "norms/gemma3-robust").mkdir()
+    (tmp_path / "norms/gemma3-robust/index.html").write_text("page")
+    (tmp_path / "norms/gemma3-robust/run.json").write_text(record)
+    verdicts = "model,verdict\nm,unresolved\nm,holds\nm,not testable\nn,holds\n"
     (tmp_path / "claims/one/claims.csv").write_text(verdicts)
     text = write_index(tmp_path).read_text()
     other = text.index('href="norms/other/index.html"')
@@ -216,9 +219,11 @@ def test_the_gallery_has_a_picture_for_each_page(tmp_path):
     assert text.index('href="norms/bundled-rope/index.html"') < other < picture
     assert ">alike<" in text
     assert ">other<" in text
-    assert 'aria-label="1 holds, 1 unresolved, 1 not testable"' in text
-    classes = re.findall(r'<path class="([a-z-]+)"', text)
-    assert classes == ["holds", "unresolved", "not-testable"]
+    assert ">gemma3-robust<" in text
+    assert 'aria-label="2 holds, 1 unresolved, 1 not testable"' in text
+    squares = re.findall(r'<path class="([a-z-]+)" d="M\d+ (\d+)', text)
+    first = [("holds", "3"), ("unresolved", "3"), ("not-testable", "10")]
+    assert squares == [*first, ("holds", "23")], "a line of squares for each model"
 
 
 def test_a_change_is_as_precise_as_its_interval():
