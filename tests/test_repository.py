@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from checked_modules import IN_FITS, WITH_WARNINGS, modules_of_rooms
+from only_in_repository import repository_path
 from packaging.version import Version
 
 import ropelens as rl
@@ -30,6 +31,21 @@ WORDS = {
     "reports/README.md": 12_000,
 }
 """Largest size in bytes of pages for readers in a hurry."""
+
+
+MOST_BYTES_OF_REPORTS = 25_000_000
+
+
+def test_reports_stay_small():
+    reports = repository_path("reports/index.html").parent
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=reports, capture_output=True, text=True
+    )
+    if listed.returncode:
+        pytest.skip("git lists the committed files")
+    files = [reports / name for name in listed.stdout.split("\0") if name]
+    sizes = [file.stat().st_size for file in files if file.is_file()]
+    assert sum(sizes) <= MOST_BYTES_OF_REPORTS
 
 
 def test_public_names_stand_where_the_table_says():

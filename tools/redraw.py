@@ -257,11 +257,10 @@ def of_sweep(folder: Path, stored: StoredAnswer) -> StoredAnswer:
 def of_reach(folder: Path, stored: StoredAnswer) -> StoredAnswer:
     """The answer about copies and needles that were found."""
     script = script_named(folder.parent.name)
-    answer = script.answer_from(
-        script.heads_by_content(pd.read_csv(folder / "heads.csv")),
-        open_results(folder / "reach.nc"),
-        open_results(folder / "needles.nc"),
-    )
+    chosen = script.heads_by_content(pd.read_csv(folder / "heads.csv"))
+    reach = open_results(folder / "reach.nc")
+    needles = open_results(folder / "needles.nc").assign_attrs(kind="reach")
+    answer = script.answer_from(chosen, reach, needles)
     return replace(
         stored,
         question=answer.question,
