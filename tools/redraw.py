@@ -4,7 +4,7 @@
 
 Without FOLDER, all pages are drawn, the claims of all models after the claims of each model.
 Numbers are written again as `ropelens` saves them now. Answers of scripts that need only stored
-numbers get new figures; the other answers keep the figures that their page contains.
+numbers get new figures. Other answers keep the figures in their page.
 """
 
 import base64
@@ -126,7 +126,7 @@ def redraw_all_claims() -> None:
 
 @dataclass(frozen=True)
 class StoredAnswer:
-    """What the page of an answer contains. `figures` have captions as keys."""
+    """The contents of the page of an answer. `figures` have captions as keys."""
 
     question: str
     findings: list[str]

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from ropelens.claims.verdict import VERDICTS
 
 PICTURE = "picture.webp"
-"""File next to a page: its main figure, which tools/gallery.py takes in a browser."""
+"""The file with the main figure of a page, which tools/gallery.py takes in a browser."""
 
 SIDE = 20  # pixels of a square and its gap
 GAP = 3
@@ -34,7 +34,7 @@ def picture_of(folder: Path) -> Markup:
 
 
 def _rows_of_verdicts(ledger: Path) -> list[list[str]]:
-    """Rows of verdicts in the order of `VERDICTS`: of each model, or of one model in parts."""
+    """A row of sorted verdicts for each model; several rows if there is one model."""
     table = pd.read_csv(ledger, usecols=["model", "verdict"])
     known = table[table["verdict"].isin(VERDICTS)]
     rows = []
