@@ -26,6 +26,7 @@ from ropelens.comparison.recalibration_measures import (
     measure_recalibrated,
     profile_of_heads,
 )
+from ropelens.comparison.recalibration_rates import rate_variables
 from ropelens.comparison.recalibration_runs import (
     FoundRecalibrations,
     RecalibratedRun,
@@ -57,13 +58,15 @@ def compare_recalibrations(
     show: ShowProgress,
 ) -> xr.Dataset:
     """The dataset of `compare` for recalibrations."""
-    losses = read_losses(found.runs)
+    runs = [*found.runs, *found.at_other_rates]
+    losses = read_losses(runs)
     checkpoints = RecalibrationCache(
         cache, found.runs[0], sequences=sequences, seed=seed, device=device
     )
     models = _models(found, checkpoints)
     measured = _measure_models(models, checkpoints, show)
-    dataset = measured.merge(recorded_gaps(found, losses))
+    dataset = measured.merge(recorded_gaps(found, losses[: len(found.runs)]))
+    dataset = dataset.merge(rate_variables(runs, losses, found.variants))
     first = found.runs[0].record
     dataset.attrs = {"head_sequences": int(measured.attrs["sequences"])}
     return dataset.assign_attrs(
