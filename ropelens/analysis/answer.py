@@ -14,6 +14,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.analysis.analysis_result import Analysis, open_analysis
+from ropelens.analysis.model_pages import write_model_pages
 from ropelens.analysis.saved_numbers import is_same_model
 from ropelens.comparison.compare import compare
 from ropelens.comparison.recalibration_table import (
@@ -59,7 +60,7 @@ class Answer:
         `folder` gets index.html, comparison.nc, comparison.csv, run.json and `more`. The page
         has the sentence `lead`, sentences about the numbers, and then the `findings`.
         """
-        comparison = _with_relative_pages(comparison, Path(folder)).assign_attrs(
+        comparison = _with_relative_files(comparison, Path(folder)).assign_attrs(
             question=self.question,
             command=this_command(),
             lead=lead,
@@ -88,7 +89,8 @@ def save_comparison(folder: str | Path, comparison: xr.Dataset) -> Path:
 
 
 def _save_recalibration(folder: Path, comparison: xr.Dataset) -> Path:
-    comparison = _with_relative_pages(comparison, folder)
+    comparison = write_model_pages(folder, comparison)
+    comparison = _with_relative_files(comparison, folder)
     comparison = comparison.assign_attrs(command=this_command())
     table = summarize_recalibration(comparison)
     results = ResultFolder(
@@ -101,17 +103,20 @@ def _save_recalibration(folder: Path, comparison: xr.Dataset) -> Path:
     return results.write(folder)
 
 
-def _with_relative_pages(comparison: xr.Dataset, folder: Path) -> xr.Dataset:
-    """The comparison with the pages of analyzed models as paths from `folder`."""
-    if "page" not in comparison.coords:
-        return comparison
-    pages = []
-    for path in comparison["page"].values.astype(str).tolist():
-        page = path
-        if Path(page).is_absolute():
-            page = Path(relpath(page, folder)).as_posix()
-        pages.append(page)
-    return comparison.assign_coords(page=("entry", np.array(pages, dtype=object)))
+def _with_relative_files(comparison: xr.Dataset, folder: Path) -> xr.Dataset:
+    """The comparison with the pages and profiles of models as paths from `folder`."""
+    for name in ("page", "profile"):
+        if name not in comparison.coords:
+            continue
+        files = []
+        for path in comparison[name].values.astype(str).tolist():
+            file = path
+            if Path(file).is_absolute():
+                file = Path(relpath(file, folder.resolve())).as_posix()
+            files.append(file)
+        relative = np.array(files, dtype=object)
+        comparison = comparison.assign_coords({name: ("entry", relative)})
+    return comparison
 
 
 def _comparison_record(comparison: xr.Dataset) -> dict[str, Any]:

@@ -287,8 +287,11 @@ class RecalibrationCache:
                 lazy.model, self.text, sequences=self.sequences, seed=self.seed
             )
 
-        file = self._file(lazy.compared, "-profile")
+        file = self.profile_file(lazy.compared)
         return saved_or_measured(file, lazy.compared.key, measured)
+
+    def profile_file(self, compared: ComparedModel) -> Path:
+        return self._file(compared, "-profile")
 
     def measures(self, lazy: LazyModel) -> xr.Dataset:
         """The measures of a model by itself."""
@@ -361,10 +364,12 @@ def _measure_models(
     in_order = [measured[model.entry] for model in models]
     dataset = join_entries(in_order, entries).drop_vars(["variant", "size", "seed"])
     pages = ["" if model.is_before else model.run.page for model in models]
+    profiles = [str(cache.profile_file(model).resolve()) for model in models]
     return dataset.assign_coords(
         phase=("entry", np.array([model.phase for model in models], dtype=object)),
         entry_seed=("entry", [model.seed for model in models]),
         page=("entry", np.array(pages, dtype=object)),
+        profile=("entry", np.array(profiles, dtype=object)),
         partner=("entry", _controls(models)),
     )
 

@@ -86,29 +86,3 @@ def _fill(
         for end, attribute in ENDS.items():
             last = getattr(estimate, attribute)[-1]
             dataset[f"rate_{name}{end}"].loc[place] = last
-
-
-@dataclass(frozen=True)
-class RateOrder:
-    """The variants at a learning rate by their gap, the lowest loss first.
-
-    `repeated` variants ran at this rate; the others keep their gap of the study's rate.
-    """
-
-    rate: float
-    names: list[str]
-    repeated: list[str]
-
-
-def orders_at_rates(comparison: xr.Dataset) -> list[RateOrder]:
-    """The order of the variants and of the control at each learning rate, the lowest first."""
-    study_rate = float(comparison.attrs["learning_rate"])
-    gaps_of_study = comparison["rate_gap"].sel(rate=study_rate)
-    orders = []
-    for rate in comparison["rate"].values.tolist():
-        gaps = comparison["rate_gap"].sel(rate=rate)
-        repeated = gaps["variant"].values[np.isfinite(gaps)].tolist()
-        filled = gaps.fillna(gaps_of_study)
-        names = filled.sortby(filled)["variant"].values.tolist()
-        orders.append(RateOrder(rate, names, repeated))
-    return orders

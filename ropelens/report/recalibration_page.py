@@ -89,7 +89,7 @@ def render_recalibration(comparison: xr.Dataset, table: pd.DataFrame) -> str:
         payload={"heads": heads, "map": map_payload(comparison)},
         question=str(comparison.attrs.get("question", QUESTION)),
         findings=recalibration_sentences(comparison, table),
-        tables=recalibration_tables(table),
+        tables=recalibration_tables(comparison, table),
         maps=maps,
         changed=changed_heads(maps),
         first_variants=most_changed(maps),

@@ -66,6 +66,19 @@ def with_new_labels(comparison: xr.Dataset) -> xr.Dataset:
     )
 
 
+def with_rates(comparison: xr.Dataset, *, triple: float) -> xr.Dataset:
+    """The comparison with p-rope:0.5 at other rates; the gap at the triple rate is given."""
+    before = comparison[[name for name in comparison if str(name).startswith("rate_")]]
+    rates = np.array([5e-4 / 3, 5e-4, 15e-4])
+    numbers = before.reindex(rate=rates)
+    at = {"variant": ["control", "p-rope:0.5"], "rate": rates}
+    numbers["rate_loss"].loc[at] = [[2.98, 2.97, 2.99], [3.08, 3.01, 2.99 + triple]]
+    numbers["rate_gap"].loc[at] = [[0, 0, 0], [0.1, 0.04, triple]]
+    for end, width in (("_low", -0.01), ("_high", 0.01)):
+        numbers[f"rate_gap{end}"].loc[at] = numbers["rate_gap"].loc[at] + width
+    return comparison.drop_dims("rate").merge(numbers)
+
+
 # ---- sentences
 
 
@@ -101,7 +114,7 @@ def test_the_first_sentence_says_whether_the_control_changed_for_certain(
 
 
 def test_the_table_has_the_loss_of_the_control(recalibrated: xr.Dataset):
-    gaps = recalibration_tables(summarize_recalibration(recalibrated))[0]
+    gaps = recalibration_tables(recalibrated, summarize_recalibration(recalibrated))[0]
     titles = [column.title for column in gaps.columns]
     control, half, _nope = gaps.rows
     place = titles.index("loss after training")
@@ -110,7 +123,7 @@ def test_the_table_has_the_loss_of_the_control(recalibrated: xr.Dataset):
 
 
 def test_the_table_has_the_tokens_to_half_and_to_90_percent(recalibrated: xr.Dataset):
-    gaps = recalibration_tables(summarize_recalibration(recalibrated))[0]
+    gaps = recalibration_tables(recalibrated, summarize_recalibration(recalibrated))[0]
     place = [column.title for column in gaps.columns].index(
         "tokens to half (and to 90\u00a0%)"
     )
@@ -188,6 +201,39 @@ def test_the_page_states_that_stopped_planes_limit_wavelengths(
     words = finding(recalibrated, "A variant that stops planes limits the wavelengths")
     assert "p-rope:0.5 stops 2 of 4 planes" in words
     assert finding(recalibrated, "No plane rotates in nope.")
+
+
+def test_a_sentence_states_whether_other_rates_change_the_order(
+    recalibrated: xr.Dataset,
+):
+    assert "no other rate was tried" in finding(recalibrated, "The learning rate was")
+    same = finding(with_rates(recalibrated, triple=0.2), "Gaps with other")
+    assert (
+        "0.000167 (1/3 the study's rate) p-rope:0.5 +0.100 (+0.090 to +0.110)" in same
+    )
+    assert "0.0015 (3 times the study's rate) p-rope:0.5 +0.200" in same
+    assert "The order of the variants does not change." in same
+    assert "The study's rate is the best of these rates for the control" in same
+    other = finding(with_rates(recalibrated, triple=1.5), "Gaps with other")
+    assert (
+        "order of the variants changes: with 0.0015, nope is better than p-rope"
+        in other
+    )
+
+
+def test_a_table_has_the_runs_at_other_rates(recalibrated: xr.Dataset):
+    comparison = with_rates(recalibrated, triple=0.2)
+    table = recalibration_tables(comparison, summarize_recalibration(comparison))[-1]
+    assert table.title == "Learning rates"
+    cells = [(row.name, row.cells[0], row.cells[1]) for row in table.rows]
+    assert cells == [
+        ("control", "0.000167", "2.980"),
+        ("control", "0.0005", "2.970"),
+        ("control", "0.0015", "2.990"),
+        ("p-rope:0.5", "0.000167", "3.080"),
+        ("p-rope:0.5", "0.0005", "3.010"),
+        ("p-rope:0.5", "0.0015", "3.190"),
+    ]
 
 
 def test_unfinished_and_unpaired_runs_are_named(recalibrated: xr.Dataset):
@@ -378,6 +424,16 @@ def test_the_page_is_drawn_again_from_saved_numbers(folder: Path):
     assert rewrite_page(folder) == folder / "index.html"
     assert (folder / "index.html").read_text() == first
     assert 'href="../run%20of%20nope/index.html"' in first
+
+
+def test_each_shown_model_without_a_page_gets_one(folder: Path):
+    text = (folder / "index.html").read_text()
+    pages = sorted(page.name for page in (folder / "models").iterdir())
+    # The run of nope has a page already.
+    assert pages == ["control-seed-0.html", "p-rope-0.5-seed-0.html"]
+    for name in pages:
+        assert f'href="models/{name}"' in text
+    assert "p-rope:0.5 seed 0" in (folder / "models" / pages[1]).read_text()
 
 
 @pytest.mark.parametrize("width", [1280, 800])

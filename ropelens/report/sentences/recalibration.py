@@ -295,11 +295,11 @@ def nats(value: float, sign: str = "") -> str:
     return signed(value, f"{sign}.{decimals}f")
 
 
-def percent_and_interval(row: Row) -> str:
+def percent_and_interval(row: Row, name: str = "recovered") -> str:
     """The recovered share with its interval: "93 % (90 to 95 %)"."""
-    share = _percent(row["recovered"])
-    low = _percent(row["recovered_low"])
-    high = _percent(row["recovered_high"])
+    share = _percent(row[name])
+    low = _percent(row[f"{name}_low"])
+    high = _percent(row[f"{name}_high"])
     return f"{share} % ({low} to {high} %)"
 
 

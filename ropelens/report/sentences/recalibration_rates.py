@@ -4,7 +4,7 @@ import itertools
 
 import xarray as xr
 
-from ropelens.comparison.recalibration_rates import RateOrder, orders_at_rates
+from ropelens.comparison.recalibration_table import RateOrder, orders_at_rates
 from ropelens.figures.formats import in_words, number, signed
 from ropelens.train.recalibration_settings import CONTROL
 
@@ -16,6 +16,8 @@ NOT_REPEATED = (
 
 def rates_sentence(comparison: xr.Dataset) -> str:
     """Whether another learning rate changes the order of the variants."""
+    if "rate" not in comparison.sizes:  # saved before other rates were tried
+        return NOT_REPEATED
     study_rate = float(comparison.attrs["learning_rate"])
     orders = orders_at_rates(comparison)
     of_study = next(order for order in orders if order.rate == study_rate)
