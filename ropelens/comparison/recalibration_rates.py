@@ -18,7 +18,7 @@ ENDS = {"": "value", "_low": "low", "_high": "high"}
 
 @dataclass(frozen=True)
 class PairedRun:
-    """Losses of a run, and of the control with the same learning rate and the same seed."""
+    """Losses of a run, and losses of the control with the same learning rate and seed."""
 
     variant: str
     rate: float

@@ -13,7 +13,7 @@ from ropelens.runtime.folder import file_name
 from ropelens.train.recalibration_settings import CONTROL, Recalibration
 
 OF_RECORD = ("kind", "base")
-"""Keys of study.json next to those of the study file."""
+"""Keys of study.json that a study file does not have."""
 
 OTHER_RATES = {"third-rate": 1 / 3, "triple-rate": 3.0}
 """Learning rates of repeated runs, as multiples of the study's rate, by names of folders."""
@@ -21,7 +21,7 @@ OTHER_RATES = {"third-rate": 1 / 3, "triple-rate": 3.0}
 
 @dataclass(frozen=True)
 class StudyRun:
-    """A run of a study. Its learning rate is the study's rate times `rate_factor`."""
+    """A run of a study, whose learning rate is the study's rate times `rate_factor`."""
 
     settings: Recalibration
     folder: Path
@@ -52,7 +52,7 @@ def read_recalibration_study(path: Path, given: Mapping[str, Any]) -> dict[str, 
             raise BadArgument(
                 f"{path} and the command state different values of {name}.",
                 seen=f"{key} {stated[key]} in the file, {value} in the command",
-                hint="the value in only one of them",
+                hint="the value in the file or in the command, not in both",
             )
     with explained(f"{path} is not a study.", error=BadArgument):
         variants = [CONTROL]
@@ -77,7 +77,7 @@ def check_variant(variant: str) -> None:
 
 
 def _check_lists(study: Mapping[str, Any]) -> None:
-    """Raise ValueError if `variants` or `seeds` is no list, or if a key is unknown."""
+    """Raise ValueError unless `variants` and `seeds` are lists and all keys are known."""
     for name in ("variants", "seeds"):
         if not isinstance(study[name], list):
             raise ValueError(f"{name} must be a list, not {study[name]!r}")
@@ -116,7 +116,7 @@ def _in_study(name: str, value: Any) -> tuple[str, Any]:
 def recalibrations_of(study: Mapping[str, Any]) -> list[StudyRun]:
     """The runs of a study, with all variants of a seed before the next seed.
 
-    The runs at other learning rates are the last ones. They have the first seed.
+    Runs at other learning rates follow at the end, and have the first seed.
     """
     shared = dict(study)
     for name in OF_RECORD:
