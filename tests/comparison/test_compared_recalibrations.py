@@ -286,6 +286,15 @@ def test_loss_before_training_is_the_loss_of_the_edited_base(
         np.testing.assert_allclose(losses, of_edit, atol=1e-4)
 
 
+def test_attention_by_offset_is_without_the_first_token(recalibrated: xr.Dataset):
+    mass = recalibrated["offset_mass"].sum("offset_bin")
+    # Queries of the first token attend to nothing else.
+    assert (mass + recalibrated["sink_mass"]).max() <= 1 + 1e-6
+    assert mass.min() > 0.5
+    assert recalibrated["offset_start"].values[0] == 0
+    assert recalibrated["follow_score"].dims == ("entry", "layer", "head")
+
+
 def test_attention_changes_against_the_control_of_the_same_phase(
     recalibrated: xr.Dataset,
 ):

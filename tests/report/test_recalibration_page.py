@@ -16,6 +16,12 @@ from ropelens.comparison.recalibration import recovery_variables
 from ropelens.comparison.recalibration_table import summarize_recalibration
 from ropelens.figures import recalibration as figures
 from ropelens.figures.compared_heads import ComparedHead, plot_compared_head
+from ropelens.figures.recalibrated_offsets import (
+    changed_followers,
+    mass_by_octave,
+    most_recovered,
+    plot_changed_followers,
+)
 from ropelens.figures.style import LABEL_ORDER
 from ropelens.report.recalibrated_heads import changed_heads, head_maps
 from ropelens.report.recalibration_page import render_recalibration
@@ -301,6 +307,30 @@ def test_losses_by_position_are_shown_before_and_after(recalibrated: xr.Dataset)
     alike = recalibrated.assign_attrs(trained_context=32)
     figure = figures.plot_losses_before_and_after(alike)
     assert marks(figure) == {32: "recalibrated and trained context"}
+
+
+def test_octaves_sum_the_attention_of_their_offsets():
+    starts = np.array([0, 1, 2, 3, 4, 6, 8])
+    octaves, mass = mass_by_octave(starts, np.array([1.0, 2, 3, 4, 5, 6, 7]))
+    assert octaves.tolist() == [0, 1, 2, 4, 8]
+    assert mass.tolist() == [1, 2, 7, 11, 7]
+
+
+def test_heads_whose_follow_score_changed_most_come_first(recalibrated: xr.Dataset):
+    scores = recalibrated["follow_score"].copy(data=np.full((6, 2, 4), 0.5))
+    scores[3, 1, 2] = -0.5  # the finished p-rope:0.5
+    scores[3, 0, 1] = 0.1
+    scores[3, 0, 0] = np.nan
+    comparison = recalibrated.assign(follow_score=scores)
+    assert most_recovered(comparison) == "p-rope:0.5"
+    first, second, *others = changed_followers(comparison, "p-rope:0.5")
+    assert first.title == "L1 H2: follow score +0.50 before, −0.50 after"
+    assert (second.layer, second.head) == (0, 1)
+    assert (0, 0) not in [(other.layer, other.head) for other in others]
+    figure = plot_changed_followers(comparison)
+    assert len(figure.data) == 10
+    of_head = comparison["offset_mass"][2, 1, 2]  # p-rope:0.5 before training
+    assert sum(figure.data[0].y) == pytest.approx(float(of_head.sum()))
 
 
 def marks(figure: go.Figure) -> dict[int, str]:
