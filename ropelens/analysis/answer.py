@@ -82,14 +82,17 @@ class Answer:
 
 
 def save_comparison(folder: str | Path, comparison: xr.Dataset) -> Path:
-    """Write the result of `compare`, its table, its page and run.json; return the page."""
+    """Write the result of `compare`, its table, pages and run.json; return the page.
+
+    The pages of models whose profiles the comparison saved are in models/.
+    """
+    comparison = write_model_pages(Path(folder), comparison)
     if is_recalibration(comparison):
         return _save_recalibration(Path(folder), comparison)
     return Answer().save(folder, comparison)
 
 
 def _save_recalibration(folder: Path, comparison: xr.Dataset) -> Path:
-    comparison = write_model_pages(folder, comparison)
     comparison = _with_relative_files(comparison, folder)
     comparison = comparison.assign_attrs(command=this_command())
     table = summarize_recalibration(comparison)

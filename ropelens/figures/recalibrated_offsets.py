@@ -110,7 +110,9 @@ def plot_changed_followers(comparison: xr.Dataset) -> go.Figure:
                 row=row,
                 col=1,
             )
-        figure.update_yaxes(tickformat=".0%", rangemode="tozero", row=row)
+        figure.update_yaxes(
+            title_text="attention", tickformat=".0%", rangemode="tozero", row=row
+        )
     figure.update_annotations(font_size=13)
     labels = {octave + 1: short_count(octave) for octave in octaves_of(starts).tolist()}
     style.set_log_ticks(figure, labels)
