@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 import ropelens as rl
 from ropelens.rope.variant_config import variant_config
 from ropelens.runtime.folder import file_name
+from ropelens.train.recalibration_study import OTHER_RATES
 
 CONTEXT = 32
 SEQUENCES = 8  # of the held-out text, in comparisons
@@ -31,7 +32,7 @@ GAPS = {  # of the variants, at each evaluated step, in nats per token
     "p-rope:0.75": (0.001, 0.001, 0.001, 0.001),
 }
 CONTROL_LOSS = (3.0, 2.99, 2.98, 2.97)
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "steps": 4,
     "sequences": 8,
     "context": CONTEXT,
@@ -51,10 +52,15 @@ def write_study(
     seeds: Sequence[int] = (0,),
     control_loss: Sequence[float] = CONTROL_LOSS,
     weights: bool = False,
+    other_rates: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Path:
-    """Write a finished study to `folder`; only with `weights`, its models can be measured."""
+    """Write a finished study to `folder`; only with `weights`, its models can be measured.
+
+    `other_rates` has the gaps after training of repeated variants, by the name of the rate.
+    """
     folder.mkdir(parents=True)
     study = {"kind": "recalibration", "variants": [*variants], "seeds": [*seeds]}
+    study["other_rates"] = [*variants[1:2]] if other_rates else []
     (folder / "study.json").write_text(json.dumps(study))
     base = folder.parent / "base"
     if not base.exists():
@@ -66,6 +72,18 @@ def write_study(
             write_run(run, base, variant=variant, seed=seed, control_loss=control_loss)
             if weights:
                 write_weights(run, base, variant=variant, seed=seed)
+    for name, gaps in (other_rates or {}).items():
+        factor = OTHER_RATES[name]
+        for variant, gap in gaps.items():
+            first = GAPS[variant][0]
+            write_run(
+                folder / file_name(variant) / f"seed-{seeds[0]}-{name}",
+                base,
+                variant=variant,
+                gaps=(first, first, first, gap),
+                rate_factor=factor,
+                learning_rate=SETTINGS["learning_rate"] * factor,
+            )
     return folder
 
 
@@ -89,6 +107,7 @@ def write_run(
     gaps: Sequence[float] = (),
     control_loss: Sequence[float] = CONTROL_LOSS,
     documents: np.ndarray = DOCUMENTS,
+    rate_factor: float = 1.0,
     **changes: Any,
 ) -> Path:
     """Write run.json, losses.csv and metrics.csv of a finished run."""
@@ -105,6 +124,7 @@ def write_run(
             "trust_remote_code": False,
         },
         "data": "../../data",
+        "rate_factor": rate_factor,
         "tokens": 4 * TOKENS_PER_STEP,
         "tokens_per_step": TOKENS_PER_STEP,
         "parameters": 1000,

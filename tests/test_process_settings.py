@@ -70,14 +70,15 @@ CALLS: dict[str, Callable[[nn.Module], xr.Dataset]] = {
 @contextmanager
 def process_with(setting: torch.dtype | str) -> Iterator[None]:
     """A process with another default dtype, or another default device."""
+    if isinstance(setting, str):
+        # torch 2.6 has no default device after set_default_device(None).
+        with torch.device(setting):
+            yield
+        return
     try:
-        if isinstance(setting, str):
-            torch.set_default_device(setting)
-        else:
-            torch.set_default_dtype(setting)
+        torch.set_default_dtype(setting)
         yield
     finally:
-        torch.set_default_device(None)
         torch.set_default_dtype(torch.float32)
 
 

@@ -14,6 +14,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.analysis.analysis_result import Analysis, open_analysis
+from ropelens.analysis.model_pages import write_model_pages
 from ropelens.analysis.saved_numbers import is_same_model
 from ropelens.comparison.compare import compare
 from ropelens.comparison.recalibration_table import (
@@ -62,7 +63,7 @@ class Answer:
         has the sentence `lead`, sentences about the numbers, and then the `findings`.
         """
         comparison = as_saved(comparison)
-        comparison = _with_relative_pages(comparison, Path(folder)).assign_attrs(
+        comparison = _with_relative_files(comparison, Path(folder)).assign_attrs(
             question=self.question,
             command=this_command(),
             lead=lead,
@@ -84,14 +85,18 @@ class Answer:
 
 
 def save_comparison(folder: str | Path, comparison: xr.Dataset) -> Path:
-    """Write the result of `compare`, its table, its page and run.json; return the page."""
+    """Write the result of `compare`, its table, pages and run.json; return the page.
+
+    The pages of models whose profiles the comparison saved are in models/.
+    """
+    comparison = write_model_pages(Path(folder), comparison)
     if is_recalibration(comparison):
         return _save_recalibration(Path(folder), comparison)
     return Answer().save(folder, comparison)
 
 
 def _save_recalibration(folder: Path, comparison: xr.Dataset) -> Path:
-    comparison = _with_relative_pages(comparison, folder)
+    comparison = _with_relative_files(comparison, folder)
     comparison = comparison.assign_attrs(command=this_command())
     table = summarize_recalibration(comparison)
     results = ResultFolder(
@@ -104,17 +109,20 @@ def _save_recalibration(folder: Path, comparison: xr.Dataset) -> Path:
     return results.write(folder)
 
 
-def _with_relative_pages(comparison: xr.Dataset, folder: Path) -> xr.Dataset:
-    """The comparison with the pages of analyzed models as paths from `folder`."""
-    if "page" not in comparison.coords:
-        return comparison
-    pages = []
-    for path in comparison["page"].values.astype(str).tolist():
-        page = path
-        if Path(page).is_absolute():
-            page = Path(relpath(page, folder)).as_posix()
-        pages.append(page)
-    return comparison.assign_coords(page=("entry", np.array(pages, dtype=object)))
+def _with_relative_files(comparison: xr.Dataset, folder: Path) -> xr.Dataset:
+    """The comparison with the pages and profiles of models as paths from `folder`."""
+    for name in ("page", "profile"):
+        if name not in comparison.coords:
+            continue
+        files = []
+        for path in comparison[name].values.astype(str).tolist():
+            file = path
+            if Path(file).is_absolute():
+                file = Path(relpath(file, folder.resolve())).as_posix()
+            files.append(file)
+        relative = np.array(files, dtype=object)
+        comparison = comparison.assign_coords({name: ("entry", relative)})
+    return comparison
 
 
 def _comparison_record(comparison: xr.Dataset) -> dict[str, Any]:

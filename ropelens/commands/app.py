@@ -177,7 +177,8 @@ def compare_command(
     validation text of the run. DIR/measured keeps the measurements, so the same command can
     continue after a stop. Folders that ropelens analyze wrote are not measured again.
     Runs and studies of train --from need a control: the page shows the gap of each variant
-    to it, the share that training recovered, and the heads that changed.
+    to it, the share that training recovered, and the heads that changed, with links to pages
+    of the models in DIR/models.
 
     \b
     Examples:
@@ -188,7 +189,7 @@ def compare_command(
     from ropelens.runtime.result_folder import check_out
 
     out = out_or_own(out, "compared")
-    check_out(out, "comparison", parts=["measured"])
+    check_out(out, "comparison", parts=["measured", "models"])
     from ropelens.analysis.answer import save_comparison
     from ropelens.comparison.compare import compare
     from ropelens.runtime.own_folder import begun

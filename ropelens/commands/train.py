@@ -283,19 +283,19 @@ def _plan(
     valid: list[Path],
 ) -> str:
     """The planned runs in words."""
-    from ropelens.train.recalibration import (
+    from ropelens.train.recalibration import read_base_texts, resolved
+    from ropelens.train.recalibration_memory import plan_recalibration
+    from ropelens.train.recalibration_study import (
         check_variant,
-        read_base_texts,
         read_recalibration_study,
         recalibrations_of,
-        resolved,
     )
-    from ropelens.train.recalibration_memory import plan_recalibration
 
     if study is None:
         runs = [Recalibration(**given)]
     else:
-        runs = [*recalibrations_of(read_recalibration_study(study, given)).values()]
+        of_study = recalibrations_of(read_recalibration_study(study, given))
+        runs = [run.settings for run in of_study]
     read_base_texts(text, valid)  # refuses what a run refuses
     variants = {settings.variant for settings in runs}
     for variant in variants:

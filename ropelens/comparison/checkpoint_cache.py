@@ -1,15 +1,17 @@
 """Measurements of checkpoints, which are read again if their file belongs to the weights."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import xarray as xr
+from transformers import PreTrainedModel
 
 from ropelens.checkpoints.files import sha256_of
 from ropelens.checkpoints.identity import identity
 from ropelens.checkpoints.load import Opened, open_checkpoint
 from ropelens.checkpoints.load_options import Loading
-from ropelens.comparison.checkpoint_measures import measure
+from ropelens.comparison.checkpoint_measures import measure, profile_run
 from ropelens.comparison.entries import ComparisonEntry
 from ropelens.errors import BadArgument
 from ropelens.profiles.measurement import versions
@@ -56,24 +58,48 @@ class CheckpointCache:
         self, run: ComparisonEntry, checkpoint: Path, *, step: int | None
     ) -> xr.Dataset:
         """Numbers of the checkpoint of a run after `step`, or of the finished run (None)."""
-        name = "final" if step is None else f"step-{step:06d}"
+        final = step is None
+        name = "final" if final else f"step-{step:06d}"
         file = self.folder / file_name(run.name) / f"{name}.nc"
         opened = None
         if (checkpoint / "model.safetensors").exists():
             opened = open_checkpoint(checkpoint, Loading(device=self.device))
+        key = self._key(run, opened)
 
         def measured() -> xr.Dataset:
             if opened is None:
                 raise without_weights(checkpoint, file)
-            return measure(
-                run,
-                opened.read(),
-                sequences=self.sequences,
-                seed=self.seed,
-                final=step is None,
-            )
+            return self._measure(run, opened.read(), key, final=final)
 
-        return saved_or_measured(file, self._key(run, opened), measured)
+        return saved_or_measured(file, key, measured)
+
+    def _measure(
+        self, run: ComparisonEntry, model: PreTrainedModel, key: Key, *, final: bool
+    ) -> xr.Dataset:
+        profiled = partial(
+            profile_run,
+            run,
+            model,
+            sequences=self.sequences,
+            seed=self.seed,
+            final=final,
+        )
+        if final:
+            heads = saved_or_measured(self.profile_file(run), key, profiled)
+        else:
+            heads = profiled()
+        return measure(
+            run,
+            model,
+            heads,
+            sequences=self.sequences,
+            seed=self.seed,
+            final=final,
+        )
+
+    def profile_file(self, run: ComparisonEntry) -> Path:
+        """The file with the profile of a finished run, from which its page is drawn."""
+        return self.folder / file_name(run.name) / "final-profile.nc"
 
     def _key(self, run: ComparisonEntry, opened: Opened | None) -> Key:
         """The key of a measurement. Without weights, only the arguments are compared."""

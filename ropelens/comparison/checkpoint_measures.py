@@ -21,7 +21,7 @@ from ropelens.train.data import documents_of, held_out_sequences, spread
 TIMES_CONTEXT = 4  # length of long texts, in contexts of the training
 
 
-def measure(
+def profile_run(
     run: ComparisonEntry,
     model: PreTrainedModel,
     *,
@@ -29,15 +29,30 @@ def measure(
     seed: int,
     final: bool,
 ) -> xr.Dataset:
-    """Measure a checkpoint of `run`, with fewer variables and sequences if not `final`."""
+    """The profile of a checkpoint of `run`, on fewer sequences if it is not `final`."""
     # The divisors are in the table of `compare`
     fewer = max(2, sequences // (8 if final else 32))
+    text = validation_text(run).sample(fewer)
+    return profile(model, text, seed=seed, surrogates=0)
+
+
+def measure(
+    run: ComparisonEntry,
+    model: PreTrainedModel,
+    heads: xr.Dataset,
+    *,
+    sequences: int,
+    seed: int,
+    final: bool,
+) -> xr.Dataset:
+    """Measure a checkpoint of `run`, with fewer variables and sequences if not `final`.
+
+    `heads` is the profile of the checkpoint.
+    """
     fewer_long = max(2, sequences // (8 if final else 64))
     held_out = validation_text(run)
     text = held_out.sample(sequences)  # the same needles for all checkpoints
-    heads_text = held_out.sample(fewer)
     long_text = held_out.joined(fewer_long)
-    heads = profile(model, heads_text, seed=seed, surrogates=0)
     tasks = near_tasks(model, text, long_text, seed=seed)
     dataset = head_measures(heads, final=final).assign(
         first_loss=tasks["first_loss"],

@@ -148,9 +148,12 @@ def _measure_runs(
         "head_sequences": dataset.attrs["sequences"],
         "growth_sequences": growth.attrs["sequences"],
     }
+    profiles = [str(cache.profile_file(run).resolve()) for run in runs]
     dataset = dataset.assign_coords(
         tokens_seen=(("entry", "step"), tokens_seen),
         fingerprint=("entry", fingerprints),
+        page=("entry", np.full(len(runs), "", dtype=object)),
+        profile=("entry", np.array(profiles, dtype=object)),
     )
     dataset.attrs = attrs
     return dataset

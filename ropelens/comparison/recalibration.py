@@ -26,6 +26,7 @@ from ropelens.comparison.recalibration_measures import (
     measure_recalibrated,
     profile_of_heads,
 )
+from ropelens.comparison.recalibration_rates import rate_variables
 from ropelens.comparison.recalibration_runs import (
     FoundRecalibrations,
     RecalibratedRun,
@@ -57,13 +58,15 @@ def compare_recalibrations(
     show: ShowProgress,
 ) -> xr.Dataset:
     """The dataset of `compare` for recalibrations."""
-    losses = read_losses(found.runs)
+    runs = [*found.runs, *found.at_other_rates]
+    losses = read_losses(runs)
     checkpoints = RecalibrationCache(
         cache, found.runs[0], sequences=sequences, seed=seed, device=device
     )
     models = _models(found, checkpoints)
     measured = _measure_models(models, checkpoints, show)
-    dataset = measured.merge(recorded_gaps(found, losses))
+    dataset = measured.merge(recorded_gaps(found, losses[: len(found.runs)]))
+    dataset = dataset.merge(rate_variables(runs, losses, found.variants))
     first = found.runs[0].record
     dataset.attrs = {"head_sequences": int(measured.attrs["sequences"])}
     return dataset.assign_attrs(
@@ -284,8 +287,11 @@ class RecalibrationCache:
                 lazy.model, self.text, sequences=self.sequences, seed=self.seed
             )
 
-        file = self._file(lazy.compared, "-profile")
+        file = self.profile_file(lazy.compared)
         return saved_or_measured(file, lazy.compared.key, measured)
+
+    def profile_file(self, compared: ComparedModel) -> Path:
+        return self._file(compared, "-profile")
 
     def measures(self, lazy: LazyModel) -> xr.Dataset:
         """The measures of a model by itself."""
@@ -358,10 +364,12 @@ def _measure_models(
     in_order = [measured[model.entry] for model in models]
     dataset = join_entries(in_order, entries).drop_vars(["variant", "size", "seed"])
     pages = ["" if model.is_before else model.run.page for model in models]
+    profiles = [str(cache.profile_file(model).resolve()) for model in models]
     return dataset.assign_coords(
         phase=("entry", np.array([model.phase for model in models], dtype=object)),
         entry_seed=("entry", [model.seed for model in models]),
         page=("entry", np.array(pages, dtype=object)),
+        profile=("entry", np.array(profiles, dtype=object)),
         partner=("entry", _controls(models)),
     )
 

@@ -36,6 +36,7 @@ OF_CHANGES = {
     "threshold": "deciding_threshold",
     "margin": "deciding_margin",
 }
+OF_FOLLOWING = ("follow_score", "offset_mass")  # of profiles, for the page
 RESAMPLES = 1000  # draws of the groups of sequences that give the confidence of a label
 
 
@@ -78,6 +79,10 @@ def measure_recalibrated(
     long_text = text.joined(_fewer(sequences))
     # The loss of the runs on all held-out text has another name and another text
     heads = head_measures(profile).drop_vars(["loss", "loss_se"])
+    for name in OF_FOLLOWING:
+        heads[name] = profile[name].variable
+    bins = {name: profile[name].variable for name in ("offset_start", "offset_stop")}
+    heads = heads.assign_coords(bins)
     near = near_tasks(model, sampled, long_text, seed=seed)
     far = far_tasks(model, sampled, context=text.context, seed=seed)
     confidence = _confidence(profile, seed=seed)

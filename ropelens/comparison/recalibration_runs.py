@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ from ropelens.intervals import ENOUGH_DOCUMENTS
 from ropelens.runtime.folder import RECORD
 from ropelens.runtime.keys import differences
 from ropelens.runtime.records import read_json_if_exists
-from ropelens.train.recalibration import KIND, recalibrations_of
+from ropelens.train.recalibration import KIND
 from ropelens.train.recalibration_settings import CONTROL
+from ropelens.train.recalibration_study import recalibrations_of
 from ropelens.train.run_folder import STUDY
 
 LOSSES = "losses.csv"
@@ -58,8 +59,30 @@ class RecalibratedRun:
         return int(self.settings["seed"])
 
     @property
+    def learning_rate(self) -> float:
+        """The peak learning rate."""
+        return float(self.settings["learning_rate"])
+
+    @property
+    def rate_factor(self) -> float:
+        """The learning rate, divided by the rate of the study."""
+        return float(self.record.get("rate_factor", 1))
+
+    @property
     def name(self) -> str:
-        return f"{self.variant} seed {self.seed}"
+        name = f"{self.variant} seed {self.seed}"
+        if self.rate_factor == 1:
+            return name
+        return f"{name} at {self.rate_factor:.2g} of the learning rate"
+
+    @property
+    def shared_settings(self) -> dict[str, Any]:
+        """The settings, in which runs of a study are equal: the base, and the study's rate."""
+        shared = self.settings | {"base": self.record["base"]["fingerprint"]}
+        if self.rate_factor != 1:
+            rate = self.learning_rate / self.rate_factor
+            shared["learning_rate"] = float(f"{rate:.9g}")  # without rounding errors
+        return shared
 
     @property
     def data(self) -> Path:
@@ -77,11 +100,13 @@ class FoundRecalibrations:
     """The runs of a comparison, with the control first, and the names of other runs.
 
     `unfinished` runs have not ended, and `unpaired` runs have no control with their seed.
+    `at_other_rates` has the runs that a study repeats with other learning rates.
     """
 
     runs: list[RecalibratedRun]
     unfinished: list[str]
     unpaired: list[str]
+    at_other_rates: list[RecalibratedRun]
 
     @property
     def variants(self) -> list[str]:
@@ -126,7 +151,11 @@ def find_recalibrations(
     hint = "the folder of a finished run of ropelens train --from"
     with explained("A run.json lacks facts about its run.", hint, error=BadArgument):
         _require_comparable(runs)
-    return _paired(runs, unfinished)
+    factors = {run.rate_factor for run in runs}
+    main = 1.0 if 1.0 in factors or not runs else runs[0].rate_factor
+    found = _paired([run for run in runs if run.rate_factor == main], unfinished)
+    repeated = [run for run in runs if run.rate_factor != main]
+    return replace(found, at_other_rates=_with_control(repeated))
 
 
 def _folders(path: Path) -> list[Path]:
@@ -135,7 +164,7 @@ def _folders(path: Path) -> list[Path]:
     if study.get("kind") == KIND:
         what = f"{path / STUDY} is not a study."
         with explained(what, "the folder of a study", error=BadArgument):
-            return [path / run for run in recalibrations_of(study)]
+            return [path / run.folder for run in recalibrations_of(study)]
     if read_json_if_exists(path / RECORD).get("kind") == KIND:
         return [path]
     return []
@@ -146,11 +175,9 @@ def _require_comparable(runs: Sequence[RecalibratedRun]) -> None:
     names: dict[str, RecalibratedRun] = {}
     for run in runs:
         first = runs[0]
-        base = {"base": first.record["base"]["fingerprint"]}
-        other_base = {"base": run.record["base"]["fingerprint"]}
         differ = differences(
-            base | first.settings,
-            other_base | run.settings,
+            first.shared_settings,
+            run.shared_settings,
             ("base", *SHARED),
             between=" and ",
         )
@@ -192,9 +219,14 @@ def _paired(
         warnings.warn(f"runs without a control are left out: {named}", stacklevel=5)
     of_variants = [run.seed for run in paired]
     used = [run for run in controls if run.seed in of_variants]
-    return FoundRecalibrations(
-        [*used, *paired], unfinished, [run.name for run in unpaired]
-    )
+    names = [run.name for run in unpaired]
+    return FoundRecalibrations([*used, *paired], unfinished, names, at_other_rates=[])
+
+
+def _with_control(runs: Sequence[RecalibratedRun]) -> list[RecalibratedRun]:
+    """The runs at other rates whose control has the same rate and the same seed."""
+    controls = {(run.rate_factor, run.seed) for run in runs if run.variant == CONTROL}
+    return [run for run in runs if (run.rate_factor, run.seed) in controls]
 
 
 def _without_control(

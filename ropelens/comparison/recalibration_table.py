@@ -1,5 +1,7 @@
 """Table of recalibrations: a row per variant. docs/measures.md defines the columns."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
 import xarray as xr
@@ -138,3 +140,29 @@ def gap_between(comparison: xr.Dataset, first: str, second: str) -> Estimate:
     change = difference.transpose("seed", "sequence").values
     paired = np.isfinite(change).all(1)
     return mean_change(change[paired], comparison["document"].values)
+
+
+@dataclass(frozen=True)
+class RateOrder:
+    """The variants at a learning rate by their gap, the lowest loss first.
+
+    `repeated` variants ran at this rate; the others keep their gap of the study's rate.
+    """
+
+    rate: float
+    names: list[str]
+    repeated: list[str]
+
+
+def orders_at_rates(comparison: xr.Dataset) -> list[RateOrder]:
+    """The order of the variants and of the control at each learning rate, the lowest first."""
+    study_rate = float(comparison.attrs["learning_rate"])
+    gaps_of_study = comparison["rate_gap"].sel(rate=study_rate)
+    orders = []
+    for rate in comparison["rate"].values.tolist():
+        gaps = comparison["rate_gap"].sel(rate=rate)
+        repeated = gaps["variant"].values[np.isfinite(gaps)].tolist()
+        filled = gaps.fillna(gaps_of_study)
+        names = filled.sortby(filled)["variant"].values.tolist()
+        orders.append(RateOrder(rate, names, repeated))
+    return orders

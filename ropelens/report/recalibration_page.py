@@ -18,6 +18,7 @@ from ropelens.figures import style
 from ropelens.figures.compared_heads import ComparedHead, plot_compared_head
 from ropelens.figures.comparison_planes import plot_comparison_planes
 from ropelens.figures.formats import in_words, plural
+from ropelens.figures.recalibrated_offsets import plot_changed_followers
 from ropelens.figures.recalibration import (
     plot_gaps,
     plot_losses_before_and_after,
@@ -52,6 +53,12 @@ CAPTIONS = {
         "whose value the model finds, by the length of the prompt. The horizontal dotted "
         "line is the share that chance finds."
     ),
+    "Heads whose follow score changed most": (
+        "If keys exchange their contents, the attention of a head with follow score 1 stays at "
+        "the same positions, and with −1 it moves with the contents. These heads changed most "
+        "during the training of the variant that recovered most. A point is the share of the "
+        "attention on keys at this distance, up to the next point; the first token is left out."
+    ),
     "Norms and selectivity of planes": (
         "After training. Mean norms show how much a plane can do. Selectivity shows how "
         "much it pushes heads toward the keys they pick. A ring is a plane that does not "
@@ -64,12 +71,15 @@ CAPTIONS = {
 def render_recalibration(comparison: xr.Dataset, table: pd.DataFrame) -> str:
     """Text of the page of recalibrations and their summary `table`."""
     finished = np.flatnonzero(comparison["phase"].values == AFTER)
-    figures: dict[str, go.Figure] = {}
-    for figure in (
+    drawn = [
         plot_losses_before_and_after(comparison),
         plot_needles_before_and_after(comparison),
-        plot_comparison_planes(comparison.isel(entry=finished)),
-    ):
+    ]
+    if "offset_mass" in comparison:  # older comparisons do not have it
+        drawn.append(plot_changed_followers(comparison))
+    drawn.append(plot_comparison_planes(comparison.isel(entry=finished)))
+    figures: dict[str, go.Figure] = {}
+    for figure in drawn:
         figures[CAPTIONS[figure.layout.title.text]] = figure
     maps = head_maps(comparison)
     first, second = _first_heads(comparison, most_changed(maps)[0])
@@ -89,7 +99,7 @@ def render_recalibration(comparison: xr.Dataset, table: pd.DataFrame) -> str:
         payload={"heads": heads, "map": map_payload(comparison)},
         question=str(comparison.attrs.get("question", QUESTION)),
         findings=recalibration_sentences(comparison, table),
-        tables=recalibration_tables(table),
+        tables=recalibration_tables(comparison, table),
         maps=maps,
         changed=changed_heads(maps),
         first_variants=most_changed(maps),

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import xarray as xr
 
 from ropelens.budget.labels import LABELS, Thresholds
 from ropelens.figures import style
@@ -46,12 +47,12 @@ def _gap(row: Mapping[Any, Any], name: str) -> str:
     return gap_in_words(row, name).replace(" (", "\n(")
 
 
-def _recovered(row: Mapping[Any, Any]) -> str:
+def _recovered(row: Mapping[Any, Any], name: str = "recovered") -> str:
     if row["variant"] == "control":
         return NO_NUMBER
-    if np.isnan(row["recovered"]):
+    if np.isnan(row[name]):
         return "not defined"
-    return percent_and_interval(row).replace(" (", "\n(")
+    return percent_and_interval(row, name).replace(" (", "\n(")
 
 
 def _tokens(row: Mapping[Any, Any]) -> str:
@@ -189,13 +190,45 @@ LABEL_COLUMNS = (
 )
 
 
-def recalibration_tables(table: pd.DataFrame) -> list[NumberTable]:
+RATE_COLUMNS = (
+    NumberColumn(
+        "learning rate",
+        "peak",
+        "the largest learning rate of the training",
+        lambda row: f"{row['rate']:.3g}",
+    ),
+    NumberColumn(
+        "loss after training",
+        "nats/token",
+        "mean loss on held-out text after the last step",
+        lambda row: number(row["rate_loss"], ".3f"),
+    ),
+    NumberColumn(
+        "gap after training",
+        "nats/token",
+        "loss above the loss of the control with the same learning rate, with its 95 % "
+        "interval over documents",
+        lambda row: _gap(row, "rate_gap"),
+    ),
+    NumberColumn(
+        "recovered",
+        "% of the gap",
+        "share of the gap before training that training with this rate has removed",
+        lambda row: _recovered(row, "rate_recovered"),
+    ),
+)
+
+
+def recalibration_tables(
+    comparison: xr.Dataset, table: pd.DataFrame
+) -> list[NumberTable]:
+    """The tables of a comparison of recalibrations and its summary `table`."""
     records = table.to_dict("records")
-    return [
+    tables = [
         NumberTable(
             "Side by side",
             "Each row is the mean over the seeds of a variant. Brackets show 95 % intervals "
-            "over documents, or the number before training.",
+            "over documents, or the number before training. comparison.csv has more columns.",
             GAP_COLUMNS,
             _rows(GAP_COLUMNS, records),
         ),
@@ -206,6 +239,29 @@ def recalibration_tables(table: pd.DataFrame) -> list[NumberTable]:
             _rows(LABEL_COLUMNS, records),
         ),
     ]
+    if comparison.sizes.get("rate", 1) > 1:
+        tables.append(
+            NumberTable(
+                "Learning rates",
+                "The control and some variants were also trained with a third and with three "
+                "times of the learning rate of the study. comparison.nc has these numbers.",
+                RATE_COLUMNS,
+                _rows(RATE_COLUMNS, _at_rates(comparison)),
+            )
+        )
+    return tables
+
+
+def _at_rates(comparison: xr.Dataset) -> list[dict[Any, Any]]:
+    """A row for each learning rate of the variants that were trained with several rates."""
+    names = ["rate_loss"]
+    for number_name in ("rate_gap", "rate_recovered"):
+        names += [f"{number_name}{end}" for end in ("", "_low", "_high")]
+    losses = comparison["rate_loss"].transpose("variant", "rate").values
+    several = np.isfinite(losses).sum(1) > 1
+    repeated = comparison[names].isel(variant=np.flatnonzero(several))
+    rows = repeated.transpose("variant", "rate").to_dataframe().reset_index()
+    return rows.dropna(subset="rate_loss").to_dict("records")
 
 
 def _rows(

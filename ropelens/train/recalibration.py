@@ -4,8 +4,6 @@ The control keeps the unmodified configuration. Control and variants start from 
 weights and read the same tokens in the same order (docs/measures.md, Recalibration).
 """
 
-import itertools
-import tomllib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,11 +14,10 @@ from filelock import FileLock
 
 from ropelens.arguments import public
 from ropelens.checkpoints.load_options import Loading
-from ropelens.errors import BadArgument, BadText, explained
+from ropelens.errors import BadText
 from ropelens.intervals import ENOUGH_DOCUMENTS
-from ropelens.rope.variants import parse_variant
 from ropelens.runtime.devices import explain_full_memory
-from ropelens.runtime.folder import RECORD, file_name
+from ropelens.runtime.folder import RECORD
 from ropelens.runtime.keys import Key
 from ropelens.runtime.records import log_line, read_json_if_exists, write_json
 from ropelens.text.tokenize import warn_beyond
@@ -31,7 +28,13 @@ from ropelens.train.data import Documents, read_texts
 from ropelens.train.recalibration_card import write_card
 from ropelens.train.recalibration_loop import RecalibrationProgress, recalibrate_model
 from ropelens.train.recalibration_memory import require_memory
-from ropelens.train.recalibration_settings import CONTROL, WORSE, Recalibration
+from ropelens.train.recalibration_settings import WORSE, Recalibration
+from ropelens.train.recalibration_study import (
+    StudyRun,
+    check_variant,
+    read_recalibration_study,
+    recalibrations_of,
+)
 from ropelens.train.run_folder import (
     LOCK,
     STUDY,
@@ -44,8 +47,6 @@ from ropelens.train.run_folder import (
 from ropelens.train.study_runs import run_each
 
 KIND = "recalibration"
-OF_RECORD = ("kind", "base")
-"""Keys of study.json next to those of the study file."""
 
 
 @public
@@ -116,8 +117,9 @@ def _recalibrate(
     data: Path,
     texts: Documents,
     control: Path | None = None,
+    rate_factor: float = 1.0,
 ) -> Path:
-    """Train one run. `control` is the folder of the control of a study."""
+    """Train one run. The other arguments are those of a `StudyRun`."""
     settings = resolved(base, settings)
     check_variant(settings.variant)
     device = base.opened.devices[0]
@@ -145,9 +147,8 @@ def _recalibrate(
     with full_memory, lock_run(out):
         model = base.read(settings.variant)
         data_record = prepare_base_data(data, texts, base, settings)
-        record = begin_record(
-            out, data, data_record | key, kind=KIND, more={"base": base.recorded()}
-        )
+        more = {"base": base.recorded(), "rate_factor": rate_factor}
+        record = begin_record(out, data, data_record | key, kind=KIND, more=more)
         if "finished" in record:  # by another process, a moment ago
             return out
         progress = recalibrate_model(
@@ -166,12 +167,6 @@ def _recalibrate(
         write_json(out / RECORD, record)
         (out / CHECKPOINT).unlink(missing_ok=True)
     return out
-
-
-def check_variant(variant: str) -> None:
-    """Raise `BadArgument` for a variant that does not exist."""
-    if variant != CONTROL:
-        parse_variant(variant)
 
 
 def _first_and_last(progress: RecalibrationProgress) -> dict[str, float]:
@@ -196,8 +191,10 @@ def recalibrate_study(
 
     The file lists `variants` and `seeds`, and the settings that all runs share; see
     `read_recalibration_study`. `given` are defaults for settings that the file does not state.
-    The control is always trained. Several processes can share a study. If a run diverges, the
-    others are trained.
+    The control is always trained. It is also trained with a third and with three times of the
+    learning rate, and so are the variants that `other_rates` in the file lists (by default
+    the first variant; [] trains none of these runs). Several processes can share a study. If
+    a run diverges, the others are trained.
 
     Raises the errors of `recalibrate`, and `BadArgument` if `path` is not a study, if it
     contradicts `given`, or if `out` contains another study.
@@ -207,7 +204,7 @@ def recalibrate_study(
     study = read_recalibration_study(Path(path), given or {})
     texts = read_base_texts(text, valid)
     runs_of_study = recalibrations_of(study)
-    first = resolved(opened, next(iter(runs_of_study.values())))
+    first = resolved(opened, runs_of_study[0].settings)
     require_memory(opened, first)
     if not read_settings(out, STUDY, key="variants"):
         opened.check_variants(study["variants"])
@@ -216,37 +213,41 @@ def recalibrate_study(
         begun = read_settings(out, STUDY, key="variants")
         recorded = study | {"kind": KIND, "base": opened.fingerprint}
         if begun:
-            Key(recorded).require(begun, what=f"the study in {out}")
-        else:
-            write_json(out / STUDY, recorded)
+            # Runs at other rates can be added to a study, or be left out.
+            equal = dict(recorded)
+            del equal["other_rates"]
+            Key(equal).require(begun, what=f"the study in {out}")
+        write_json(out / STUDY, recorded)
     runs = {}
-    for folder, settings in runs_of_study.items():
-        runs[folder] = partial(
+    for run in runs_of_study:
+        runs[run.folder] = partial(
             _recalibrate,
             opened,
-            settings,
-            out=out / folder,
+            run.with_rate(resolved(opened, run.settings)),
+            out=out / run.folder,
             data=out / "data",
             texts=texts,
-            control=out / folder_of(CONTROL, settings.seed),
+            control=out / run.control,
+            rate_factor=run.rate_factor,
         )
     run_each(runs)
-    for seed in study["seeds"]:
-        _log_damage(out / folder_of(CONTROL, seed), rate=first.learning_rate)
+    for run in runs_of_study:
+        if run.settings.is_control and run.rate_factor == 1:
+            _log_damage(out / run.folder, rate=first.learning_rate)
     _complete_cards(opened, runs_of_study, out)
     return out
 
 
-def _complete_cards(base: Base, runs: Mapping[Path, Recalibration], out: Path) -> None:
+def _complete_cards(base: Base, runs: Sequence[StudyRun], out: Path) -> None:
     """Write the cards of the finished runs again, with the losses of their controls.
 
     A control that another process trained may have finished after the run of a variant.
     """
-    for folder, settings in runs.items():
-        record = read_settings(out / folder, RECORD, key="settings")
+    for run in runs:
+        folder = out / run.folder
+        record = read_settings(folder, RECORD, key="settings")
         if "finished" in record:
-            control = out / folder_of(CONTROL, settings.seed)
-            write_card(out / folder, base, record, control=control)
+            write_card(folder, base, record, control=out / run.control)
 
 
 def _log_damage(control: Path, *, rate: float | None) -> None:
@@ -261,77 +262,3 @@ def _log_damage(control: Path, *, rate: float | None) -> None:
             f"{control}: the loss is {change:.2f} nats/token higher than before, so a "
             f"learning rate of {rate:g} is too high for this model"
         )
-
-
-def read_recalibration_study(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the TOML file `path`; `given` are values for settings that it does not state.
-
-    Raises `BadArgument` if a key or a value is wrong, or differs from a given value.
-    """
-    with explained(f"{path} cannot be read.", error=BadArgument):
-        content = path.read_text(encoding="utf-8")
-    with explained(f"{path} is not a study.", error=BadArgument):
-        stated = tomllib.loads(content)
-    study = dict(stated)
-    for name, value in given.items():
-        key, of_study = _in_study(name, value)
-        if study.setdefault(key, of_study) != of_study:
-            raise BadArgument(
-                f"{path} and the command state different values of {name}.",
-                seen=f"{key} {stated[key]} in the file, {value} in the command",
-                hint="the value in only one of them",
-            )
-    with explained(f"{path} is not a study.", error=BadArgument):
-        variants = [CONTROL]
-        study.setdefault("seeds", [0])
-        _check_lists(study)
-        for variant in study["variants"]:
-            check_variant(variant)
-            if variant not in variants:
-                variants.append(variant)
-        study["variants"] = variants
-        recalibrations_of(study)
-    return study
-
-
-def _check_lists(study: Mapping[str, Any]) -> None:
-    """Raise ValueError if `variants` or `seeds` is no list, or if a key is unknown."""
-    for name in ("variants", "seeds"):
-        if not isinstance(study[name], list):
-            raise ValueError(f"{name} must be a list, not {study[name]!r}")
-    if not study["seeds"]:
-        raise ValueError("seeds is empty")
-    known = ["variants", "seeds", *Recalibration.__dataclass_fields__]
-    for name in ("variant", "seed"):
-        known.remove(name)
-    for name in study:
-        if name not in known:
-            raise ValueError(
-                f"{name} is not a setting; settings are {', '.join(known)}"
-            )
-
-
-def _in_study(name: str, value: Any) -> tuple[str, Any]:
-    """The key and the value in a study file for an option of the command."""
-    if name in ("variant", "seed"):
-        return f"{name}s", [value]
-    return name, value
-
-
-def recalibrations_of(study: Mapping[str, Any]) -> dict[Path, Recalibration]:
-    """The runs of a study, by folder, with all variants of a seed before the next seed."""
-    shared = dict(study)
-    for name in OF_RECORD:
-        shared.pop(name, None)
-    variants = shared.pop("variants")
-    seeds = shared.pop("seeds")
-    runs = {}
-    for seed, variant in itertools.product(seeds, variants):
-        settings = Recalibration(variant=variant, seed=seed, **shared)
-        runs[folder_of(variant, seed)] = settings
-    return runs
-
-
-def folder_of(variant: str, seed: int) -> Path:
-    """The folder of a run in its study."""
-    return Path(file_name(variant), f"seed-{seed}")

@@ -53,7 +53,9 @@ def test_runs_become_four_files(ropelens, runs: list[Path], tmp_path: Path):
     assert ended.code == 0
     assert ended.out == f"{out / 'index.html'}\n"
     names = {path.name for path in out.iterdir()}
-    assert names == {*FILES, "measured"}
+    assert names == {*FILES, "measured", "models"}
+    pages = {path.name for path in (out / "models").iterdir()}
+    assert pages == {"rope-seed-0.html", "nope-seed-0.html"}
     table = pd.read_csv(out / "comparison.csv")
     assert table["group"].tolist() == ["rope", "nope"]
     assert table["over"].fillna("").tolist() == ["", "sequences"]

@@ -19,6 +19,8 @@ from ropelens.errors import UnsupportedModel
 from ropelens.model.whole_weights import require_whole_weights
 
 TOKENS = random_tokens(sequences=1, length=16)
+# torch 2.6 warns of random numbers on a CPU, which the tests do not draw.
+pytestmark = pytest.mark.filterwarnings("ignore:DTensor random operators:UserWarning")
 
 
 @pytest.fixture

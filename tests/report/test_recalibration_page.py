@@ -16,6 +16,12 @@ from ropelens.comparison.recalibration import recovery_variables
 from ropelens.comparison.recalibration_table import summarize_recalibration
 from ropelens.figures import recalibration as figures
 from ropelens.figures.compared_heads import ComparedHead, plot_compared_head
+from ropelens.figures.recalibrated_offsets import (
+    changed_followers,
+    mass_by_octave,
+    most_recovered,
+    plot_changed_followers,
+)
 from ropelens.figures.style import LABEL_ORDER
 from ropelens.report.recalibrated_heads import changed_heads, head_maps
 from ropelens.report.recalibration_page import render_recalibration
@@ -66,6 +72,19 @@ def with_new_labels(comparison: xr.Dataset) -> xr.Dataset:
     )
 
 
+def with_rates(comparison: xr.Dataset, *, triple: float) -> xr.Dataset:
+    """The comparison with p-rope:0.5 at other rates; the gap at the triple rate is given."""
+    before = comparison[[name for name in comparison if str(name).startswith("rate_")]]
+    rates = np.array([5e-4 / 3, 5e-4, 15e-4])
+    numbers = before.reindex(rate=rates)
+    at = {"variant": ["control", "p-rope:0.5"], "rate": rates}
+    numbers["rate_loss"].loc[at] = [[2.98, 2.97, 2.99], [3.08, 3.01, 2.99 + triple]]
+    numbers["rate_gap"].loc[at] = [[0, 0, 0], [0.1, 0.04, triple]]
+    for end, width in (("_low", -0.01), ("_high", 0.01)):
+        numbers[f"rate_gap{end}"].loc[at] = numbers["rate_gap"].loc[at] + width
+    return comparison.drop_dims("rate").merge(numbers)
+
+
 # ---- sentences
 
 
@@ -101,7 +120,7 @@ def test_the_first_sentence_says_whether_the_control_changed_for_certain(
 
 
 def test_the_table_has_the_loss_of_the_control(recalibrated: xr.Dataset):
-    gaps = recalibration_tables(summarize_recalibration(recalibrated))[0]
+    gaps = recalibration_tables(recalibrated, summarize_recalibration(recalibrated))[0]
     titles = [column.title for column in gaps.columns]
     control, half, _nope = gaps.rows
     place = titles.index("loss after training")
@@ -110,7 +129,7 @@ def test_the_table_has_the_loss_of_the_control(recalibrated: xr.Dataset):
 
 
 def test_the_table_has_the_tokens_to_half_and_to_90_percent(recalibrated: xr.Dataset):
-    gaps = recalibration_tables(summarize_recalibration(recalibrated))[0]
+    gaps = recalibration_tables(recalibrated, summarize_recalibration(recalibrated))[0]
     place = [column.title for column in gaps.columns].index(
         "tokens to half (and to 90\u00a0%)"
     )
@@ -190,6 +209,39 @@ def test_the_page_states_that_stopped_planes_limit_wavelengths(
     assert finding(recalibrated, "No plane rotates in nope.")
 
 
+def test_a_sentence_states_whether_other_rates_change_the_order(
+    recalibrated: xr.Dataset,
+):
+    assert "no other rate was tried" in finding(recalibrated, "The learning rate was")
+    same = finding(with_rates(recalibrated, triple=0.2), "Gaps with other")
+    assert (
+        "0.000167 (1/3 the study's rate) p-rope:0.5 +0.100 (+0.090 to +0.110)" in same
+    )
+    assert "0.0015 (3 times the study's rate) p-rope:0.5 +0.200" in same
+    assert "The order of the variants does not change." in same
+    assert "The study's rate is the best of these rates for the control" in same
+    other = finding(with_rates(recalibrated, triple=1.5), "Gaps with other")
+    assert (
+        "order of the variants changes: with 0.0015, nope is better than p-rope"
+        in other
+    )
+
+
+def test_a_table_has_the_runs_at_other_rates(recalibrated: xr.Dataset):
+    comparison = with_rates(recalibrated, triple=0.2)
+    table = recalibration_tables(comparison, summarize_recalibration(comparison))[-1]
+    assert table.title == "Learning rates"
+    cells = [(row.name, row.cells[0], row.cells[1]) for row in table.rows]
+    assert cells == [
+        ("control", "0.000167", "2.980"),
+        ("control", "0.0005", "2.970"),
+        ("control", "0.0015", "2.990"),
+        ("p-rope:0.5", "0.000167", "3.080"),
+        ("p-rope:0.5", "0.0005", "3.010"),
+        ("p-rope:0.5", "0.0015", "3.190"),
+    ]
+
+
 def test_unfinished_and_unpaired_runs_are_named(recalibrated: xr.Dataset):
     comparison = recalibrated.assign_attrs(
         unfinished="nope/seed-1", unpaired="x seed 2"
@@ -255,6 +307,30 @@ def test_losses_by_position_are_shown_before_and_after(recalibrated: xr.Dataset)
     alike = recalibrated.assign_attrs(trained_context=32)
     figure = figures.plot_losses_before_and_after(alike)
     assert marks(figure) == {32: "recalibrated and trained context"}
+
+
+def test_octaves_sum_the_attention_of_their_offsets():
+    starts = np.array([0, 1, 2, 3, 4, 6, 8])
+    octaves, mass = mass_by_octave(starts, np.array([1.0, 2, 3, 4, 5, 6, 7]))
+    assert octaves.tolist() == [0, 1, 2, 4, 8]
+    assert mass.tolist() == [1, 2, 7, 11, 7]
+
+
+def test_heads_whose_follow_score_changed_most_come_first(recalibrated: xr.Dataset):
+    scores = recalibrated["follow_score"].copy(data=np.full((6, 2, 4), 0.5))
+    scores[3, 1, 2] = -0.5  # the finished p-rope:0.5
+    scores[3, 0, 1] = 0.1
+    scores[3, 0, 0] = np.nan
+    comparison = recalibrated.assign(follow_score=scores)
+    assert most_recovered(comparison) == "p-rope:0.5"
+    first, second, *others = changed_followers(comparison, "p-rope:0.5")
+    assert first.title == "L1 H2: follow score +0.50 before, −0.50 after"
+    assert (second.layer, second.head) == (0, 1)
+    assert (0, 0) not in [(other.layer, other.head) for other in others]
+    figure = plot_changed_followers(comparison)
+    assert len(figure.data) == 10
+    of_head = comparison["offset_mass"][2, 1, 2]  # p-rope:0.5 before training
+    assert sum(figure.data[0].y) == pytest.approx(float(of_head.sum()))
 
 
 def marks(figure: go.Figure) -> dict[int, str]:
@@ -378,6 +454,16 @@ def test_the_page_is_drawn_again_from_saved_numbers(folder: Path):
     assert rewrite_page(folder) == folder / "index.html"
     assert (folder / "index.html").read_text() == first
     assert 'href="../run%20of%20nope/index.html"' in first
+
+
+def test_each_shown_model_without_a_page_gets_one(folder: Path):
+    text = (folder / "index.html").read_text()
+    pages = sorted(page.name for page in (folder / "models").iterdir())
+    # The run of nope has a page already.
+    assert pages == ["control-seed-0.html", "p-rope-0.5-seed-0.html"]
+    for name in pages:
+        assert f'href="models/{name}"' in text
+    assert "p-rope:0.5 seed 0" in (folder / "models" / pages[1]).read_text()
 
 
 @pytest.mark.parametrize("width", [1280, 800])

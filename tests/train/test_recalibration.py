@@ -42,13 +42,12 @@ from ropelens.train.base_model import convert_weights
 from ropelens.train.checkpoint import read_savepoint, write_savepoint
 from ropelens.train.data import cut_stream, tokens_of
 from ropelens.train.held_out import hold_out
-from ropelens.train.recalibration import (
+from ropelens.train.recalibration import recalibrate, recalibrate_study
+from ropelens.train.recalibration_settings import Recalibration
+from ropelens.train.recalibration_study import (
     read_recalibration_study,
-    recalibrate,
-    recalibrate_study,
     recalibrations_of,
 )
-from ropelens.train.recalibration_settings import Recalibration
 from ropelens.train.run_folder import lock_run, read_settings
 from ropelens.train.steps import TrainingFailed
 
@@ -66,7 +65,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
     file = tmp_path / "study.toml"
-    file.write_text('variants = ["nope"]\nseeds = [0, 1]\nsteps = 2\n')
+    file.write_text(
+        'variants = ["nope"]\nseeds = [0, 1]\nsteps = 2\nother_rates = []\n'
+    )
     return file
 
 
@@ -109,18 +110,35 @@ def test_defaults_depend_on_the_base(parameters, trained, rate, context):
 def test_the_control_is_always_trained_and_the_file_wins(study: Path):
     read = read_recalibration_study(study, {"context": 16})
     runs = recalibrations_of(read)
-    assert [str(folder) for folder in runs] == [
+    assert [str(run.folder) for run in runs] == [
         "control/seed-0",
         "nope/seed-0",
         "control/seed-1",
         "nope/seed-1",
     ]
-    assert {settings.context for settings in runs.values()} == {16}
+    assert {run.settings.context for run in runs} == {16}
     assert read_recalibration_study(study, {"steps": 2})["steps"] == 2
     with pytest.raises(BadArgument, match="state different values of steps"):
         read_recalibration_study(study, {"steps": 3})
     with pytest.raises(BadArgument, match="state different values of seed"):
         read_recalibration_study(study, {"seed": 0})
+
+
+def test_the_control_and_the_first_variant_are_repeated_at_other_rates(tmp_path: Path):
+    file = tmp_path / "study.toml"
+    file.write_text('variants = ["p-rope:0.5", "nope"]\nseeds = [3, 4]\n')
+    repeated = {}
+    for run in recalibrations_of(read_recalibration_study(file, {})):
+        if run.rate_factor != 1:
+            repeated[str(run.folder)] = run.rate_factor
+    assert repeated == {
+        "control/seed-3-third-rate": pytest.approx(1 / 3),
+        "p-rope-0.5/seed-3-third-rate": pytest.approx(1 / 3),
+        "control/seed-3-triple-rate": 3.0,
+        "p-rope-0.5/seed-3-triple-rate": 3.0,
+    }
+    file.write_text('variants = ["nope"]\nlearning_rate = 0.0\n')
+    assert read_recalibration_study(file, {})["other_rates"] == []
 
 
 @pytest.mark.parametrize(
@@ -134,6 +152,8 @@ def test_the_control_is_always_trained_and_the_file_wins(study: Path):
         'variants = "nope"',
         'variants = ["nope"]\nseeds = []',
         'variants = ["nope"]\nbase = "another"',
+        'variants = ["nope"]\nother_rates = ["p-rope:0.5"]',
+        'variants = ["nope"]\nother_rates = "nope"',
     ],
 )
 def test_a_wrong_study_is_refused(tmp_path: Path, wrong: str):
@@ -585,8 +605,29 @@ def test_a_study_trains_the_control_and_states_its_losses(
         recalibrate_study(base, study, given=GIVEN, out=out, text=[text])
 
 
+def test_runs_at_other_rates_are_added_to_a_finished_study(base, text, tmp_path, study):
+    study.write_text('variants = ["nope"]\nsteps = 2\nother_rates = []\n')
+    out = recalibrate_study(base, study, given=GIVEN, out=tmp_path / "out", text=[text])
+    study.write_text('variants = ["nope"]\nsteps = 2\n')
+    recalibrate_study(base, study, given=GIVEN, out=out, text=[text])
+    rates = {}
+    for name in ("seed-0-third-rate", "seed-0", "seed-0-triple-rate"):
+        record = json.loads((out / "nope" / name / "run.json").read_text())
+        rates[name] = record["settings"]["learning_rate"]
+        card = (out / "nope" / name / "README.md").read_text()
+        control = json.loads((out / "control" / name / "run.json").read_text())
+        assert f"- control: {control['losses']['before']:.4f} before" in card
+    rate = rates["seed-0"]
+    assert rates["seed-0-third-rate"] == pytest.approx(rate / 3)
+    assert rates["seed-0-triple-rate"] == pytest.approx(3 * rate)
+    third = losses_of(out / "nope/seed-0-third-rate").iloc[-1]
+    assert not third.equals(losses_of(out / "nope/seed-0").iloc[-1])
+
+
 def test_a_study_whose_control_became_worse_says_so(base, text, tmp_path, study, capfd):
-    study.write_text('variants = ["nope"]\nsteps = 1\nlearning_rate = 0.03\n')
+    study.write_text(
+        'variants = ["nope"]\nsteps = 1\nlearning_rate = 0.03\nother_rates = []\n'
+    )
     out = tmp_path / "out"
     recalibrate_study(base, study, given=GIVEN, out=out, text=[text])
     record = json.loads((out / "control/seed-0/run.json").read_text())
@@ -601,7 +642,7 @@ def test_a_study_whose_control_became_worse_says_so(base, text, tmp_path, study,
 
 def test_a_card_states_a_control_that_finishes_later(base, text, tmp_path, study):
     """Another process trains the control of the study."""
-    study.write_text('variants = ["nope"]\nsteps = 1\n')
+    study.write_text('variants = ["nope"]\nsteps = 1\nother_rates = []\n')
     out = tmp_path / "out"
     recalibrate_study(base, study, given=GIVEN, out=out, text=[text])
     record = json.loads((out / "control/seed-0/run.json").read_text())
@@ -672,7 +713,9 @@ def test_a_killed_command_continues_in_all_bits(base: str, text: Path, tmp_path:
 def test_two_processes_divide_a_study(
     base: str, text: Path, tmp_path: Path, study: Path
 ):
-    study.write_text('variants = ["nope"]\nseeds = [0, 1]\nsteps = 200\n')
+    study.write_text(
+        'variants = ["nope"]\nseeds = [0, 1]\nsteps = 200\nother_rates = []\n'
+    )
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     launch += ["--standalone", "-m", "ropelens", "train", "--from", base, *QUICK]
     launch += [

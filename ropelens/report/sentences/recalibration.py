@@ -23,6 +23,7 @@ from ropelens.figures.formats import (
     signed,
 )
 from ropelens.report.sentences.comparison import stopped_planes_sentence
+from ropelens.report.sentences.recalibration_rates import rates_sentence
 from ropelens.report.sentences.wording import one_line
 from ropelens.train.recalibration_settings import WORSE
 
@@ -45,8 +46,7 @@ def recalibration_sentences(comparison: xr.Dataset, table: pd.DataFrame) -> list
         _still_sentence(table),
         _seeds_sentence(variants),
         _missing_runs_sentence(comparison),
-        "The learning rate was the same for all variants. Another rate can change the "
-        "numbers, and their order.",
+        rates_sentence(comparison),
     ]
     return [one_line(sentence) for sentence in sentences if sentence]
 
@@ -295,11 +295,11 @@ def nats(value: float, sign: str = "") -> str:
     return signed(value, f"{sign}.{decimals}f")
 
 
-def percent_and_interval(row: Row) -> str:
+def percent_and_interval(row: Row, name: str = "recovered") -> str:
     """The recovered share with its interval: "93 % (90 to 95 %)"."""
-    share = _percent(row["recovered"])
-    low = _percent(row["recovered_low"])
-    high = _percent(row["recovered_high"])
+    share = _percent(row[name])
+    low = _percent(row[f"{name}_low"])
+    high = _percent(row[f"{name}_high"])
     return f"{share} % ({low} to {high} %)"
 
 

@@ -1,0 +1,58 @@
+"""Write text in which passages come back, so that a model can profit from copying.
+
+    python tools/copies.py NOVELS OUT [--seed 0]
+
+Reads the text files in the folder NOVELS and writes a file of the same name to the folder OUT
+for each of them. After every 120 to 240 words of a text, a passage of 20 to 60 of the last 400
+words is written again, word for word, between blank lines. About a quarter of the words are
+copies. The same arguments make the same bytes.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from ropelens.runtime.folder import write_whole
+
+BETWEEN = (120, 240)  # words of the text between two copies
+PASSAGE = (20, 60)  # words of a copy
+BACK = 400  # words, in which the passage is
+
+
+def main(
+    novels: Annotated[Path, typer.Argument(help="Folder of text files.")],
+    out: Annotated[Path, typer.Argument(help="Folder to make.")],
+    seed: Annotated[int, typer.Option(help="Decides every random draw.")] = 0,
+) -> None:
+    files = sorted(novels.glob("*.txt"))
+    if not files:
+        raise typer.BadParameter(f"{novels} has no file that ends in .txt")
+    for number, file in enumerate(files):
+        random = np.random.default_rng([seed, number])
+        write_whole(out / file.name, with_copies(file.read_text("utf-8"), random))
+    typer.echo(f"{len(files)} files in {out}")
+
+
+def with_copies(text: str, random: np.random.Generator) -> str:
+    """The words of a text, with a copy of a passage after every few sentences."""
+    words = text.split(" ")
+    parts = []
+    start = 0
+    while start < len(words):
+        stop = start + int(random.integers(*BETWEEN, endpoint=True))
+        parts.append(" ".join(words[start:stop]))
+        length = int(random.integers(*PASSAGE, endpoint=True))
+        end = min(stop, len(words))
+        if end > length:
+            earliest = max(0, end - BACK)
+            first = int(random.integers(earliest, end - length, endpoint=True))
+            passage = " ".join(words[first : first + length])
+            parts.append(f"\n\n{passage}\n\n")
+        start = stop
+    return " ".join(parts)
+
+
+if __name__ == "__main__":
+    typer.run(main)
