@@ -84,12 +84,15 @@ class Answer:
         return results.write(folder)
 
 
-def save_comparison(folder: str | Path, comparison: xr.Dataset) -> Path:
+def save_comparison(
+    folder: str | Path, comparison: xr.Dataset, *, with_models: bool = True
+) -> Path:
     """Write the result of `compare`, its table, pages and run.json; return the page.
 
     The pages of models whose profiles the comparison saved are in models/.
     """
-    comparison = write_model_pages(Path(folder), comparison)
+    if with_models:
+        comparison = write_model_pages(Path(folder), comparison)
     if is_recalibration(comparison):
         return _save_recalibration(Path(folder), comparison)
     return Answer().save(folder, comparison)

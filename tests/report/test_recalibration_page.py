@@ -201,6 +201,14 @@ def test_tokens_that_are_not_reached_or_not_defined(recalibrated: xr.Dataset):
     assert finding(comparison, "The recovered share is not defined for any variant")
 
 
+def test_the_end_of_a_curve_below_90_percent_has_its_slope(recalibrated: xr.Dataset):
+    sentence = finding(recalibrated, "The curves had not ended")
+    tokens = 2 * TOKENS_PER_STEP
+    assert f"in the last {tokens} training tokens" in sentence
+    assert "nope from 20 to 60 %" in sentence
+    assert "p-rope:0.5" not in sentence
+
+
 def test_the_page_states_that_stopped_planes_limit_wavelengths(
     recalibrated: xr.Dataset,
 ):

@@ -39,6 +39,7 @@ def recalibration_sentences(comparison: xr.Dataset, table: pd.DataFrame) -> list
         _answer(comparison, control, variants),
         _best_sentence(comparison, variants),
         _tokens_sentence(variants),
+        _slope_sentence(comparison, variants),
         _past_context_sentence(comparison, [control, *variants]),
         _tasks_sentence([control, *variants]),
         _labels_sentence(variants),
@@ -194,6 +195,28 @@ def _tokens_to_shares(row: Row) -> str:
     if row["tokens_to_90"] == NOT_REACHED:
         return f"{half}, without reaching 90 %"
     return f"{half} and {short_count(float(row['tokens_to_90']))}"
+
+
+def _slope_sentence(comparison: xr.Dataset, variants: Sequence[Row]) -> str:
+    """How fast variants that did not reach 90 % still recovered at the end."""
+    tokens = comparison["tokens_seen"].values
+    if len(tokens) < 3:
+        return ""
+    parts = []
+    for row in by_gap(variants):
+        if row["tokens_to_90"] != NOT_REACHED:
+            continue
+        share = comparison["recovered"].sel(variant=row["variant"]).values
+        parts.append(
+            f"{row['variant']} from {_percent(share[-2])} to {_percent(share[-1])} %"
+        )
+    if not parts:
+        return ""
+    span = f"the last {short_count(float(tokens[-1] - tokens[-2]))} training tokens"
+    return (
+        f"The curves had not ended: in {span}, the recovered share of variants below 90 % "
+        f"went {', '.join(parts)}."
+    )
 
 
 def _past_context_sentence(comparison: xr.Dataset, rows: Sequence[Row]) -> str:
