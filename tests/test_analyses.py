@@ -16,6 +16,7 @@ import pytest
 import xarray as xr
 from cli_runs import Command, Ended, here
 from scipy import stats
+from synthetic_recalibration import recalibrated_study
 from tiny_checkpoints import save_tiny
 from trained import story
 from typer.testing import CliRunner
@@ -24,13 +25,15 @@ import ropelens as rl
 from ropelens.commands.app import app
 from ropelens.interventions.truncation_table import summarize_truncation
 
+__all__ = ["recalibrated_study"]  # a fixture
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "analyses").glob("*.py"))
 MORE = {"causal": {"causal.csv"}, "causes": {"causes.csv", "attribution.nc"}}
 MORE["reach"] = {"reach.nc", "needles.nc"}
 MORE["truncation"] = {"truncation.nc", "truncation.csv"}
 """Files that an analysis writes in addition to the four files of every answer."""
-ANSWERS = [s for s in SCRIPTS if s.stem not in ("variants", "copying", "claims")]
+OF_RUNS = ("variants", "copying", "recalibration")
+ANSWERS = [script for script in SCRIPTS if script.stem not in (*OF_RUNS, "claims")]
 names = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 
 
@@ -53,6 +56,7 @@ def test_uses_the_public_api_only(script: Path):
     for_scripts = {
         "analysis.answer import Answer",
         "analysis.answer import Answer, comparison_folder",
+        "analysis.answer import save_comparison",
         "claims.arrays import parts_by_kind",
         "commands.terminal import run_analysis",
         "commands.terminal import run_script",
@@ -333,7 +337,7 @@ def test_prints_its_purpose_and_its_errors(script, tmp_path, python, monkeypatch
     assert helped.code == 0
     assert helped.err == ""
     assert title in helped.out
-    option = "--runs" if script.stem == "copying" else "--text"
+    option = "--runs" if script.stem in ("copying", "recalibration") else "--text"
     failed = python(script, option, "nowhere")
     assert failed.code == 1
     assert "nowhere" in failed.problem
@@ -380,3 +384,19 @@ def test_variants_are_trained_and_compared(tmp_path, python, monkeypatch):
     findings = json.loads((folder / "run.json").read_text())["findings"]
     assert findings[0].endswith("rope 0 of 1; p-rope:0.5 0 of 1.")
     assert pd.read_csv(folder / "costs.csv")["what"].tolist() == ["none"] * 2
+
+
+@pytest.mark.thorough
+def test_recalibrations_become_a_page_without_pages_of_models(
+    tmp_path, python, recalibrated_study: Path
+):
+    shutil.copytree(ROOT / "analyses", tmp_path / "analyses")
+    runs = Path(shutil.copytree(recalibrated_study, tmp_path / "prose"))
+    options = ("--runs", runs, "--sequences", 8)
+    ended = python(tmp_path / "analyses/recalibration.py", *options)
+    assert ended.code == 0, ended.err
+    folder = tmp_path / "reports/recalibration/prose"
+    assert ended.out == f"{folder / 'index.html'}\n"
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"index.html", "comparison.nc", "comparison.csv", "run.json"}
+    assert "prose" in (tmp_path / "reports/index.html").read_text()
