@@ -1,39 +1,56 @@
 """How do variants of RoPE differ after training, and what do planes carry that do not rotate?
 
-Source: Barbero et al. 2024, "Round and Round We Go!" (arXiv 2410.06205), section 6: p-RoPE,
+Sources: Barbero et al. 2024, "Round and Round We Go!" (arXiv 2410.06205), section 6: p-RoPE,
 which stops the slowest planes, trains as well as RoPE or better, and NoPE trains worse. The
-paper trains each variant once, and does not analyse its heads.
+paper trains each variant once, and does not analyse its heads. Khan et al. 2026 (arXiv
+2603.11611): a rotation of about 10 % of the dimensions converges like full RoPE, and some runs
+without positions are unstable.
 
-Method: three seeds of each variant. Runs of one seed start from the same weights and read the
+Method: several seeds of each variant. Runs of one seed start from the same weights and read the
 same text in the same order, so differences are paired. Heads and planes are compared too.
 
-Expectation: nope is much worse than rope; p-rope:0.75 is within noise of rope at this scale;
-p-rope:0.25 and p-rope-reversed:0.75 are worse. nope has no previous-token head in the first
-layer. Positional heads use short wavelengths, and planes that do not rotate carry content.
+Expectation: nope is much worse than rope; p-rope:0.75 and p-rope:0.5 are within noise of rope
+at this scale; p-rope:0.125 and p-rope-reversed:0.75 are worse. nope has no previous-token head
+in the first layer. Positional heads use short wavelengths, and planes that do not rotate carry
+content.
 
-    python analyses/variants.py --text FOLDER --valid FOLDER [--runs runs/variants]
-    python analyses/variants.py --tokens FOLDER --study analyses/copying.toml \\
-        --runs runs/copying
+    python analyses/variants.py --runs runs/variants
+    python analyses/variants.py --text FOLDER --valid FOLDER [--study analyses/variants.toml]
+    python analyses/variants.py --tokens FOLDER --study STUDY.toml --runs runs/study
 
-Trains the runs of analyses/variants.toml (a day on two cores) and skips finished runs, so the
-same command continues after a stop. Writes reports/variants/<study>/, where <study> is the name
-of the study file. Give your own study another name.
+The first command reads runs that are finished. The others train them and skip finished runs,
+so that the same command continues after a stop. Writes reports/variants/<study>/, where <study>
+is the name of the study file, or of the folder of finished runs.
 """
 
+import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import typer
 import xarray as xr
 
 import ropelens as rl
 from ropelens.analysis.answer import Answer, comparison_folder
 from ropelens.commands.terminal import run_script
+from ropelens.intervals import paired_interval
 from ropelens.report import write_index
 from ropelens.train.run import run_study
 
 HERE = Path(__file__).parent
 REPORTS = HERE.parent / "reports"
+
+
+LABELS = ("positional", "mixed", "semantic")
+# Differences of ln(perplexity on Wiki) of Gemma 2B, table 2 of Barbero et al. 2024
+PUBLISHED = (
+    "Published: in models of 2 billion parameters, one run each, the loss changes from RoPE "
+    "by −0.005 nats/token for 0.75-RoPE, +0.015 for 0.25-RoPE, −0.001 for reversed "
+    "0.75-RoPE, −0.003 for a base of 500,000 and +0.085 for NoPE (Barbero et al. 2024, Wiki). "
+    "A rotation of about 10% of the dimensions converges like full RoPE, and some runs "
+    "without positions are unstable (Khan et al. 2026)."
+)
 
 
 def main(
@@ -52,15 +69,120 @@ def main(
         512, help="Sequences of validation text for the loss."
     ),
 ) -> None:
-    run_study(study, out=runs, text=text, valid=valid, tokens=tokens)
+    name = runs.name
+    if text or tokens is not None:
+        run_study(study, out=runs, text=text, valid=valid, tokens=tokens)
+        name = study.stem
     comparison = rl.compare([runs], cache=runs / "measured", sequences=sequences)
-    findings = [where_norms_peak(comparison), *stopped_planes(comparison)]
+    findings = [
+        PUBLISHED,
+        *how_stable(comparison, runs),
+        *heads_by_label(comparison),
+        *wavelengths_of_heads(comparison),
+        where_norms_peak(comparison),
+        *stopped_planes(comparison),
+    ]
     question = "How do variants of RoPE differ after training?"
     answer = Answer(question, findings, figures={})
-    folder = comparison_folder(REPORTS / "variants" / study.stem, comparison)
+    folder = comparison_folder(REPORTS / "variants" / name, comparison)
     page = answer.save(folder, comparison)
     write_index(REPORTS)
     typer.echo(page)
+
+
+def how_stable(comparison: xr.Dataset, runs: Path) -> list[str]:
+    """How far the losses of seeds differ, and how far the training loss rises again."""
+    parts = []
+    for group, losses in groups(comparison["loss"]):
+        if losses.sizes["entry"] > 1:
+            spread = float(losses.std("entry", ddof=1))
+            parts.append(f"{group} {spread:.3f}")
+    if not parts:
+        return []
+    sentence = (
+        f"Standard deviation of the loss over seeds, nats/token: {', '.join(parts)}."
+    )
+    rises = largest_rises(runs)
+    if rises:
+        listed = ", ".join(f"{variant} {rise:.2f}" for variant, rise in rises.items())
+        sentence += (
+            " Largest rise of the training loss above its lowest value before, in any "
+            f"seed: {listed}."
+        )
+    return [sentence]
+
+
+def largest_rises(runs: Path) -> dict[str, float]:
+    """The largest rise of the training loss of each variant (nats/token).
+
+    The loss is a mean over 10 steps. A mixture of several stages has no such number, because
+    each stage has another loss.
+    """
+    rises: dict[str, float] = {}
+    for folder in sorted(runs.glob("*/*/seed-*")):
+        settings = json.loads((folder / "run.json").read_text(encoding="utf-8"))[
+            "settings"
+        ]
+        if len(settings.get("stages", [])) > 1:
+            return {}
+        metrics = pd.read_csv(folder / "metrics.csv")
+        loss = metrics["train_loss"].dropna()
+        rise = float((loss - loss.cummin()).max())
+        variant = settings["variant"]
+        rises[variant] = max(rise, rises.get(variant, 0.0))
+    return rises
+
+
+def heads_by_label(comparison: xr.Dataset) -> list[str]:
+    """Numbers of heads with each label, and how they differ from the baseline."""
+    heads = comparison.sizes["layer"] * comparison.sizes["head"]
+    sentences = []
+    for label in LABELS:
+        count = (comparison["label"] == label).sum(("layer", "head"))
+        numbers = changes_in_words(count, form="{:+.1f}")
+        sentences.append(
+            f"{label.capitalize()} heads of {heads}, by what they follow when keys exchange "
+            f"their contents: {numbers}."
+        )
+    return sentences
+
+
+def wavelengths_of_heads(comparison: xr.Dataset) -> list[str]:
+    """The wavelengths through which heads choose keys, with intervals over seeds."""
+    sentences = []
+    for label in ("positional", "semantic"):
+        of_label = comparison["label"] == label
+        wavelength = np.log(comparison["mean_wavelength"].where(of_label))
+        median = wavelength.median(("layer", "head"))
+        parts = []
+        for group, runs in groups(median):
+            known = runs.values[np.isfinite(runs.values)]
+            if len(known) > 1:
+                mean, low, high = np.exp(paired_interval(known))
+                parts.append(f"{group} {mean:,.0f} ({low:,.0f} to {high:,.0f})")
+        if parts:
+            sentences.append(
+                f"Wavelength in tokens through which {label} heads choose keys, the median "
+                f"head, geometric mean over seeds: {', '.join(parts)}."
+            )
+    return sentences
+
+
+def changes_in_words(values: xr.DataArray, *, form: str) -> str:
+    """The mean of the baseline, and the paired change of each variant with its interval."""
+    parts = []
+    for group, runs in groups(values):
+        change = rl.paired_changes(values, group)
+        if not len(change):
+            parts.append(f"{group} {float(runs.mean()):.1f}")
+            continue
+        numbers = [form.format(x) for x in paired_interval(change.values)]
+        mean, low, high = numbers
+        words = f"{group} {mean}"
+        if len(change) > 1:
+            words += f" ({low} to {high})"
+        parts.append(words)
+    return "; ".join(parts)
 
 
 def where_norms_peak(comparison: xr.Dataset) -> str:

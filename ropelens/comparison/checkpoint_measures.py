@@ -21,7 +21,7 @@ from ropelens.train.data import documents_of, held_out_sequences, spread
 TIMES_CONTEXT = 4  # length of long texts, in contexts of the training
 
 
-def measure(
+def profile_of_heads(
     run: ComparisonEntry,
     model: PreTrainedModel,
     *,
@@ -29,15 +29,33 @@ def measure(
     seed: int,
     final: bool,
 ) -> xr.Dataset:
-    """Measure a checkpoint of `run`, with fewer variables and sequences if not `final`."""
+    """The profile of a checkpoint of `run`, without excerpts of the text."""
     # The divisors are in the table of `compare`
     fewer = max(2, sequences // (8 if final else 32))
+    text = validation_text(run).sample(fewer)
+    heads = profile(model, text, seed=seed, surrogates=0)
+    return heads.drop_dims(
+        [str(dim) for dim in heads.dims if str(dim).startswith("excerpt")]
+    )
+
+
+def measure(
+    run: ComparisonEntry,
+    model: PreTrainedModel,
+    heads: xr.Dataset,
+    *,
+    sequences: int,
+    seed: int,
+    final: bool,
+) -> xr.Dataset:
+    """Measure a checkpoint of `run`, with fewer variables and sequences if not `final`.
+
+    `heads` is its profile.
+    """
     fewer_long = max(2, sequences // (8 if final else 64))
     held_out = validation_text(run)
     text = held_out.sample(sequences)  # the same needles for all checkpoints
-    heads_text = held_out.sample(fewer)
     long_text = held_out.joined(fewer_long)
-    heads = profile(model, heads_text, seed=seed, surrogates=0)
     tasks = near_tasks(model, text, long_text, seed=seed)
     dataset = head_measures(heads, final=final).assign(
         first_loss=tasks["first_loss"],

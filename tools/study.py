@@ -1,0 +1,220 @@
+"""Train, resume, measure and draw the studies of analyses/: see `make study`.
+
+    python tools/study.py [STUDY]... [--novels FOLDER] [--runs FOLDER]
+
+A study is a row of `STUDIES` and the file analyses/STUDY.toml. With --novels, a folder with
+`train` and `valid` (tools/README.md), its runs are trained in RUNS/STUDY and measured, and
+tools/study/STUDY.tar.xz keeps all numbers that its pages need. Finished runs and measurements
+are not repeated. Several processes can divide the runs; the last process measures them.
+
+Then its script draws the pages from tools/study/STUDY.tar.xz. Without --novels, nothing is
+trained or measured.
+"""
+
+import shutil
+import subprocess
+import sys
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import pandas as pd
+import typer
+import xarray as xr
+from mixture import main as make_mixture
+
+import ropelens as rl
+from ropelens.commands.terminal import run_script
+from ropelens.comparison.checkpoint_measures import head_measures
+from ropelens.errors import BadArgument
+from ropelens.runtime.folder import RECORD
+from ropelens.runtime.netcdf import open_results
+from ropelens.runtime.records import read_json
+from ropelens.train.data import DATA
+from ropelens.train.recalibration import recalibrate_study
+from ropelens.train.run import run_study, runs_of
+from ropelens.train.run_folder import STUDY
+
+ROOT = Path(__file__).parent.parent
+KEPT = Path("tools/study")  # archives of finished studies, in the repository
+MEASURED = "measured"  # folder of the measurements of a study
+FINAL = "final.nc"
+PROFILE = "profile.nc"
+NOT_COMPARED = ("q_norm", "k_norm", "selectivity_keys")  # of early checkpoints
+LOSSES = ("step", "tokens", "train_loss", "valid_loss")
+DIGITS = 12  # bits of the numbers of early checkpoints: 4 digits
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study file in analyses/, and the script there that answers its questions.
+
+    `mixture` is the recipe of its tokens in tools/mixture.py; without one it reads the novels.
+    A study with a `base` recalibrates this model.
+    """
+
+    script: str
+    mixture: str = ""
+    base: str = ""
+
+
+STUDIES = {
+    "variants": Study(script="variants.py"),
+    "copying": Study(script="copying.py", mixture="copying"),
+}
+
+
+def main(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Studies. [default: all]")
+    ] = None,
+    *,
+    novels: Annotated[
+        Path | None, typer.Option(help="Folder with the texts train and valid.")
+    ] = None,
+    runs: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs"),
+) -> None:
+    for name in names or STUDIES:
+        if name not in STUDIES:
+            raise BadArgument(f"There is no study {name!r}.", hint=", ".join(STUDIES))
+        if novels is not None:
+            train_study(name, novels=novels, runs=runs)
+            if unfinished_runs(runs / name):
+                typer.echo(f"{name}: other processes finish its runs")
+                continue
+            answer(name, runs / name)
+            keep(runs / name, KEPT / f"{name}.tar.xz")
+        draw(name, runs / "kept")
+
+
+def train_study(name: str, *, novels: Path, runs: Path) -> None:
+    """Train all runs of a study that are not finished."""
+    study = STUDIES[name]
+    file = ROOT / "analyses" / f"{name}.toml"
+    text = [novels / "train"]
+    valid = [novels / "valid"]
+    if study.base:
+        recalibrate_study(study.base, file, out=runs / name, text=text, valid=valid)
+    elif study.mixture:
+        tokens = runs / f"{study.mixture}-mixture"
+        if not (tokens / DATA).exists():
+            make_mixture(*text, *valid, tokens, recipe=study.mixture)
+        run_study(file, out=runs / name, tokens=tokens)
+    else:
+        run_study(file, out=runs / name, text=text, valid=valid)
+
+
+def unfinished_runs(folder: Path) -> list[Path]:
+    """The runs of the study in `folder` that are not finished."""
+    unfinished = []
+    for run in runs_of(read_json(folder / STUDY)):
+        record = folder / run / RECORD
+        if not record.exists() or "finished" not in read_json(record):
+            unfinished.append(run)
+    return unfinished
+
+
+def answer(name: str, folder: Path) -> None:
+    """Measure the runs in `folder`, unless they are measured, and draw the pages."""
+    script = ROOT / "analyses" / STUDIES[name].script
+    command = [sys.executable, str(script), "--runs", str(folder)]
+    subprocess.run(command, check=True)
+
+
+def draw(name: str, folder: Path) -> None:
+    """Draw the pages of a study from its archive, which is unpacked in `folder`."""
+    unpacked = folder / name
+    if unpacked.exists():
+        shutil.rmtree(unpacked)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(KEPT / f"{name}.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    answer(name, unpacked)
+
+
+def keep(folder: Path, archive: Path) -> None:
+    """Write the numbers that the pages of the finished study in `folder` need to `archive`.
+
+    Numbers are in half of their precision (float32), and numbers of early checkpoints have
+    4 digits.
+    """
+    kept = folder.parent / "kept" / folder.name
+    if kept.exists():
+        shutil.rmtree(kept)
+    for file in sorted(folder.rglob("*")):
+        part = file.relative_to(folder)
+        if is_kept(part):
+            copy_smaller(file, kept / part)
+    keep_steps(folder, kept)
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(archive, "w:xz", preset=9) as tar:
+        tar.add(kept, folder.name, filter=without_owner)
+
+
+def is_kept(part: Path) -> bool:
+    """Whether a file of a study, named from its folder, is read without weights and text."""
+    if part.parts[0] == MEASURED:
+        return part.suffix in (".nc", ".json")
+    return part.name in (STUDY, RECORD, "metrics.csv") and "history" not in part.parts
+
+
+def keep_steps(folder: Path, kept: Path) -> None:
+    """Make the folders of early checkpoints, whose names are the steps, without files."""
+    for step in folder.glob("*/*/*/history/step-*"):
+        (kept / step.relative_to(folder)).mkdir(parents=True)
+
+
+def copy_smaller(file: Path, copy: Path) -> None:
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    if file.suffix == ".nc":
+        rl.save(smaller_measurement(file), copy)
+    elif file.name == "metrics.csv":
+        metrics = pd.read_csv(file)
+        columns = [name for name in LOSSES if name in metrics]
+        metrics[columns].to_csv(copy, index=False, float_format="%.5g")
+    else:
+        shutil.copyfile(file, copy)
+
+
+def smaller_measurement(file: Path) -> xr.Dataset:
+    """The measurement in `file` without numbers that follow from others, in less precision."""
+    measured = open_results(file)
+    profile_file = file.with_name(PROFILE)
+    is_early = file.name.startswith("step-")
+    if is_early:
+        measured = measured.drop_vars(NOT_COMPARED, errors="ignore")
+    elif file.name == FINAL and profile_file.exists():
+        of_profile = head_measures(open_results(profile_file))
+        names = set(of_profile) - {"loss", "loss_se"}
+        measured = measured.drop_vars(names, errors="ignore")
+    smaller = measured.copy()
+    for name, variable in measured.variables.items():
+        if variable.dtype == np.float64:
+            values = variable.values.astype(np.float32)
+            if is_early:
+                values = rounded(values, DIGITS)
+            smaller[name] = (variable.dims, values, variable.attrs)
+    return smaller
+
+
+def rounded(values: np.ndarray, bits: int) -> np.ndarray:
+    """float32 `values` with this many bits after the first, which compress better."""
+    fraction, exponent = np.frexp(values)
+    scale = np.float32(2.0 ** (bits + 1))
+    return np.ldexp(np.rint(fraction * scale) / scale, exponent).astype(np.float32)
+
+
+def without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """The entry of an archive without time and owner, for equal bytes each time."""
+    member.mtime = 0
+    member.uid = 0
+    member.gid = 0
+    member.uname = ""
+    member.gname = ""
+    return member
+
+
+if __name__ == "__main__":
+    run_script(main)
