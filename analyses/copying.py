@@ -12,9 +12,10 @@ random heads of the same layers are silenced.
 
     python analyses/copying.py [--runs runs/copying]...
 
-Reads the finished runs of analyses/copying.toml. A second --runs adds the runs of
-copying-more.toml. Writes reports/copying/<study>/: the comparison, heads.csv and costs.csv. The
-first folder of runs keeps all measurements, so the weights of a measured run may be deleted.
+Reads the finished runs of analyses/copying.toml (tools/README.md). A second --runs adds the
+runs of another study, such as other seeds. Writes reports/copying/<study>/: the comparison,
+heads.csv and costs.csv. The first folder of runs keeps all measurements, so the weights of a
+measured run may be deleted.
 """
 
 import json
@@ -213,8 +214,8 @@ def evaluate_tasks(
         text,
         edits=edits,
         measures=("copying", "retrieval"),
-        distances=(16, 64, 240),
-        prompt_lengths=(128, 512),
+        distances=(16, 64, context * 15 // 32),
+        prompt_lengths=(context // 4, context),
     )
 
 

@@ -7,7 +7,7 @@ A study is a row of `STUDIES` and the file analyses/STUDY.toml. With --novels, a
 tools/study/STUDY.tar.xz keeps all numbers that its pages need. Finished runs and measurements
 are not repeated. Several processes can divide the runs; the last process measures them.
 
-Then its script draws the pages from tools/study/STUDY.tar.xz. Without --novels, nothing is
+Then its scripts draw the pages from tools/study/STUDY.tar.xz. Without --novels, nothing is
 trained or measured.
 """
 
@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -31,15 +32,16 @@ from ropelens.comparison.checkpoint_measures import head_measures
 from ropelens.errors import BadArgument
 from ropelens.runtime.folder import RECORD
 from ropelens.runtime.netcdf import open_results
-from ropelens.runtime.records import read_json
 from ropelens.train.data import DATA
 from ropelens.train.recalibration import recalibrate_study
-from ropelens.train.run import run_study, runs_of
-from ropelens.train.run_folder import STUDY
+from ropelens.train.run import run_study
+from ropelens.train.run_folder import STUDY, Busy, lock_run
+from ropelens.train.steps import TrainingFailed
 
 ROOT = Path(__file__).parent.parent
 KEPT = Path("tools/study")  # archives of finished studies, in the repository
 MEASURED = "measured"  # folder of the measurements of a study
+KEPT_OF_RUNS = (STUDY, RECORD, "metrics.csv", "losses.csv")
 FINAL = "final.nc"
 PROFILE = "profile.nc"
 NOT_COMPARED = ("q_norm", "k_norm", "selectivity_keys")  # of early checkpoints
@@ -49,20 +51,20 @@ DIGITS = 12  # bits of the numbers of early checkpoints: 4 digits
 
 @dataclass(frozen=True)
 class Study:
-    """A study file in analyses/, and the script there that answers its questions.
+    """A study file in analyses/, and the scripts there that answer its questions.
 
     `mixture` is the recipe of its tokens in tools/mixture.py; without one it reads the novels.
     A study with a `base` recalibrates this model.
     """
 
-    script: str
+    scripts: tuple[str, ...]
     mixture: str = ""
     base: str = ""
 
 
 STUDIES = {
-    "variants": Study(script="variants.py"),
-    "copying": Study(script="copying.py", mixture="copying"),
+    "variants": Study(scripts=("variants.py",)),
+    "copying": Study(scripts=("copying.py", "variants.py"), mixture="copying"),
 }
 
 
@@ -81,8 +83,8 @@ def main(
             raise BadArgument(f"There is no study {name!r}.", hint=", ".join(STUDIES))
         if novels is not None:
             train_study(name, novels=novels, runs=runs)
-            if unfinished_runs(runs / name):
-                typer.echo(f"{name}: other processes finish its runs")
+            if is_busy(runs / name):
+                typer.echo(f"{name}: another process trains its last runs")
                 continue
             answer(name, runs / name)
             keep(runs / name, KEPT / f"{name}.tar.xz")
@@ -90,7 +92,12 @@ def main(
 
 
 def train_study(name: str, *, novels: Path, runs: Path) -> None:
-    """Train all runs of a study that are not finished."""
+    """Train all runs of a study that are not finished. Runs that diverge are left out."""
+    with suppress(TrainingFailed):  # it is printed, and the pages name the runs
+        train_runs(name, novels=novels, runs=runs)
+
+
+def train_runs(name: str, *, novels: Path, runs: Path) -> None:
     study = STUDIES[name]
     file = ROOT / "analyses" / f"{name}.toml"
     text = [novels / "train"]
@@ -106,21 +113,27 @@ def train_study(name: str, *, novels: Path, runs: Path) -> None:
         run_study(file, out=runs / name, text=text, valid=valid)
 
 
-def unfinished_runs(folder: Path) -> list[Path]:
-    """The runs of the study in `folder` that are not finished."""
-    unfinished = []
-    for run in runs_of(read_json(folder / STUDY)):
-        record = folder / run / RECORD
-        if not record.exists() or "finished" not in read_json(record):
-            unfinished.append(run)
-    return unfinished
+def is_busy(folder: Path) -> bool:
+    """Whether another process works on a run of the study in `folder`."""
+    for record in folder.rglob(RECORD):
+        try:
+            with lock_run(record.parent):
+                pass
+        except Busy:
+            return True
+    return False
 
 
 def answer(name: str, folder: Path) -> None:
     """Measure the runs in `folder`, unless they are measured, and draw the pages."""
-    script = ROOT / "analyses" / STUDIES[name].script
-    command = [sys.executable, str(script), "--runs", str(folder)]
-    subprocess.run(command, check=True)
+    for script in STUDIES[name].scripts:
+        command = [
+            sys.executable,
+            str(ROOT / "analyses" / script),
+            "--runs",
+            str(folder),
+        ]
+        subprocess.run(command, check=True)
 
 
 def draw(name: str, folder: Path) -> None:
@@ -157,7 +170,7 @@ def is_kept(part: Path) -> bool:
     """Whether a file of a study, named from its folder, is read without weights and text."""
     if part.parts[0] == MEASURED:
         return part.suffix in (".nc", ".json")
-    return part.name in (STUDY, RECORD, "metrics.csv") and "history" not in part.parts
+    return part.name in KEPT_OF_RUNS and "history" not in part.parts
 
 
 def keep_steps(folder: Path, kept: Path) -> None:
