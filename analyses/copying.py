@@ -40,6 +40,7 @@ ROLES = {"induction": 3, "previous_token": 2}  # largest number of heads of each
 LEAST = 0.3  # smallest score of a head with a role
 COPIES = 0.5  # smallest induction score of the best head of a model that copies
 NO_ROLE = 0.1  # scores of a head without a role are below
+SHORTEST = 32  # tokens of a prompt that can hide needles
 DRAWS = 3  # sets of random heads
 INDUCTION = "induction heads silent"
 RANDOM = "as many random heads as deep, without a role, silent"
@@ -209,13 +210,14 @@ def cost_without(model: Any, text: rl.Text, heads: list[str], *, name: str) -> d
 def evaluate_tasks(
     model: Any, text: rl.Text, edits: dict[str, Any] | None = None
 ) -> xr.Dataset:
+    context = text.context
     return rl.evaluate(
         model,
         text,
         edits=edits,
         measures=("copying", "retrieval"),
         distances=(16, 64, context * 15 // 32),
-        prompt_lengths=(context // 4, context),
+        prompt_lengths=(max(SHORTEST, context // 4), max(2 * SHORTEST, context)),
     )
 
 
