@@ -30,6 +30,7 @@ import ropelens as rl
 from ropelens.commands.terminal import run_script
 from ropelens.comparison.checkpoint_measures import head_measures
 from ropelens.errors import BadArgument
+from ropelens.profiles.measures import compared
 from ropelens.runtime.folder import RECORD
 from ropelens.runtime.netcdf import open_results
 from ropelens.train.data import DATA
@@ -45,6 +46,8 @@ KEPT_OF_RUNS = (STUDY, RECORD, "metrics.csv", "losses.csv")
 FINAL = "final.nc"
 PROFILE = "profile.nc"
 NOT_COMPARED = ("q_norm", "k_norm", "selectivity_keys")  # of early checkpoints
+# Dimensions of the variables of a profile from which labels of heads follow
+OF_LABELS = {"layer", "head", "group", "trial"}
 LOSSES = ("step", "tokens", "train_loss", "valid_loss")
 DIGITS = 12  # bits of the numbers of early checkpoints: 4 digits
 
@@ -196,7 +199,14 @@ def smaller_measurement(file: Path) -> xr.Dataset:
     measured = open_results(file)
     profile_file = file.with_name(PROFILE)
     is_early = file.name.startswith("step-")
-    if is_early:
+    if file.name == PROFILE:
+        needed = [
+            name
+            for name, variable in measured.data_vars.items()
+            if set(variable.dims) <= OF_LABELS or name in compared("final", "growth")
+        ]
+        measured = measured[needed]
+    elif is_early:
         measured = measured.drop_vars(NOT_COMPARED, errors="ignore")
     elif file.name == FINAL and profile_file.exists():
         of_profile = head_measures(open_results(profile_file))
