@@ -33,6 +33,7 @@ from ropelens.analysis.answer import Answer, comparison_folder
 from ropelens.commands.terminal import run_script
 from ropelens.intervals import paired_interval
 from ropelens.report import write_index
+from ropelens.report.sentences.compared_heads import compared_heads_sentences
 
 REPORTS = Path(__file__).parent.parent / "reports"
 RUN = ["variant", "seed"]
@@ -69,6 +70,7 @@ def main(
             *how_far(comparison),
             *which_planes(tables["heads.csv"]),
             *what_it_costs(tables["costs.csv"]),
+            *compared_heads_sentences(comparison),
         ],
         figures={},
         more=tables,

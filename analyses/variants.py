@@ -34,15 +34,12 @@ import xarray as xr
 import ropelens as rl
 from ropelens.analysis.answer import Answer, comparison_folder
 from ropelens.commands.terminal import run_script
-from ropelens.intervals import paired_interval
 from ropelens.report import write_index
+from ropelens.report.sentences.compared_heads import compared_heads_sentences
 from ropelens.train.run import run_study
 
 HERE = Path(__file__).parent
 REPORTS = HERE.parent / "reports"
-
-
-LABELS = ("positional", "mixed", "semantic")
 # Differences of ln(perplexity on Wiki) of Gemma 2B, table 2 of Barbero et al. 2024
 PUBLISHED = (
     "Published: in models of 2 billion parameters, one run each, the loss changes from RoPE "
@@ -77,8 +74,7 @@ def main(
     findings = [
         PUBLISHED,
         *how_stable(comparison, runs),
-        *heads_by_label(comparison),
-        *wavelengths_of_heads(comparison),
+        *compared_heads_sentences(comparison),
         where_norms_peak(comparison),
         *stopped_planes(comparison),
     ]
@@ -131,58 +127,6 @@ def largest_rises(runs: Path) -> dict[str, float]:
         variant = settings["variant"]
         rises[variant] = max(rise, rises.get(variant, 0.0))
     return rises
-
-
-def heads_by_label(comparison: xr.Dataset) -> list[str]:
-    """Numbers of heads with each label, and how they differ from the baseline."""
-    heads = comparison.sizes["layer"] * comparison.sizes["head"]
-    sentences = []
-    for label in LABELS:
-        count = (comparison["label"] == label).sum(("layer", "head"))
-        numbers = changes_in_words(count, form="{:+.1f}")
-        sentences.append(
-            f"{label.capitalize()} heads of {heads}, by what they follow when keys exchange "
-            f"their contents: {numbers}."
-        )
-    return sentences
-
-
-def wavelengths_of_heads(comparison: xr.Dataset) -> list[str]:
-    """The wavelengths through which heads choose keys, with intervals over seeds."""
-    sentences = []
-    for label in ("positional", "semantic"):
-        of_label = comparison["label"] == label
-        wavelength = np.log(comparison["mean_wavelength"].where(of_label))
-        median = wavelength.median(("layer", "head"))
-        parts = []
-        for group, runs in groups(median):
-            known = runs.values[np.isfinite(runs.values)]
-            if len(known) > 1:
-                mean, low, high = np.exp(paired_interval(known))
-                parts.append(f"{group} {mean:,.0f} ({low:,.0f} to {high:,.0f})")
-        if parts:
-            sentences.append(
-                f"Wavelength in tokens through which {label} heads choose keys, the median "
-                f"head, geometric mean over seeds: {', '.join(parts)}."
-            )
-    return sentences
-
-
-def changes_in_words(values: xr.DataArray, *, form: str) -> str:
-    """The mean of the baseline, and the paired change of each variant with its interval."""
-    parts = []
-    for group, runs in groups(values):
-        change = rl.paired_changes(values, group)
-        if not len(change):
-            parts.append(f"{group} {float(runs.mean()):.1f}")
-            continue
-        numbers = [form.format(x) for x in paired_interval(change.values)]
-        mean, low, high = numbers
-        words = f"{group} {mean}"
-        if len(change) > 1:
-            words += f" ({low} to {high})"
-        parts.append(words)
-    return "; ".join(parts)
 
 
 def where_norms_peak(comparison: xr.Dataset) -> str:

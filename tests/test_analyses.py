@@ -62,6 +62,7 @@ def test_uses_the_public_api_only(script: Path):
         "profiles.kinds import window_of",
         "report import describe",
         "report import write_index",
+        "report.sentences.compared_heads import compared_heads_sentences",
         "train.run import run_study",
     }
     allowed = {
@@ -255,47 +256,6 @@ def test_induction_needs_previous_token_heads():
     assert [row["tokens"] for row in part.rows] == [
         "random tokens, repeated"
     ] * 5  # 4 draws
-
-
-def two_seeds(**variables: object) -> xr.Dataset:
-    """A comparison of rope and nope with seeds 0 and 1; variables [entry, layer, head]."""
-    dims = ("entry", "layer", "head")
-    dataset = xr.Dataset({name: (dims, values) for name, values in variables.items()})
-    return dataset.assign_coords(
-        entry=["rope seed 0", "rope seed 1", "nope seed 0", "nope seed 1"],
-        group=("entry", ["rope", "rope", "nope", "nope"]),
-        partner=("entry", [0, 1, 0, 1]),
-    )
-
-
-def test_heads_by_label_have_intervals_over_seeds():
-    variants = script_named("variants")
-    labels = np.full((4, 1, 6), "mixed", dtype=object)
-    labels[0, 0, :4] = "positional"
-    labels[1, 0, :4] = "positional"
-    labels[2, 0, :1] = "positional"
-    labels[3, 0, :3] = "positional"
-    sentence = variants.heads_by_label(two_seeds(label=labels))[0]
-    half = stats.t.ppf(
-        0.975, 1
-    )  # the changes are -3 and -1, with a standard error of 1
-    interval = f"({-2 - half:+.1f} to {-2 + half:+.1f})"
-    assert sentence.startswith("Positional heads of 6,")
-    assert sentence.endswith(f": rope 4.0; nope -2.0 {interval}.")
-
-
-def test_wavelengths_of_heads_are_geometric_means_over_seeds():
-    variants = script_named("variants")
-    wavelength = np.zeros((4, 1, 3))
-    wavelength[0] = [10, 20, 40]
-    wavelength[1] = [20, 40, 80]
-    wavelength[2:] = np.inf
-    labels = np.full((4, 1, 3), "positional", dtype=object)
-    compared = two_seeds(label=labels, mean_wavelength=wavelength)
-    (sentence,) = variants.wavelengths_of_heads(compared)
-    half = stats.t.ppf(0.975, 1) * math.log(2) / 2
-    low, high = math.sqrt(800) * np.exp([-half, half])
-    assert sentence.endswith(f": rope 28 ({low:,.0f} to {high:,.0f}).")
 
 
 def test_the_largest_rise_of_the_training_loss_is_found(tmp_path):

@@ -67,7 +67,7 @@ class Study:
 
 STUDIES = {
     "variants": Study(scripts=("variants.py",)),
-    "copying": Study(scripts=("copying.py", "variants.py"), mixture="copying"),
+    "copying": Study(scripts=("copying.py",), mixture="copying"),
 }
 
 
