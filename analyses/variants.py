@@ -18,9 +18,10 @@ content.
     python analyses/variants.py --text FOLDER --valid FOLDER [--study analyses/variants.toml]
     python analyses/variants.py --tokens FOLDER --study STUDY.toml --runs runs/study
 
-The first command reads runs that are finished. The others train them and skip finished runs,
-so that the same command continues after a stop. Writes reports/variants/<study>/, where <study>
-is the name of the study file, or of the folder of finished runs.
+The first command reads finished runs; a second --runs adds a study with other seeds. The other
+commands train the runs and skip finished runs, so that the same command continues after a stop.
+Writes reports/variants/<study>/, where <study> is the name of the study file, or of the first
+folder of finished runs.
 """
 
 import json
@@ -61,16 +62,20 @@ def main(
     study: Path = typer.Option(
         HERE / "variants.toml", help="Variants, seeds and sizes; also names the report."
     ),
-    runs: Path = typer.Option(Path("runs/variants"), help="Folder of the runs."),
+    runs: list[Path] = typer.Option(
+        [Path("runs/variants")],
+        help="Folders of studies. Runs are trained in the first one.",
+    ),
     sequences: int = typer.Option(
         512, help="Sequences of validation text for the loss."
     ),
 ) -> None:
-    name = runs.name
+    first = runs[0]
+    name = first.name
     if text or tokens is not None:
-        run_study(study, out=runs, text=text, valid=valid, tokens=tokens)
+        run_study(study, out=first, text=text, valid=valid, tokens=tokens)
         name = study.stem
-    comparison = rl.compare([runs], cache=runs / "measured", sequences=sequences)
+    comparison = rl.compare(runs, cache=first / "measured", sequences=sequences)
     findings = [
         PUBLISHED,
         *how_stable(comparison, runs),
@@ -86,7 +91,7 @@ def main(
     typer.echo(page)
 
 
-def how_stable(comparison: xr.Dataset, runs: Path) -> list[str]:
+def how_stable(comparison: xr.Dataset, runs: list[Path]) -> list[str]:
     """How far the losses of seeds differ, and how far the training loss rises again."""
     parts = []
     for group, losses in groups(comparison["loss"]):
@@ -108,14 +113,15 @@ def how_stable(comparison: xr.Dataset, runs: Path) -> list[str]:
     return [sentence]
 
 
-def largest_rises(runs: Path) -> dict[str, float]:
+def largest_rises(studies: list[Path]) -> dict[str, float]:
     """The largest rise of the training loss of each variant (nats/token).
 
     The loss is a mean over 10 steps. A mixture of several stages has no such number, because
     each stage has another loss.
     """
     rises: dict[str, float] = {}
-    for folder in sorted(runs.glob("*/*/seed-*")):
+    folders = [run for study in studies for run in sorted(study.glob("*/*/seed-*"))]
+    for folder in folders:
         settings = json.loads((folder / "run.json").read_text(encoding="utf-8"))[
             "settings"
         ]

@@ -265,7 +265,7 @@ def test_the_largest_rise_of_the_training_loss_is_found(tmp_path):
         run.mkdir(parents=True)
         (run / "run.json").write_text('{"settings": {"variant": "nope"}}')
         pd.DataFrame({"train_loss": losses}).to_csv(run / "metrics.csv")
-    assert variants.largest_rises(tmp_path) == {"nope": 0.5}
+    assert variants.largest_rises([tmp_path]) == {"nope": 0.5}
 
 
 def test_copying_is_compared_with_random_heads_without_a_role():

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,8 @@ NOT_COMPARED = ("q_norm", "k_norm", "selectivity_keys")  # of early checkpoints
 # Dimensions of the variables of a profile from which labels of heads follow
 OF_LABELS = {"layer", "head", "group", "trial"}
 LOSSES = ("step", "tokens", "train_loss", "valid_loss")
-DIGITS = 12  # bits of the numbers of early checkpoints: 4 digits
+BITS = 16  # of kept numbers: 5 digits
+EARLY_BITS = 12  # of numbers of early checkpoints: 4 digits
 
 
 @dataclass(frozen=True)
@@ -57,17 +59,19 @@ class Study:
     """A study file in analyses/, and the scripts there that answer its questions.
 
     `mixture` is the recipe of its tokens in tools/mixture.py; without one it reads the novels.
-    A study with a `base` recalibrates this model.
+    A study with a `base` recalibrates this model. Each of its `parts` has a file
+    analyses/PART.toml; the first part has the name of the study.
     """
 
     scripts: tuple[str, ...]
+    parts: tuple[str, ...]
     mixture: str = ""
     base: str = ""
 
 
 STUDIES = {
-    "variants": Study(scripts=("variants.py",)),
-    "copying": Study(scripts=("copying.py",), mixture="copying"),
+    "variants": Study(scripts=("variants.py",), parts=("variants", "variants-more")),
+    "copying": Study(scripts=("copying.py",), parts=("copying",), mixture="copying"),
 }
 
 
@@ -86,34 +90,37 @@ def main(
             raise BadArgument(f"There is no study {name!r}.", hint=", ".join(STUDIES))
         if novels is not None:
             train_study(name, novels=novels, runs=runs)
-            if is_busy(runs / name):
+            folders = [runs / part for part in STUDIES[name].parts]
+            if any(map(is_busy, folders)):
                 typer.echo(f"{name}: another process trains its last runs")
                 continue
-            answer(name, runs / name)
-            keep(runs / name, KEPT / f"{name}.tar.xz")
+            answer(name, folders)
+            keep(folders, KEPT / f"{name}.tar.xz")
         draw(name, runs / "kept")
 
 
 def train_study(name: str, *, novels: Path, runs: Path) -> None:
     """Train all runs of a study that are not finished. Runs that diverge are left out."""
     with suppress(TrainingFailed):  # it is printed, and the pages name the runs
-        train_runs(name, novels=novels, runs=runs)
+        for part in STUDIES[name].parts:
+            train_part(STUDIES[name], part, novels=novels, runs=runs)
 
 
-def train_runs(name: str, *, novels: Path, runs: Path) -> None:
-    study = STUDIES[name]
-    file = ROOT / "analyses" / f"{name}.toml"
+def train_part(study: Study, part: str, *, novels: Path, runs: Path) -> None:
+    file = ROOT / "analyses" / f"{part}.toml"
     text = [novels / "train"]
     valid = [novels / "valid"]
     if study.base:
-        recalibrate_study(study.base, file, out=runs / name, text=text, valid=valid)
+        recalibrate_study(study.base, file, out=runs / part, text=text, valid=valid)
     elif study.mixture:
         tokens = runs / f"{study.mixture}-mixture"
         if not (tokens / DATA).exists():
             make_mixture(*text, *valid, tokens, recipe=study.mixture)
-        run_study(file, out=runs / name, tokens=tokens)
+        run_study(file, out=runs / part, tokens=tokens)
+    elif part != study.parts[0]:
+        run_study(file, out=runs / part, tokens=runs / study.parts[0] / "data")
     else:
-        run_study(file, out=runs / name, text=text, valid=valid)
+        run_study(file, out=runs / part, text=text, valid=valid)
 
 
 def is_busy(folder: Path) -> bool:
@@ -127,46 +134,53 @@ def is_busy(folder: Path) -> bool:
     return False
 
 
-def answer(name: str, folder: Path) -> None:
-    """Measure the runs in `folder`, unless they are measured, and draw the pages."""
+def answer(name: str, folders: Sequence[Path]) -> None:
+    """Measure the runs in `folders`, unless they are measured, and draw the pages."""
     for script in STUDIES[name].scripts:
-        command = [
-            sys.executable,
-            str(ROOT / "analyses" / script),
-            "--runs",
-            str(folder),
-        ]
+        command = [sys.executable, str(ROOT / "analyses" / script)]
+        for folder in folders:
+            command += ["--runs", str(folder)]
         subprocess.run(command, check=True)
 
 
 def draw(name: str, folder: Path) -> None:
     """Draw the pages of a study from its archive, which is unpacked in `folder`."""
-    unpacked = folder / name
-    if unpacked.exists():
-        shutil.rmtree(unpacked)
+    unpacked = [folder / part for part in STUDIES[name].parts]
+    for part in unpacked:
+        remove_folder(part)
     folder.mkdir(parents=True, exist_ok=True)
     with tarfile.open(KEPT / f"{name}.tar.xz") as archive:
         archive.extractall(folder, filter="data")
-    answer(name, unpacked)
+    answer(name, [part for part in unpacked if part.exists()])
 
 
-def keep(folder: Path, archive: Path) -> None:
-    """Write the numbers that the pages of the finished study in `folder` need to `archive`.
+def remove_folder(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
 
-    Numbers are in half of their precision (float32), and numbers of early checkpoints have
-    4 digits.
+
+def keep(folders: Sequence[Path], archive: Path) -> None:
+    """Write the numbers that the pages of finished studies need to `archive`.
+
+    Numbers have 5 digits, and numbers of early checkpoints have 4 digits.
     """
-    kept = folder.parent / "kept" / folder.name
-    if kept.exists():
-        shutil.rmtree(kept)
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(archive, "w:xz", preset=9) as tar:
+        for folder in folders:
+            kept = folder.parent / "kept" / folder.name
+            remove_folder(kept)
+            copy_study(folder, kept)
+            tar.add(kept, folder.name, filter=without_owner)
+
+
+def copy_study(folder: Path, kept: Path) -> None:
+    """Copy the kept numbers, and folders of early checkpoints: their names are the steps."""
     for file in sorted(folder.rglob("*")):
         part = file.relative_to(folder)
         if is_kept(part):
             copy_smaller(file, kept / part)
-    keep_steps(folder, kept)
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(archive, "w:xz", preset=9) as tar:
-        tar.add(kept, folder.name, filter=without_owner)
+    for step in folder.glob("*/*/*/history/step-*"):
+        (kept / step.relative_to(folder)).mkdir(parents=True)
 
 
 def is_kept(part: Path) -> bool:
@@ -174,12 +188,6 @@ def is_kept(part: Path) -> bool:
     if part.parts[0] == MEASURED:
         return part.suffix in (".nc", ".json")
     return part.name in KEPT_OF_RUNS and "history" not in part.parts
-
-
-def keep_steps(folder: Path, kept: Path) -> None:
-    """Make the folders of early checkpoints, whose names are the steps, without files."""
-    for step in folder.glob("*/*/*/history/step-*"):
-        (kept / step.relative_to(folder)).mkdir(parents=True)
 
 
 def copy_smaller(file: Path, copy: Path) -> None:
@@ -215,9 +223,8 @@ def smaller_measurement(file: Path) -> xr.Dataset:
     smaller = measured.copy()
     for name, variable in measured.variables.items():
         if variable.dtype == np.float64:
-            values = variable.values.astype(np.float32)
-            if is_early:
-                values = rounded(values, DIGITS)
+            bits = EARLY_BITS if is_early else BITS
+            values = rounded(variable.values.astype(np.float32), bits)
             smaller[name] = (variable.dims, values, variable.attrs)
     return smaller
 

@@ -40,6 +40,8 @@ def findings_in(folder: Path) -> list[str]:
 @pytest.mark.thorough
 def test_a_study_is_trained_and_its_pages_are_drawn_again(workplace, monkeypatch):
     (workplace / "analyses/variants.toml").write_text(TINY)
+    more = TINY.replace("sizes", "seeds = [1]\nsizes")
+    (workplace / "analyses/variants-more.toml").write_text(more)
     for name, lines in (("train", 900), ("valid", 300)):
         (workplace / "novels" / name).mkdir(parents=True)
         (workplace / "novels" / name / "story.txt").write_text(story(lines))
@@ -76,7 +78,9 @@ def test_archives_of_studies_are_small():
 
 def test_each_study_has_its_file_and_its_scripts():
     for name, row in study.STUDIES.items():
-        assert (ROOT / "analyses" / f"{name}.toml").exists()
+        assert row.parts[0] == name
+        for part in row.parts:
+            assert (ROOT / "analyses" / f"{part}.toml").exists()
         for script in row.scripts:
             assert (ROOT / "analyses" / script).exists()
 
