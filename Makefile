@@ -2,6 +2,9 @@
 # make smollm2  download a language model with 135 million parameters (93 MB) into models/
 # make gemma3   download Gemma 3 270M (253 MB; Google's Gemma terms apply) into models/
 # make reports  run the analyses on the bundled checkpoint
+# make study    draw the pages of trained variants again, from tools/study. With NOVELS=FOLDER
+#               (tools/README.md), train or resume the studies and measure them before: hours.
+#               STUDIES="variants copying" chooses studies
 # make test     run the tests, except those of the next two lines
 # make test-thorough  run the tests that repeat a check in more cases or end to end
 # make test-slow  run the tests that take minutes
@@ -35,7 +38,7 @@ SPREAD := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 SMOLLM2 := models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf
 GEMMA3 := models/gemma3-270m/gemma-3-270m-q4_k_m.gguf
 GEMMA3_SHA256 := a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818
-.PHONY: report smollm2 gemma3 reports test test-thorough test-slow test-processors mutants test-oldest test-newest lint docs llms bench
+.PHONY: report smollm2 gemma3 reports study test test-thorough test-slow test-processors mutants test-oldest test-newest lint docs llms bench
 
 report: .venv/.report
 	@mkdir -p out
@@ -70,6 +73,9 @@ reports: .venv/.report
 	@$(BIN)/python analyses/truncation.py
 	@$(BIN)/python analyses/reach.py
 	@$(BIN)/python analyses/claims.py
+
+study: .venv/.report
+	@OMP_NUM_THREADS=1 $(BIN)/python tools/study.py $(STUDIES) $(if $(NOVELS),--novels $(NOVELS))
 
 test: .venv/.work
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SPREAD)

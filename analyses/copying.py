@@ -12,9 +12,10 @@ random heads of the same layers are silenced.
 
     python analyses/copying.py [--runs runs/copying]...
 
-Reads the finished runs of analyses/copying.toml. A second --runs adds the runs of
-copying-more.toml. Writes reports/copying/<study>/: the comparison, heads.csv and costs.csv. The
-first folder of runs keeps all measurements, so the weights of a measured run may be deleted.
+Reads the finished runs of analyses/copying.toml (tools/README.md). A second --runs adds the
+runs of another study, such as other seeds. Writes reports/copying/<study>/: the comparison,
+heads.csv and costs.csv. The first folder of runs keeps all measurements, so the weights of a
+measured run may be deleted.
 """
 
 import json
@@ -32,6 +33,7 @@ from ropelens.analysis.answer import Answer, comparison_folder
 from ropelens.commands.terminal import run_script
 from ropelens.intervals import paired_interval
 from ropelens.report import write_index
+from ropelens.report.sentences.compared_heads import compared_heads_sentences
 
 REPORTS = Path(__file__).parent.parent / "reports"
 RUN = ["variant", "seed"]
@@ -39,6 +41,7 @@ ROLES = {"induction": 3, "previous_token": 2}  # largest number of heads of each
 LEAST = 0.3  # smallest score of a head with a role
 COPIES = 0.5  # smallest induction score of the best head of a model that copies
 NO_ROLE = 0.1  # scores of a head without a role are below
+SHORTEST = 32  # tokens of a prompt that can hide needles
 DRAWS = 3  # sets of random heads
 INDUCTION = "induction heads silent"
 RANDOM = "as many random heads as deep, without a role, silent"
@@ -67,6 +70,7 @@ def main(
             *how_far(comparison),
             *which_planes(tables["heads.csv"]),
             *what_it_costs(tables["costs.csv"]),
+            *compared_heads_sentences(comparison),
         ],
         figures={},
         more=tables,
@@ -208,13 +212,14 @@ def cost_without(model: Any, text: rl.Text, heads: list[str], *, name: str) -> d
 def evaluate_tasks(
     model: Any, text: rl.Text, edits: dict[str, Any] | None = None
 ) -> xr.Dataset:
+    context = text.context
     return rl.evaluate(
         model,
         text,
         edits=edits,
         measures=("copying", "retrieval"),
-        distances=(16, 64, 240),
-        prompt_lengths=(128, 512),
+        distances=(16, 64, context * 15 // 32),
+        prompt_lengths=(max(SHORTEST, context // 4), max(2 * SHORTEST, context)),
     )
 
 

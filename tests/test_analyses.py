@@ -68,6 +68,7 @@ def test_uses_the_public_api_only(script: Path):
         "report import describe",
         "report import write_index",
         "report.model_order import in_model_order",
+        "report.sentences.compared_heads import compared_heads_sentences",
         "train.run import run_study",
     }
     allowed = {
@@ -279,6 +280,16 @@ def test_induction_needs_previous_token_heads():
     assert [row["tokens"] for row in part.rows] == [
         "random tokens, repeated"
     ] * 5  # 4 draws
+
+
+def test_the_largest_rise_of_the_training_loss_is_found(tmp_path):
+    variants = script_named("variants")
+    for seed, losses in enumerate(([5, 4, 4.5, 3], [5, 4, 3, 3.25])):
+        run = tmp_path / "micro" / "nope" / f"seed-{seed}"
+        run.mkdir(parents=True)
+        (run / "run.json").write_text('{"settings": {"variant": "nope"}}')
+        pd.DataFrame({"train_loss": losses}).to_csv(run / "metrics.csv")
+    assert variants.largest_rises([tmp_path]) == {"nope": 0.5}
 
 
 def test_copying_is_compared_with_random_heads_without_a_role():

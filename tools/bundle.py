@@ -1,4 +1,4 @@
-"""Make the bundled checkpoints from a finished study: python tools/bundle.py runs/copying
+"""Make the bundled checkpoints from a finished study: python tools/bundle.py runs/bundled
 
 Each checkpoint gets a folder: half-precision safetensors, tokenizer, text sampled from the
 checkpoint, and a model card. Every number of the card is read from the run or measured here.
@@ -31,9 +31,9 @@ MEASURED = 512  # held-out sequences on which the two precisions are compared
 TEMPERATURE = 0.9
 BUNDLES = Path("ropelens/bundled")
 RECIPE = """\
-python tools/mixture.py novels/train novels/valid runs/mixture
-ropelens train --study analyses/copying.toml --tokens runs/mixture --out runs/copying
-python tools/bundle.py runs/copying"""
+python tools/mixture.py novels/train novels/valid runs/mixture --recipe bundled
+ropelens train --study tools/bundled.toml --tokens runs/mixture --out runs/bundled
+python tools/bundle.py runs/bundled"""
 TEXT = (
     "85 public-domain English novels of 1815-1930, 67 million characters (from "
     "computationalstylistics/100_english_novels)"

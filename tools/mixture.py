@@ -1,6 +1,6 @@
 """Make the tokens that teach a small model to copy, stage by stage.
 
-    python tools/mixture.py TEXT VALID OUT [--seed 0] [--share 1.0]
+    python tools/mixture.py TEXT VALID OUT [--recipe copying] [--seed 0] [--share 1.0]
 
 `TEXT` and `VALID` are text files or folders, as `ropelens train` reads them. `OUT` becomes a
 folder for `ropelens train --tokens`: a tokenizer trained on `TEXT`, an array of sequences for
@@ -39,8 +39,6 @@ from ropelens.runtime.records import write_json
 from ropelens.train.data import DATA, copy_tokenizer, prepare_data, read_texts
 from ropelens.train.settings import Settings
 
-VOCABULARY = 1024
-CONTEXT = 512
 HIDDEN = 40  # smallest number of tokens of prose for each hidden needle
 COUNTED = 4_000  # sequences of the text in which tokens are counted
 
@@ -60,17 +58,62 @@ class Stage:
     shares: Mapping[str, float]
 
 
-STAGES = (
-    Stage(1.5e6, 64, (60, 60), 8, {"phrases": 1.0}),
-    Stage(8e6, 64, (40, 600), 8, {"phrases": 1.0}),
-    Stage(
-        3.5e6,
-        CONTEXT,
-        (130, 1000),
-        80,
-        {"prose": 0.45, "phrases": 0.2, "repeats": 0.1, "needles": 0.15, "lists": 0.1},
+@dataclass(frozen=True)
+class Recipe:
+    """Stages for a model of this `size`, which reads sequences of `context` tokens."""
+
+    size: str
+    vocabulary: int
+    context: int
+    stages: tuple[Stage, ...]
+
+
+RECIPES = {
+    "bundled": Recipe(
+        size="mini",
+        vocabulary=1024,
+        context=512,
+        stages=(
+            Stage(1.5e6, 64, (60, 60), 8, {"phrases": 1.0}),
+            Stage(8e6, 64, (40, 600), 8, {"phrases": 1.0}),
+            Stage(
+                3.5e6,
+                512,
+                (130, 1000),
+                80,
+                {
+                    "prose": 0.45,
+                    "phrases": 0.2,
+                    "repeats": 0.1,
+                    "needles": 0.15,
+                    "lists": 0.1,
+                },
+            ),
+        ),
     ),
-)
+    "copying": Recipe(
+        size="micro",
+        vocabulary=512,
+        context=256,
+        stages=(
+            Stage(1e6, 64, (60, 60), 4, {"phrases": 1.0}),
+            Stage(2.75e6, 64, (500, 500), 4, {"phrases": 1.0}),
+            Stage(
+                2e6,
+                256,
+                (60, 500),
+                40,
+                {
+                    "prose": 0.4,
+                    "phrases": 0.2,
+                    "repeats": 0.1,
+                    "needles": 0.2,
+                    "lists": 0.1,
+                },
+            ),
+        ),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -189,17 +232,21 @@ def main(
     text: Annotated[Path, typer.Argument(help="Text to draw from.")],
     valid: Annotated[Path, typer.Argument(help="Text to validate on.")],
     out: Annotated[Path, typer.Argument(help="Folder to make.")],
+    recipe: Annotated[str, typer.Option(help="copying, or bundled.")] = "copying",
     seed: Annotated[int, typer.Option(help="Decides every random draw.")] = 0,
     share: Annotated[float, typer.Option(help="Share of every stage to make.")] = 1.0,
 ) -> None:
-    settings = Settings(vocabulary=VOCABULARY, context=CONTEXT, size="mini")
+    chosen = RECIPES[recipe]
+    settings = Settings(
+        vocabulary=chosen.vocabulary, context=chosen.context, size=chosen.size
+    )
     texts = read_texts([text], [valid], data=out / "prose")
     record = prepare_data(out / "prose", texts, settings)
     source = text_of(out / "prose")
     copy_tokenizer(out / "prose", out)
     (out / "valid.npy").write_bytes((out / "prose" / "valid.npy").read_bytes())
     made = {}
-    for number, stage in enumerate(STAGES, start=1):
+    for number, stage in enumerate(chosen.stages, start=1):
         maker = Maker(source, stage, np.random.default_rng([seed, number]))
         rows = maker.sequences(round(stage.tokens * share) // stage.length)
         name = f"stage-{number}.npy"

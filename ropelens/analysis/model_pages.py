@@ -14,26 +14,41 @@ from ropelens.runtime.netcdf import open_results
 MODELS = "models"
 """The folder of the pages, next to the page of the comparison."""
 
+EXCERPTS = "excerpt_length"
+"""A variable of profiles that a page needs, and that kept studies do not have."""
+
 
 def write_model_pages(folder: Path, comparison: xr.Dataset) -> xr.Dataset:
-    """Draw pages of models that have none; return the comparison with all addresses.
+    """Draw pages of models that have no other page; return the comparison with all addresses.
 
-    Models of later seeds get no page.
+    The addresses are paths from `folder`. Models of later seeds get no page, and neither do
+    models whose saved profile lacks the excerpts of a page.
     """
     if "profile" not in comparison.coords:
         return comparison
     pages = comparison["page"].values.astype(object)
     for index in _shown(comparison):
-        file = Path(str(comparison["profile"].values[index]))
-        if pages[index] or not file.is_file():
+        drawn = str(pages[index]).startswith(f"{MODELS}/")
+        file = folder / str(comparison["profile"].values[index])
+        if not file.is_file() or (pages[index] and not drawn):
+            continue
+        profile = complete_profile(open_results(file), file)
+        if EXCERPTS not in profile:
             continue
         entry = str(comparison["entry"].values[index])
-        profile = complete_profile(open_results(file), file).assign_attrs(model=entry)
         page = Path(MODELS, f"{file_name(entry)}.html")
         (folder / MODELS).mkdir(parents=True, exist_ok=True)
-        write_report(profile, folder / page)
+        write_report(
+            profile.assign_attrs(model=_title(comparison, entry)), folder / page
+        )
         pages[index] = page.as_posix()
     return comparison.assign_coords(page=("entry", pages))
+
+
+def _title(comparison: xr.Dataset, entry: str) -> str:
+    """The name of a model on its page: of a recalibration with its base."""
+    base = comparison.attrs.get("base")
+    return f"{base}, recalibrated: {entry}" if base else entry
 
 
 def _shown(comparison: xr.Dataset) -> list[int]:

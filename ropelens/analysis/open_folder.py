@@ -7,6 +7,7 @@ import xarray as xr
 
 from ropelens.analysis import hub
 from ropelens.analysis.analysis_result import Analysis, open_analysis
+from ropelens.analysis.model_pages import write_model_pages
 from ropelens.arguments import public
 from ropelens.comparison.recalibration_table import (
     is_recalibration,
@@ -60,7 +61,7 @@ def rewrite_page(folder: str | Path) -> Path:
             hint=str(record.get("command")),
         )
     if kind == "comparison":
-        comparison = _open_comparison(folder)
+        comparison = write_model_pages(folder, _open_comparison(folder))
         return write_page(folder, partial(_comparison_page, comparison))
     if kind == "watch":
         steps = open_steps(folder)

@@ -1,6 +1,7 @@
 """Measurement of a checkpoint of a trained run, on its validation text."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,19 +22,20 @@ from ropelens.train.data import documents_of, held_out_sequences, spread
 TIMES_CONTEXT = 4  # length of long texts, in contexts of the training
 
 
-def profile_run(
+def profile_of_heads(
     run: ComparisonEntry,
     model: PreTrainedModel,
     *,
+    tokenizer: Any,
     sequences: int,
     seed: int,
     final: bool,
 ) -> xr.Dataset:
-    """The profile of a checkpoint of `run`, on fewer sequences if it is not `final`."""
+    """The profile of a checkpoint of `run`; `tokenizer` gives the tokens of excerpts names."""
     # The divisors are in the table of `compare`
     fewer = max(2, sequences // (8 if final else 32))
     text = validation_text(run).sample(fewer)
-    return profile(model, text, seed=seed, surrogates=0)
+    return profile(model, text, tokenizer=tokenizer, seed=seed, surrogates=0)
 
 
 def measure(
@@ -47,7 +49,7 @@ def measure(
 ) -> xr.Dataset:
     """Measure a checkpoint of `run`, with fewer variables and sequences if not `final`.
 
-    `heads` is the profile of the checkpoint.
+    `heads` is its profile.
     """
     fewer_long = max(2, sequences // (8 if final else 64))
     held_out = validation_text(run)

@@ -45,6 +45,7 @@ from ropelens.train.recalibration_settings import CONTROL
 
 WEIGHTS = "model.safetensors"
 OF_WEIGHTS = {"base", "variant", "weights"}  # values of keys that determine a model
+SAVED_FORMAT = 2  # with follow scores, and tokens of excerpts
 NO_SEED = -1  # of models before training, which all seeds share
 
 
@@ -66,7 +67,10 @@ def compare_recalibrations(
     models = _models(found, checkpoints)
     measured = _measure_models(models, checkpoints, show)
     dataset = measured.merge(recorded_gaps(found, losses[: len(found.runs)]))
-    dataset = dataset.merge(rate_variables(runs, losses, found.variants))
+    at_rates = rate_variables(
+        runs, losses, found.variants, study_rate=found.runs[0].learning_rate
+    )
+    dataset = dataset.merge(at_rates)
     first = found.runs[0].record
     dataset.attrs = {"head_sequences": int(measured.attrs["sequences"])}
     return dataset.assign_attrs(
@@ -268,7 +272,7 @@ class RecalibrationCache:
         valid = self.run.data / VALID
         if valid.exists():
             values["text"] = sha256_of(valid)
-        return Key(values)
+        return Key(values, format=SAVED_FORMAT)
 
     def read(self, compared: ComparedModel) -> PreTrainedModel:
         if compared.is_before:
@@ -277,6 +281,11 @@ class RecalibrationCache:
             raise without_weights(compared.run.folder, self._file(compared))
         return compared.opened.read()
 
+    def tokenizer(self, compared: ComparedModel) -> Any:
+        if compared.opened is None:
+            return self.base.opened.tokenizer
+        return compared.opened.tokenizer
+
     def _file(self, compared: ComparedModel, suffix: str = "") -> Path:
         name = f"{compared.file_stem}{suffix}.nc"
         return self.folder / file_name(compared.run.variant) / name
@@ -284,7 +293,11 @@ class RecalibrationCache:
     def profile(self, lazy: LazyModel) -> xr.Dataset:
         def measured() -> xr.Dataset:
             return profile_of_heads(
-                lazy.model, self.text, sequences=self.sequences, seed=self.seed
+                lazy.model,
+                self.text,
+                tokenizer=self.tokenizer(lazy.compared),
+                sequences=self.sequences,
+                seed=self.seed,
             )
 
         file = self.profile_file(lazy.compared)
@@ -324,7 +337,8 @@ class RecalibrationCache:
         for name in OF_WEIGHTS & control.compared.key.values.keys():
             values[f"control_{name}"] = control.compared.key.values[name]
         file = self._file(lazy.compared, "-change")
-        return saved_or_measured(file, Key(values), measured)
+        key = Key(values, format=SAVED_FORMAT)
+        return saved_or_measured(file, key, measured)
 
 
 def _models(

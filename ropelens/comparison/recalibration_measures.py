@@ -1,6 +1,7 @@
 """Measurement of a model before and after a recalibration, on the held-out text of its run."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -51,9 +52,16 @@ def held_out_text(run: RecalibratedRun) -> ValidationText:
 
 
 def profile_of_heads(
-    model: PreTrainedModel, text: ValidationText, *, sequences: int, seed: int
+    model: PreTrainedModel,
+    text: ValidationText,
+    *,
+    tokenizer: Any,
+    sequences: int,
+    seed: int,
 ) -> xr.Dataset:
-    return profile(model, heads_text(text, sequences), seed=seed, surrogates=0)
+    """The profile of a model; `tokenizer` gives the tokens of its excerpts names."""
+    of_heads = heads_text(text, sequences)
+    return profile(model, of_heads, tokenizer=tokenizer, seed=seed, surrogates=0)
 
 
 def heads_text(text: ValidationText, sequences: int) -> Text:

@@ -1,88 +1,108 @@
 """Gaps at other learning rates: does the rate of a study decide the order of its variants?"""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from ropelens.comparison.recalibration_runs import RecalibratedRun, RecordedLosses
-from ropelens.comparison.recovery import measure_recovery
+from ropelens.comparison.recovery import Estimate, mean_change, measure_recovery
 from ropelens.train.recalibration_settings import CONTROL
 
-OF_VARIANT_AND_RATE = ("variant", "rate")
-NUMBERS = ("gap", "recovered")
+BY_RATE = ("variant", "rate")
+BY_PAIR = ("variant", "other_variant", "rate")
 ENDS = {"": "value", "_low": "low", "_high": "high"}
-
-
-@dataclass(frozen=True)
-class PairedRun:
-    """Losses of a run, and losses of the control with the same learning rate and seed."""
-
-    variant: str
-    rate: float
-    losses: Float[np.ndarray, "step sequence"]
-    of_control: Float[np.ndarray, "step sequence"]
+LossesByRun = Mapping[tuple[str, float], Float[np.ndarray, "seed step sequence"]]
 
 
 def rate_variables(
     runs: Sequence[RecalibratedRun],
     recorded: Sequence[RecordedLosses],
     variants: Sequence[str],
+    *,
+    study_rate: float,
 ) -> xr.Dataset:
-    """The loss, the gap and the recovered share after training over (variant, rate).
+    """Losses, gaps and recovered shares after training over (variant, rate).
 
     `rate` has the peak learning rates in ascending order. NaN marks variants without a run at
-    a rate. `runs` and their `recorded` losses have controls with the same rate and seed.
+    a rate. `runs` and their `recorded` losses have controls with the same rate and seed. If
+    several rates were tried, only the seeds of the other rates count, so that rates are
+    compared on the same order of the text. `rate_difference` is the loss of a variant minus
+    the loss of another one at the same rate, and `rate_loss_change` is the loss minus the loss
+    of the same variant at the rate of the study; both in nats per token.
     """
     rates = sorted({run.learning_rate for run in runs})
-    pairs = list(_pairs(runs, recorded))
-    coordinates = {"variant": np.array(variants, dtype=object), "rate": rates}
-    dataset = xr.Dataset(coords=coordinates)
-    shape = (len(variants), len(rates))
-    names = ["rate_loss"]
-    for name in NUMBERS:
-        names += [f"rate_{name}{end}" for end in ENDS]
-    for name in names:
-        dataset[name] = (OF_VARIANT_AND_RATE, np.full(shape, np.nan))
-    for variant in variants:
-        for rate in rates:
-            place = {"variant": variant, "rate": rate}
-            of_place = [
-                pair for pair in pairs if (pair.variant, pair.rate) == (variant, rate)
-            ]
-            if of_place:
-                _fill(dataset, place, of_place, recorded[0].documents)
+    losses = _losses_by_run(runs, recorded, study_rate=study_rate)
+    documents = recorded[0].documents
+    dataset = _empty(variants, rates)
+    for variant, rate in losses:
+        place = {"variant": variant, "rate": rate}
+        of_run = losses[variant, rate]
+        dataset["rate_loss"].loc[place] = of_run[:, -1].mean()
+        change = of_run - losses[CONTROL, rate]
+        steps = np.arange(change.shape[1])
+        recovery = measure_recovery(change, documents, tokens=steps)
+        _write(dataset, "rate_gap", place, _last(recovery.gap))
+        _write(dataset, "rate_recovered", place, _last(recovery.recovered))
+        if (variant, study_rate) in losses:
+            before = losses[variant, study_rate]
+            of_rate = mean_change(of_run[:, -1] - before[:, -1], documents)
+            _write(dataset, "rate_loss_change", place, of_rate)
+    for variant, other, rate in itertools.product(variants, variants, rates):
+        if (variant, rate) in losses and (other, rate) in losses:
+            place = {"variant": variant, "other_variant": other, "rate": rate}
+            difference = losses[variant, rate][:, -1] - losses[other, rate][:, -1]
+            of_pair = mean_change(difference, documents)
+            _write(dataset, "rate_difference", place, of_pair)
     return dataset
 
 
-def _pairs(
-    runs: Sequence[RecalibratedRun], recorded: Sequence[RecordedLosses]
-) -> Iterator[PairedRun]:
-    controls = {}
+def _losses_by_run(
+    runs: Sequence[RecalibratedRun],
+    recorded: Sequence[RecordedLosses],
+    *,
+    study_rate: float,
+) -> LossesByRun:
+    """The losses of each variant and rate, with the seeds that all of them have."""
+    seeds = {run.seed for run in runs}
+    for run in runs:
+        if run.learning_rate != study_rate:
+            repeated = [
+                other.seed for other in runs if other.learning_rate == run.learning_rate
+            ]
+            seeds &= set(repeated)
+    by_run: dict[tuple[str, float], list[np.ndarray]] = {}
     for run, of_run in zip(runs, recorded, strict=True):
-        if run.variant == CONTROL:
-            controls[run.learning_rate, run.seed] = of_run.losses
-    for run, of_run in zip(runs, recorded, strict=True):
-        rate = run.learning_rate
-        yield PairedRun(run.variant, rate, of_run.losses, controls[rate, run.seed])
+        if run.seed in seeds:
+            place = (run.variant, run.learning_rate)
+            by_run.setdefault(place, []).append(of_run.losses)
+    return {place: np.stack(of_place) for place, of_place in by_run.items()}
 
 
-def _fill(
-    dataset: xr.Dataset,
-    place: dict[str, object],
-    pairs: Sequence[PairedRun],
-    documents: Int[np.ndarray, " sequence"],
+def _empty(variants: Sequence[str], rates: Sequence[float]) -> xr.Dataset:
+    names = np.array(variants, dtype=object)
+    dataset = xr.Dataset(
+        coords={"variant": names, "other_variant": names, "rate": list(rates)}
+    )
+    shape = (len(variants), len(rates))
+    dataset["rate_loss"] = (BY_RATE, np.full(shape, np.nan))
+    for end in ENDS:
+        for name in ("rate_gap", "rate_recovered", "rate_loss_change"):
+            dataset[f"{name}{end}"] = (BY_RATE, np.full(shape, np.nan))
+        of_pairs = np.full((len(variants), *shape), np.nan)
+        dataset[f"rate_difference{end}"] = (BY_PAIR, of_pairs)
+    return dataset
+
+
+def _last(estimate: Estimate) -> Estimate:
+    """The estimate after the last step."""
+    return Estimate(estimate.value[-1], estimate.low[-1], estimate.high[-1])
+
+
+def _write(
+    dataset: xr.Dataset, name: str, place: Mapping[str, object], estimate: Estimate
 ) -> None:
-    """Write the numbers of the runs of a variant at a rate."""
-    losses = np.stack([pair.losses for pair in pairs])
-    change = losses - np.stack([pair.of_control for pair in pairs])
-    dataset["rate_loss"].loc[place] = losses[:, -1].mean()
-    steps = np.arange(change.shape[1])
-    recovery = measure_recovery(change, documents, tokens=steps)
-    for name in NUMBERS:
-        estimate = getattr(recovery, name)
-        for end, attribute in ENDS.items():
-            last = getattr(estimate, attribute)[-1]
-            dataset[f"rate_{name}{end}"].loc[place] = last
+    for end, attribute in ENDS.items():
+        dataset[f"{name}{end}"].loc[dict(place)] = getattr(estimate, attribute)

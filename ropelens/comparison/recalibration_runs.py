@@ -73,16 +73,16 @@ class RecalibratedRun:
         name = f"{self.variant} seed {self.seed}"
         if self.rate_factor == 1:
             return name
-        return f"{name} at {self.rate_factor:.2g} of the learning rate"
+        return f"{name} with {self.rate_factor:.2g} times the learning rate"
 
     @property
     def shared_settings(self) -> dict[str, Any]:
         """The settings, in which runs of a study are equal: the base, and the study's rate."""
-        shared = self.settings | {"base": self.record["base"]["fingerprint"]}
-        if self.rate_factor != 1:
-            rate = self.learning_rate / self.rate_factor
-            shared["learning_rate"] = float(f"{rate:.9g}")  # without rounding errors
-        return shared
+        rate = self.learning_rate / self.rate_factor
+        return self.settings | {
+            "base": self.record["base"]["fingerprint"],
+            "learning_rate": float(f"{rate:.9g}"),  # without rounding errors
+        }
 
     @property
     def data(self) -> Path:
@@ -151,11 +151,30 @@ def find_recalibrations(
     hint = "the folder of a finished run of ropelens train --from"
     with explained("A run.json lacks facts about its run.", hint, error=BadArgument):
         _require_comparable(runs)
-    factors = {run.rate_factor for run in runs}
-    main = 1.0 if 1.0 in factors or not runs else runs[0].rate_factor
+    main = _factor_of_study(runs)
     found = _paired([run for run in runs if run.rate_factor == main], unfinished)
     repeated = [run for run in runs if run.rate_factor != main]
-    return replace(found, at_other_rates=_with_control(repeated))
+    paired = _with_control(repeated)
+    unpaired = [run.name for run in repeated if run not in paired]
+    return replace(found, at_other_rates=paired, unpaired=[*found.unpaired, *unpaired])
+
+
+def _factor_of_study(runs: Sequence[RecalibratedRun]) -> float:
+    """The factor of the runs that are compared first: 1, or the only factor of all runs.
+
+    Raises `BadArgument` for runs with several other rates and without the study's rate.
+    """
+    factors = {run.rate_factor for run in runs}
+    if not factors or 1.0 in factors:
+        return 1.0
+    if len(factors) > 1:
+        names = ", ".join(run.name for run in runs)
+        raise BadArgument(
+            "Runs at several learning rates need the runs at the rate of their study.",
+            seen=names,
+            hint="the folder of the study, or only runs with one learning rate",
+        )
+    return factors.pop()
 
 
 def _folders(path: Path) -> list[Path]:
@@ -239,6 +258,12 @@ def _without_control(
             hint="the same command of ropelens train as before, which continues them",
         )
     run = runs[0]
+    if run.rate_factor != 1:
+        return BadArgument(
+            f"{run.name} has no control.",
+            seen=str(run.folder),
+            hint="the folder of its study, which has the control with the same rate",
+        )
     parts = [f"ropelens train --from {run.record['base']['name']} --variant {CONTROL}"]
     for name in ("seed", *OPTIONS):
         parts.append(f"--{name.replace('_', '-')} {run.settings[name]}")

@@ -1,6 +1,7 @@
 """Table of recalibrations: a row per variant. docs/measures.md defines the columns."""
 
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 import pandas as pd
@@ -143,26 +144,47 @@ def gap_between(comparison: xr.Dataset, first: str, second: str) -> Estimate:
 
 
 @dataclass(frozen=True)
-class RateOrder:
-    """The variants at a learning rate by their gap, the lowest loss first.
+class RateSwap:
+    """Two variants whose order at a learning rate differs from their order at the study's.
 
-    `repeated` variants ran at this rate; the others keep their gap of the study's rate.
+    The `better` one has the lower loss at `rate`. A swap is `certain` if the intervals of both
+    differences exclude 0.
     """
 
     rate: float
-    names: list[str]
-    repeated: list[str]
+    better: str
+    worse: str
+    certain: bool
 
 
-def orders_at_rates(comparison: xr.Dataset) -> list[RateOrder]:
-    """The order of the variants and of the control at each learning rate, the lowest first."""
+def repeated_variants(comparison: xr.Dataset) -> list[str]:
+    """The variants, and the control, that have the study's learning rate and another one."""
     study_rate = float(comparison.attrs["learning_rate"])
-    gaps_of_study = comparison["rate_gap"].sel(rate=study_rate)
-    orders = []
-    for rate in comparison["rate"].values.tolist():
-        gaps = comparison["rate_gap"].sel(rate=rate)
-        repeated = gaps["variant"].values[np.isfinite(gaps)].tolist()
-        filled = gaps.fillna(gaps_of_study)
-        names = filled.sortby(filled)["variant"].values.tolist()
-        orders.append(RateOrder(rate, names, repeated))
-    return orders
+    losses = comparison["rate_loss"].transpose("variant", "rate")
+    several = np.isfinite(losses.values).sum(1) > 1
+    of_study = np.isfinite(losses.sel(rate=study_rate).values)
+    return comparison["variant"].values[several & of_study].tolist()
+
+
+def swaps_at_rates(comparison: xr.Dataset) -> list[RateSwap]:
+    """The pairs of repeated variants whose order depends on the learning rate."""
+    study_rate = float(comparison.attrs["learning_rate"])
+    swaps = []
+    for first, second in combinations(repeated_variants(comparison), 2):
+        pair = comparison.sel(variant=first, other_variant=second)
+        of_study = pair.sel(rate=study_rate)
+        for rate in comparison["rate"].values.tolist():
+            at_rate = pair.sel(rate=rate)
+            before = float(of_study["rate_difference"])
+            after = float(at_rate["rate_difference"])
+            if before * after < 0:
+                better, worse = (first, second) if after < 0 else (second, first)
+                certain = _excludes_zero(of_study) and _excludes_zero(at_rate)
+                swaps.append(RateSwap(rate, better, worse, certain))
+    return swaps
+
+
+def _excludes_zero(pair: xr.Dataset) -> bool:
+    low = float(pair["rate_difference_low"])
+    high = float(pair["rate_difference_high"])
+    return low > 0 or high < 0

@@ -9,10 +9,13 @@ import pandas as pd
 import xarray as xr
 
 from ropelens.budget.labels import LABELS, Thresholds
+from ropelens.comparison.recalibration_table import repeated_variants
 from ropelens.figures import style
 from ropelens.figures.formats import NO_NUMBER, mean_count, number, short_count
 from ropelens.report.sentences.heads import label_meanings
 from ropelens.report.sentences.recalibration import gap_in_words, percent_and_interval
+
+BY_RATE = ("variant", "rate")
 
 
 @dataclass(frozen=True)
@@ -33,12 +36,13 @@ class NumberRow:
 
 @dataclass(frozen=True)
 class NumberTable:
-    """A table: a name, a sentence, columns, and rows as text."""
+    """A table: a name, a sentence, columns, and rows as text. `names` are of the rows."""
 
     title: str
     explain: str
     columns: Sequence[NumberColumn]
     rows: Sequence[NumberRow]
+    names: str = "variant"
 
 
 def _gap(row: Mapping[Any, Any], name: str) -> str:
@@ -192,10 +196,10 @@ LABEL_COLUMNS = (
 
 RATE_COLUMNS = (
     NumberColumn(
-        "learning rate",
-        "peak",
-        "the largest learning rate of the training",
-        lambda row: f"{row['rate']:.3g}",
+        "variant",
+        "name",
+        "the variant, or the control, which keeps its rotation",
+        lambda row: str(row["variant"]),
     ),
     NumberColumn(
         "loss after training",
@@ -204,10 +208,16 @@ RATE_COLUMNS = (
         lambda row: number(row["rate_loss"], ".3f"),
     ),
     NumberColumn(
+        "change by the rate",
+        "nats/token",
+        "this loss minus the loss of the same variant with the learning rate of the study",
+        lambda row: _with_interval(row, "rate_loss_change"),
+    ),
+    NumberColumn(
         "gap after training",
         "nats/token",
         "loss above the loss of the control with the same learning rate, with its 95 % "
-        "interval over documents",
+        "interval over documents; it also shrinks if the control becomes worse",
         lambda row: _gap(row, "rate_gap"),
     ),
     NumberColumn(
@@ -239,36 +249,48 @@ def recalibration_tables(
             _rows(LABEL_COLUMNS, records),
         ),
     ]
-    if comparison.sizes.get("rate", 1) > 1:
+    if "rate" in comparison.sizes and repeated_variants(comparison):
         tables.append(
             NumberTable(
                 "Learning rates",
-                "The control and some variants were also trained with a third and with three "
-                "times of the learning rate of the study. comparison.nc has these numbers.",
+                "Some runs were repeated with a third and with three times of the learning "
+                "rate, with the first seed. Compare variants within a rate. comparison.nc has "
+                "these numbers.",
                 RATE_COLUMNS,
-                _rows(RATE_COLUMNS, _at_rates(comparison)),
+                _rows(RATE_COLUMNS, _at_rates(comparison), name="rate_in_words"),
+                names="learning rate",
             )
         )
     return tables
 
 
 def _at_rates(comparison: xr.Dataset) -> list[dict[Any, Any]]:
-    """A row for each learning rate of the variants that were trained with several rates."""
-    names = ["rate_loss"]
-    for number_name in ("rate_gap", "rate_recovered"):
-        names += [f"{number_name}{end}" for end in ("", "_low", "_high")]
-    losses = comparison["rate_loss"].transpose("variant", "rate").values
-    several = np.isfinite(losses).sum(1) > 1
-    repeated = comparison[names].isel(variant=np.flatnonzero(several))
-    rows = repeated.transpose("variant", "rate").to_dataframe().reset_index()
-    return rows.dropna(subset="rate_loss").to_dict("records")
+    """A row for each learning rate of the repeated variants, rate by rate."""
+    names = [str(name) for name in comparison if comparison[name].dims == BY_RATE]
+    repeated = comparison[names].sel(variant=repeated_variants(comparison))
+    table = repeated.to_dataframe(dim_order=["rate", "variant"]).reset_index()
+    rows = table.dropna(subset="rate_loss").to_dict("records")
+    for row in rows:
+        row["rate_in_words"] = f"{row['rate']:.3g}"
+        if row["rate"] == float(comparison.attrs["learning_rate"]):
+            row["rate_in_words"] += " (the study's)"
+    return rows
+
+
+def _with_interval(row: Mapping[Any, Any], name: str) -> str:
+    if row["rate_in_words"].endswith("(the study's)"):
+        return NO_NUMBER
+    return gap_in_words(row, name).replace(" (", "\n(")
 
 
 def _rows(
-    columns: Sequence[NumberColumn], records: Sequence[Mapping[Any, Any]]
+    columns: Sequence[NumberColumn],
+    records: Sequence[Mapping[Any, Any]],
+    *,
+    name: str = "variant",
 ) -> list[NumberRow]:
     rows = []
     for record in records:
         cells = [column.write(record) for column in columns]
-        rows.append(NumberRow(str(record["variant"]), cells))
+        rows.append(NumberRow(str(record[name]), cells))
     return rows

@@ -213,10 +213,12 @@ def recalibrate_study(
         begun = read_settings(out, STUDY, key="variants")
         recorded = study | {"kind": KIND, "base": opened.fingerprint}
         if begun:
-            # Runs at other rates can be added to a study, or be left out.
             equal = dict(recorded)
             del equal["other_rates"]
             Key(equal).require(begun, what=f"the study in {out}")
+            # Runs at other rates can be added to a study, and those that exist stay.
+            repeated = [*begun.get("other_rates", []), *study["other_rates"]]
+            recorded["other_rates"] = list(dict.fromkeys(repeated))
         write_json(out / STUDY, recorded)
     runs = {}
     for run in runs_of_study:

@@ -98,6 +98,8 @@ def _check_other_rates(study: Mapping[str, Any]) -> None:
     repeated = study["other_rates"]
     if not isinstance(repeated, list):
         raise ValueError(f"other_rates must be a list, not {repeated!r}")
+    if repeated and study.get("learning_rate") == 0:
+        raise ValueError("other_rates needs a learning_rate above 0")
     for variant in repeated:
         if variant not in study["variants"]:
             raise ValueError(

@@ -27,6 +27,9 @@ class Size:
 
 # fmt: off
 SIZES = {
+    # 0.4 million parameters with a vocabulary of 512: minutes on a CPU core.
+    "micro": Size(layers=5, width=64, heads=4, kv_heads=4, head_dim=32, mlp=192,
+                  batch=8, micro_batch=8, learning_rate=3e-3),
     # 2.5 million parameters: one or two hours on a CPU core.
     "tiny": Size(layers=6, width=192, heads=6, kv_heads=2, head_dim=32, mlp=448,
                  batch=16, micro_batch=4, learning_rate=3e-3),
@@ -41,7 +44,7 @@ SIZES = {
 }
 # fmt: on
 SIZE_WORDS = (
-    "mini, tiny, small, base, "
+    "micro, mini, tiny, small, base, "
     "or layers x width x heads x key-value heads as in 8x384x6x2"
 )
 

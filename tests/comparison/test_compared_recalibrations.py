@@ -31,8 +31,9 @@ from ropelens.comparison.recalibration_measures import held_out_text
 from ropelens.comparison.recalibration_rates import rate_variables
 from ropelens.comparison.recalibration_runs import find_recalibrations, read_losses
 from ropelens.comparison.recalibration_table import (
-    orders_at_rates,
+    repeated_variants,
     summarize_recalibration,
+    swaps_at_rates,
 )
 from ropelens.errors import BadArgument, RopelensError
 from ropelens.train.base_data import held_out
@@ -56,9 +57,25 @@ def test_runs_at_other_rates_are_apart_and_need_a_control(tmp_path: Path):
     assert names == ["control seed 0", "p-rope:0.5 seed 0", "nope seed 0"]
     names = [run.name for run in found.at_other_rates]
     assert names == [
-        "control seed 0 at 0.33 of the learning rate",
-        "p-rope:0.5 seed 0 at 0.33 of the learning rate",
+        "control seed 0 with 0.33 times the learning rate",
+        "p-rope:0.5 seed 0 with 0.33 times the learning rate",
     ]
+    assert found.unpaired == ["p-rope:0.5 seed 0 with 3 times the learning rate"]
+
+
+def test_runs_at_other_rates_are_not_compared_without_their_study(tmp_path: Path):
+    gaps = {"control": 0.0, "p-rope:0.5": 0.4}
+    study = write_study(
+        tmp_path / "study", other_rates={"third-rate": gaps, "triple-rate": gaps}
+    )
+    third = [study / name / "seed-0-third-rate" for name in ("control", "p-rope-0.5")]
+    triple = [study / name / "seed-0-triple-rate" for name in ("control", "p-rope-0.5")]
+    with pytest.raises(BadArgument, match="need the runs at the rate of their study"):
+        find_recalibrations([*third, *triple])
+    assert len(find_recalibrations(triple).runs) == 2
+    with pytest.raises(BadArgument, match="has no control") as refused:
+        find_recalibrations(triple[1:])
+    assert "the folder of its study" in str(refused.value)
 
 
 def test_a_study_has_the_control_first_and_pairs_seeds_by_number(tmp_path: Path):
@@ -125,7 +142,7 @@ def test_a_control_alone_asks_for_a_variant(tmp_path: Path):
 def test_runs_with_other_settings_are_refused(tmp_path: Path, setting: str):
     base = tmp_path / "base"
     control = write_run(tmp_path / "control", base, variant="control")
-    other = write_run(tmp_path / "nope", base, variant="nope", **{setting: "x"})
+    other = write_run(tmp_path / "nope", base, variant="nope", **{setting: 9})
     with pytest.raises(BadArgument, match="cannot be compared") as error:
         find_recalibrations([control, other])
     assert setting in str(error.value)
@@ -205,7 +222,7 @@ def test_gaps_at_other_rates_are_to_the_control_of_that_rate(tmp_path: Path):
     }
     found = find_recalibrations([write_study(tmp_path / "study", other_rates=rates)])
     runs = [*found.runs, *found.at_other_rates]
-    numbers = rate_variables(runs, read_losses(runs), found.variants)
+    numbers = rate_variables(runs, read_losses(runs), found.variants, study_rate=5e-4)
     np.testing.assert_allclose(numbers["rate"], [5e-4 / 3, 5e-4, 15e-4])
     gaps = numbers["rate_gap"]
     np.testing.assert_allclose(gaps.sel(variant="p-rope:0.5"), [0.40, 0.04, 1.50])
@@ -213,10 +230,25 @@ def test_gaps_at_other_rates_are_to_the_control_of_that_rate(tmp_path: Path):
     np.testing.assert_allclose(
         numbers["rate_loss"].sel(variant="control"), [2.98, 2.97, 2.99]
     )
+    change = numbers["rate_loss_change"].sel(variant="p-rope:0.5")
+    np.testing.assert_allclose(change, [0.37, 0, 1.48])
     numbers.attrs["learning_rate"] = 5e-4
-    orders = [order.names for order in orders_at_rates(numbers)]
-    assert orders[:2] == [["control", "p-rope:0.5", "nope"]] * 2
-    assert orders[2] == ["control", "nope", "p-rope:0.5"]
+    assert repeated_variants(numbers) == ["control", "p-rope:0.5"]
+    assert swaps_at_rates(numbers) == []
+
+
+def test_only_the_seeds_of_other_rates_count(tmp_path: Path):
+    """Seed 1 has another loss, and ran only at the study's rate."""
+    gaps = {"control": 0.0, "p-rope:0.5": 0.4}
+    rates = {"third-rate": gaps, "triple-rate": gaps}
+    study = write_study(tmp_path / "study", seeds=(0, 1), other_rates=rates)
+    found = find_recalibrations([study])
+    runs = [*found.runs, *found.at_other_rates]
+    recorded = read_losses(runs)
+    numbers = rate_variables(runs, recorded, found.variants, study_rate=5e-4)
+    first = recorded[0].losses[-1].mean()
+    measured = float(numbers["rate_loss"].sel(variant="control", rate=5e-4))
+    assert measured == pytest.approx(first, abs=1e-9)
 
 
 def test_losses_keep_every_bit_of_the_file(tmp_path: Path):

@@ -26,6 +26,7 @@ from ropelens.comparison.join import partners
 from ropelens.comparison.summary import summarize_comparison
 from ropelens.errors import BadArgument, RopelensError
 from ropelens.report import describe
+from ropelens.runtime.netcdf import open_results
 from ropelens.train.data import cut_stream, documents_of, tokens_of, train_tokenizer
 
 # The numbers of sequences of `compare`, of which the docstring states the parts.
@@ -365,6 +366,22 @@ def test_the_cache_replaces_weights(
     monkeypatch.setattr(checkpoint_cache, "measure", measure)
     with pytest.raises(BadArgument, match="Again"):
         rl.compare([trained_study], cache=comparison_cache, sequences=SEQUENCES)
+
+
+def test_labels_follow_from_saved_profiles(
+    comparison: xr.Dataset, trained_study: Path, comparison_cache: Path, tmp_path: Path
+):
+    study = Path(shutil.copytree(trained_study, tmp_path / "study"))
+    for weights in study.rglob("model.safetensors"):
+        weights.unlink()
+    cache = Path(shutil.copytree(comparison_cache, tmp_path / "cache"))
+    file = cache / "rope-seed-0" / "profile.nc"
+    profile = open_results(file)
+    bits = ["total_bits", "group_total"]
+    rl.save(profile.assign({name: 0 * profile[name] for name in bits}), file)
+    compared = rl.compare([study], cache=cache, sequences=SEQUENCES)
+    labels = set(compared["label"].sel(entry="rope seed 0").values.ravel())
+    assert labels == {"diffuse"}
 
 
 @pytest.mark.thorough

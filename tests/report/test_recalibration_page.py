@@ -13,6 +13,8 @@ from synthetic_recalibration import GAPS, STEPS, TOKENS_PER_STEP
 from ropelens.analysis.answer import save_comparison
 from ropelens.analysis.open_folder import rewrite_page
 from ropelens.comparison.recalibration import recovery_variables
+from ropelens.comparison.recalibration_rates import rate_variables
+from ropelens.comparison.recalibration_runs import RecalibratedRun, RecordedLosses
 from ropelens.comparison.recalibration_table import summarize_recalibration
 from ropelens.figures import recalibration as figures
 from ropelens.figures.compared_heads import ComparedHead, plot_compared_head
@@ -74,14 +76,28 @@ def with_new_labels(comparison: xr.Dataset) -> xr.Dataset:
 
 def with_rates(comparison: xr.Dataset, *, triple: float) -> xr.Dataset:
     """The comparison with p-rope:0.5 at other rates; the gap at the triple rate is given."""
-    before = comparison[[name for name in comparison if str(name).startswith("rate_")]]
-    rates = np.array([5e-4 / 3, 5e-4, 15e-4])
-    numbers = before.reindex(rate=rates)
-    at = {"variant": ["control", "p-rope:0.5"], "rate": rates}
-    numbers["rate_loss"].loc[at] = [[2.98, 2.97, 2.99], [3.08, 3.01, 2.99 + triple]]
-    numbers["rate_gap"].loc[at] = [[0, 0, 0], [0.1, 0.04, triple]]
-    for end, width in (("_low", -0.01), ("_high", 0.01)):
-        numbers[f"rate_gap{end}"].loc[at] = numbers["rate_gap"].loc[at] + width
+    losses = comparison["heldout_loss"].isel(seed=0)
+    control = losses.sel(variant="control").values
+    runs = []
+    recorded = []
+    for factor, gaps in (
+        (1 / 3, {"control": 0.01, "p-rope:0.5": 0.11}),
+        (1, {"control": 0, "p-rope:0.5": 0.04, "nope": 1.0}),
+        (3, {"control": 0.02, "p-rope:0.5": 0.02 + triple}),
+    ):
+        for variant, gap in gaps.items():
+            settings = {"variant": variant, "learning_rate": 5e-4 * factor, "seed": 0}
+            runs.append(RecalibratedRun(Path(variant), {"settings": settings}))
+            recorded.append(
+                RecordedLosses(
+                    steps=np.array(STEPS),
+                    documents=comparison["document"].values,
+                    losses=control + gap,
+                    train_loss=np.zeros(len(STEPS)),
+                )
+            )
+    variants = comparison["variant"].values.tolist()
+    numbers = rate_variables(runs, recorded, variants, study_rate=5e-4)
     return comparison.drop_dims("rate").merge(numbers)
 
 
@@ -220,33 +236,39 @@ def test_the_page_states_that_stopped_planes_limit_wavelengths(
 def test_a_sentence_states_whether_other_rates_change_the_order(
     recalibrated: xr.Dataset,
 ):
-    assert "no other rate was tried" in finding(recalibrated, "The learning rate was")
-    same = finding(with_rates(recalibrated, triple=0.2), "Gaps with other")
-    assert (
-        "0.000167 (1/3 the study's rate) p-rope:0.5 +0.100 (+0.090 to +0.110)" in same
+    alone = finding(recalibrated, "The learning rate was")
+    assert "no run with another rate is compared" in alone
+    same = finding(with_rates(recalibrated, triple=0.2), "Gaps with the learning rate")
+    assert "0.000167 (1/3 of the study's rate): p-rope:0.5 +0.100" in same
+    assert "0.0015 (3 times the study's rate): p-rope:0.5 +0.200" in same
+    assert "The order of control and p-rope:0.5 is the same with all rates." in same
+    assert "Not repeated: nope." in same
+    assert "loss changes by +0.010 (+0.010 to +0.010) with 0.000167 and +0.020" in same
+    other = finding(
+        with_rates(recalibrated, triple=-0.1), "Gaps with the learning rate"
     )
-    assert "0.0015 (3 times the study's rate) p-rope:0.5 +0.200" in same
-    assert "The order of the variants does not change." in same
-    assert "The study's rate is the best of these rates for the control" in same
-    other = finding(with_rates(recalibrated, triple=1.5), "Gaps with other")
-    assert (
-        "order of the variants changes: with 0.0015, nope is better than p-rope"
-        in other
-    )
+    assert "changes: with 0.0015, p-rope:0.5 is better than control. Not" in other
+
+
+def test_a_swap_whose_interval_contains_0_is_not_certain(recalibrated: xr.Dataset):
+    comparison = with_rates(recalibrated, triple=-0.1)
+    at = {"variant": "control", "other_variant": "p-rope:0.5", "rate": 15e-4}
+    comparison["rate_difference_low"].loc[at] = -0.01
+    sentence = finding(comparison, "Gaps with the learning rate")
+    assert "p-rope:0.5 is better than control, which is not certain." in sentence
 
 
 def test_a_table_has_the_runs_at_other_rates(recalibrated: xr.Dataset):
     comparison = with_rates(recalibrated, triple=0.2)
     table = recalibration_tables(comparison, summarize_recalibration(comparison))[-1]
     assert table.title == "Learning rates"
-    cells = [(row.name, row.cells[0], row.cells[1]) for row in table.rows]
-    assert cells == [
-        ("control", "0.000167", "2.980"),
-        ("control", "0.0005", "2.970"),
-        ("control", "0.0015", "2.990"),
-        ("p-rope:0.5", "0.000167", "3.080"),
-        ("p-rope:0.5", "0.0005", "3.010"),
-        ("p-rope:0.5", "0.0015", "3.190"),
+    assert [(row.name, *row.cells[:3]) for row in table.rows] == [
+        ("0.000167", "control", "2.980", "+0.010\n(+0.010 to +0.010)"),
+        ("0.000167", "p-rope:0.5", "3.080", "+0.070\n(+0.070 to +0.070)"),
+        ("0.0005 (the study's)", "control", "2.970", "–"),
+        ("0.0005 (the study's)", "p-rope:0.5", "3.010", "–"),
+        ("0.0015", "control", "2.990", "+0.020\n(+0.020 to +0.020)"),
+        ("0.0015", "p-rope:0.5", "3.190", "+0.18\n(+0.18 to +0.18)"),
     ]
 
 
@@ -471,7 +493,12 @@ def test_each_shown_model_without_a_page_gets_one(folder: Path):
     assert pages == ["control-seed-0.html", "p-rope-0.5-seed-0.html"]
     for name in pages:
         assert f'href="models/{name}"' in text
-    assert "p-rope:0.5 seed 0" in (folder / "models" / pages[1]).read_text()
+    page = folder / "models" / pages[1]
+    first = page.read_text()
+    assert "recalibrated: p-rope:0.5 seed 0" in first
+    page.unlink()
+    rewrite_page(folder)
+    assert page.read_text() == first
 
 
 @pytest.mark.parametrize("width", [1280, 800])

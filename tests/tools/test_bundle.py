@@ -234,7 +234,7 @@ def make_mixture(corpus: Path, name: str, *, seed: int) -> Path:
 def assert_record(folder: Path, *, names: list[str]) -> None:
     """The record of a folder lists the stages, and the lengths of their sequences."""
     record = json.loads((folder / "data.json").read_text())
-    expected_lengths = [stage.length for stage in mixture.STAGES]
+    expected_lengths = [stage.length for stage in mixture.RECIPES["copying"].stages]
     lengths = [record["mixture"][name]["length"] for name in names]
     assert record["stages"] == names
     assert lengths == expected_lengths

@@ -154,6 +154,7 @@ def test_the_control_and_the_first_variant_are_repeated_at_other_rates(tmp_path:
         'variants = ["nope"]\nbase = "another"',
         'variants = ["nope"]\nother_rates = ["p-rope:0.5"]',
         'variants = ["nope"]\nother_rates = "nope"',
+        'variants = ["nope"]\nlearning_rate = 0\nother_rates = ["nope"]',
     ],
 )
 def test_a_wrong_study_is_refused(tmp_path: Path, wrong: str):
@@ -620,6 +621,9 @@ def test_runs_at_other_rates_are_added_to_a_finished_study(base, text, tmp_path,
     rate = rates["seed-0"]
     assert rates["seed-0-third-rate"] == pytest.approx(rate / 3)
     assert rates["seed-0-triple-rate"] == pytest.approx(3 * rate)
+    study.write_text('variants = ["nope"]\nsteps = 2\nother_rates = []\n')
+    recalibrate_study(base, study, given=GIVEN, out=out, text=[text])
+    assert json.loads((out / "study.json").read_text())["other_rates"] == ["nope"]
     third = losses_of(out / "nope/seed-0-third-rate").iloc[-1]
     assert not third.equals(losses_of(out / "nope/seed-0").iloc[-1])
 

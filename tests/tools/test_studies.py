@@ -1,0 +1,93 @@
+"""The numbers of a study are kept without its weights, and its pages are drawn from them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import study
+from trained import story
+
+import ropelens as rl
+
+ROOT = Path(__file__).parents[2]
+ARCHIVES = sorted((ROOT / "tools/study").glob("*.tar.xz"))
+LARGEST = 6_000_000  # bytes of all archives
+
+TINY = """\
+variants = ["rope", "nope"]
+sizes = ["2x32x2x1"]
+context = 32
+vocabulary = 300
+steps = 2
+"""
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the scripts, in which reports and archives are written."""
+    shutil.copytree(ROOT / "analyses", tmp_path / "analyses")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(study, "ROOT", tmp_path)
+    return tmp_path
+
+
+def findings_in(folder: Path) -> list[str]:
+    return json.loads((folder / "run.json").read_text())["findings"]
+
+
+@pytest.mark.thorough
+def test_a_study_is_trained_and_its_pages_are_drawn_again(workplace, monkeypatch):
+    (workplace / "analyses/variants.toml").write_text(TINY)
+    more = TINY.replace("sizes", "seeds = [1]\nsizes")
+    (workplace / "analyses/variants-more.toml").write_text(more)
+    for name, lines in (("train", 900), ("valid", 300)):
+        (workplace / "novels" / name).mkdir(parents=True)
+        (workplace / "novels" / name / "story.txt").write_text(story(lines))
+    study.main(["variants"], novels=Path("novels"))
+    page = workplace / "reports/variants/variants"
+    findings = findings_in(page)
+    losses = rl.open(page)["sequence_loss"].values
+    assert losses.dtype == np.float32
+
+    shutil.rmtree(workplace / "runs")
+    shutil.rmtree(workplace / "reports")
+    study.main(["variants"])
+    assert findings_in(page) == findings
+    np.testing.assert_array_equal(rl.open(page)["sequence_loss"], losses)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.stem)
+def test_the_pages_of_a_finished_study_are_drawn_from_its_archive(archive, workplace):
+    name = archive.name.removesuffix(".tar.xz")
+    kept = workplace / "tools/study"
+    kept.mkdir(parents=True)
+    shutil.copy(archive, kept)
+    study.draw(name, workplace / "runs")
+    for script in study.STUDIES[name].scripts:
+        page = workplace / "reports" / Path(script).stem / name / "index.html"
+        assert page.exists()
+
+
+def test_archives_of_studies_are_small():
+    sizes = [archive.stat().st_size for archive in ARCHIVES]
+    assert sum(sizes) <= LARGEST
+
+
+def test_each_study_has_its_file_and_its_scripts():
+    for name, row in study.STUDIES.items():
+        assert row.parts[0] == name
+        for part in row.parts:
+            assert (ROOT / "analyses" / f"{part}.toml").exists()
+        for script in row.scripts:
+            assert (ROOT / "analyses" / script).exists()
+
+
+def test_rounded_numbers_have_four_digits():
+    values = np.array([1 / 3, -12345.678, 1e-20, 0.0, np.inf, np.nan], np.float32)
+    rounded = study.rounded(values, bits=12)
+    np.testing.assert_allclose(rounded, values, rtol=2.0**-13)
+    fractions = np.frexp(rounded[:3])[0] * 2**13
+    np.testing.assert_array_equal(fractions, fractions.round())
