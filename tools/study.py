@@ -145,11 +145,17 @@ def answer(name: str, folders: Sequence[Path]) -> None:
 
 def draw(name: str, folder: Path) -> None:
     """Draw the pages of a study from its archive, which is unpacked in `folder`."""
+    archive_file = KEPT / f"{name}.tar.xz"
+    if not archive_file.exists():
+        raise BadArgument(
+            f"The study {name} is not finished: there is no {archive_file}.",
+            hint="make study NOVELS=FOLDER (tools/README.md), which trains and keeps it",
+        )
     unpacked = [folder / part for part in STUDIES[name].parts]
     for part in unpacked:
         remove_folder(part)
     folder.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(KEPT / f"{name}.tar.xz") as archive:
+    with tarfile.open(archive_file) as archive:
         archive.extractall(folder, filter="data")
     answer(name, [part for part in unpacked if part.exists()])
 

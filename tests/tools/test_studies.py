@@ -10,6 +10,7 @@ import study
 from trained import story
 
 import ropelens as rl
+from ropelens.errors import BadArgument
 
 ROOT = Path(__file__).parents[2]
 ARCHIVES = sorted((ROOT / "tools/study").glob("*.tar.xz"))
@@ -35,6 +36,12 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def findings_in(folder: Path) -> list[str]:
     return json.loads((folder / "run.json").read_text())["findings"]
+
+
+def test_a_study_without_an_archive_names_the_command(workplace: Path):
+    with pytest.raises(BadArgument, match="study variants is not finished") as refused:
+        study.main(["variants"])
+    assert "make study NOVELS=FOLDER" in str(refused.value)
 
 
 @pytest.mark.thorough
