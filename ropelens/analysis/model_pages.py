@@ -46,7 +46,7 @@ def write_model_pages(folder: Path, comparison: xr.Dataset) -> xr.Dataset:
 
 
 def _title(comparison: xr.Dataset, entry: str) -> str:
-    """The name of a model on its page: of a recalibration with its base."""
+    """The name of a model on its page, with the base if it was recalibrated."""
     base = comparison.attrs.get("base")
     return f"{base}, recalibrated: {entry}" if base else entry
 

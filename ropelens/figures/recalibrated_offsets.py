@@ -1,4 +1,4 @@
-"""Figure of heads that training changed most: their attention by offset, before and after."""
+"""Figure of the heads that training changed most, with their attention by offset."""
 
 from dataclasses import dataclass
 
@@ -37,7 +37,7 @@ class ChangedFollower:
 
 
 def most_recovered(comparison: xr.Dataset) -> str:
-    """The variant with the largest recovered share; if none is defined, the first variant."""
+    """The variant with the largest recovered share, or the first one if no share is defined."""
     shares = comparison["recovered"].isel(step=-1).values[1:]
     variants = comparison["variant"].values[1:]
     return str(variants[np.nan_to_num(shares, nan=-np.inf).argmax()])
