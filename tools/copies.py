@@ -3,9 +3,9 @@
     python tools/copies.py NOVELS OUT [--seed 0]
 
 Reads the text files in the folder NOVELS, and writes files with the same names to the folder
-OUT. After every 120 to 240 words of a text, a passage of 20 to 60 of the last 400
-words is written again, word for word, between blank lines. About a quarter of the words are
-copies. The same arguments make the same bytes.
+OUT. After every 120 to 240 words of a text, a passage of 20 to 60 of the last 400 words is
+written again, word for word, between blank lines. About a fifth of the words are copies. The
+same arguments make the same bytes.
 """
 
 from pathlib import Path
