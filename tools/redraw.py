@@ -26,7 +26,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 import ropelens as rl
-from ropelens.analysis.answer import in_float32
+from ropelens.analysis.answer import in_float32, without_excerpts
 from ropelens.analysis.open_folder import rewrite_page
 from ropelens.interventions.truncation_table import summarize_truncation
 from ropelens.report.claims_page import read_ledger, render_claims
@@ -37,7 +37,6 @@ from ropelens.runtime.folder import PAGE, RECORD, write_whole
 from ropelens.runtime.netcdf import open_results, save
 from ropelens.runtime.result_folder import CELL_FORMAT, ResultFolder
 from ropelens.runtime.run_record import read_record
-from ropelens.schema.excerpts import EXCERPTS
 
 ROOT = Path(__file__).parents[1]
 REPORTS = ROOT / "reports"
@@ -81,8 +80,7 @@ def save_again(
     for path in folder.glob("*.nc"):
         results = open_results(path)
         if change is not None:
-            excerpts = [row.name for row in EXCERPTS if row.name in results]
-            results = change(results.drop_vars(excerpts))
+            results = change(without_excerpts(results))
         save(results, path)
     for path in folder.glob("*.csv"):
         text = path.read_text(encoding="utf-8")

@@ -35,7 +35,6 @@ from ropelens.profiles.measures import compared
 from ropelens.runtime.folder import RECORD
 from ropelens.runtime.netcdf import open_results
 from ropelens.train.data import DATA
-from ropelens.train.recalibration import recalibrate_study
 from ropelens.train.run import run_study
 from ropelens.train.run_folder import STUDY, Busy, lock_run
 from ropelens.train.steps import TrainingFailed
@@ -59,14 +58,12 @@ class Study:
     """A study file in analyses/, and the scripts there that answer its questions.
 
     `mixture` is the recipe of its tokens in tools/mixture.py; without one it reads the novels.
-    A study with a `base` recalibrates this model. Each of its `parts` has a file
-    analyses/PART.toml; the first part has the name of the study.
+    Each of its `parts` has a file analyses/PART.toml; the first part has the name of the study.
     """
 
     scripts: tuple[str, ...]
     parts: tuple[str, ...]
     mixture: str = ""
-    base: str = ""
 
 
 STUDIES = {
@@ -110,9 +107,7 @@ def train_part(study: Study, part: str, *, novels: Path, runs: Path) -> None:
     file = ROOT / "analyses" / f"{part}.toml"
     text = [novels / "train"]
     valid = [novels / "valid"]
-    if study.base:
-        recalibrate_study(study.base, file, out=runs / part, text=text, valid=valid)
-    elif study.mixture:
+    if study.mixture:
         tokens = runs / f"{study.mixture}-mixture"
         if not (tokens / DATA).exists():
             make_mixture(*text, *valid, tokens, recipe=study.mixture)

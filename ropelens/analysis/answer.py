@@ -152,7 +152,7 @@ def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path
     attrs = analysis.profile.attrs
     name = file_name(str(attrs["model"])).strip(".-") or "model"
     provenance = {attribute: attrs[attribute] for attribute in PROVENANCE}
-    files = _without_excerpts(analysis.results)
+    files = _files_without_excerpts(analysis.results)
     for file, result in answer.more.items():
         if isinstance(result, xr.Dataset):
             files[file] = result.assign_attrs(provenance)
@@ -173,14 +173,17 @@ def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path
     return results.write(own_folder(Path(folder) / name, owns))
 
 
-def _without_excerpts(results: Mapping[str, Results]) -> dict[str, Results]:
+def _files_without_excerpts(results: Mapping[str, Results]) -> dict[str, Results]:
     """The files of an analysis without excerpts, which the page of an answer does not show."""
     files = dict(results)
     profile = files["profile.nc"]
     if isinstance(profile, xr.Dataset):
-        excerpts = [row.name for row in EXCERPTS if row.name in profile]
-        files["profile.nc"] = profile.drop_vars(excerpts)
+        files["profile.nc"] = without_excerpts(profile)
     return files
+
+
+def without_excerpts(results: xr.Dataset) -> xr.Dataset:
+    return results.drop_vars([row.name for row in EXCERPTS if row.name in results])
 
 
 def in_float32(results: xr.Dataset) -> xr.Dataset:

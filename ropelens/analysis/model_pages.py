@@ -14,7 +14,7 @@ from ropelens.runtime.netcdf import open_results
 MODELS = "models"
 """The folder of the pages, next to the page of the comparison."""
 
-EXCERPTS = "excerpt_length"
+NEEDED = "excerpt_length"
 """A variable of profiles that a page needs, and that kept studies do not have."""
 
 
@@ -33,7 +33,7 @@ def write_model_pages(folder: Path, comparison: xr.Dataset) -> xr.Dataset:
         if not file.is_file() or (pages[index] and not drawn):
             continue
         profile = complete_profile(open_results(file), file)
-        if EXCERPTS not in profile:
+        if NEEDED not in profile:
             continue
         entry = str(comparison["entry"].values[index])
         page = Path(MODELS, f"{file_name(entry)}.html")

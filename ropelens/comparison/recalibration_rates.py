@@ -8,10 +8,10 @@ import xarray as xr
 from jaxtyping import Float
 
 from ropelens.comparison.recalibration_runs import RecalibratedRun, RecordedLosses
+from ropelens.comparison.recalibration_table import BY_RATE
 from ropelens.comparison.recovery import Estimate, mean_change, measure_recovery
 from ropelens.train.recalibration_settings import CONTROL
 
-BY_RATE = ("variant", "rate")
 BY_PAIR = ("variant", "other_variant", "rate")
 ENDS = {"": "value", "_low": "low", "_high": "high"}
 LossesByRun = Mapping[tuple[str, float], Float[np.ndarray, "seed step sequence"]]
@@ -65,14 +65,14 @@ def _losses_by_run(
     *,
     study_rate: float,
 ) -> LossesByRun:
-    """The losses of each variant and rate, with the seeds that all of them have."""
-    seeds = {run.seed for run in runs}
+    """The losses of each variant and rate, with the seeds that all other rates have."""
+    seeds_at: dict[float, set[int]] = {}
     for run in runs:
-        if run.learning_rate != study_rate:
-            repeated = [
-                other.seed for other in runs if other.learning_rate == run.learning_rate
-            ]
-            seeds &= set(repeated)
+        seeds_at.setdefault(run.learning_rate, set()).add(run.seed)
+    seeds = {run.seed for run in runs}
+    for rate, at_rate in seeds_at.items():
+        if rate != study_rate:
+            seeds &= at_rate
     by_run: dict[tuple[str, float], list[np.ndarray]] = {}
     for run, of_run in zip(runs, recorded, strict=True):
         if run.seed in seeds:

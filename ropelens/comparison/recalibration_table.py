@@ -1,7 +1,9 @@
 """Table of recalibrations: a row per variant. docs/measures.md defines the columns."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,6 +24,7 @@ AFTER = "after"
 NOT_REACHED = "not reached"
 NOT_DEFINED = "not defined"
 HEADS = ("layer", "head")
+BY_RATE = ("variant", "rate")
 ENDS = ("", "_low", "_high")
 
 
@@ -169,22 +172,22 @@ def repeated_variants(comparison: xr.Dataset) -> list[str]:
 def swaps_at_rates(comparison: xr.Dataset) -> list[RateSwap]:
     """The pairs of repeated variants whose order depends on the learning rate."""
     study_rate = float(comparison.attrs["learning_rate"])
+    name = "rate_difference"
     swaps = []
     for first, second in combinations(repeated_variants(comparison), 2):
         pair = comparison.sel(variant=first, other_variant=second)
         of_study = pair.sel(rate=study_rate)
         for rate in comparison["rate"].values.tolist():
             at_rate = pair.sel(rate=rate)
-            before = float(of_study["rate_difference"])
-            after = float(at_rate["rate_difference"])
+            before = float(of_study[name])
+            after = float(at_rate[name])
             if before * after < 0:
                 better, worse = (first, second) if after < 0 else (second, first)
-                certain = _excludes_zero(of_study) and _excludes_zero(at_rate)
+                certain = excludes_zero(of_study, name) and excludes_zero(at_rate, name)
                 swaps.append(RateSwap(rate, better, worse, certain))
     return swaps
 
 
-def _excludes_zero(pair: xr.Dataset) -> bool:
-    low = float(pair["rate_difference_low"])
-    high = float(pair["rate_difference_high"])
-    return low > 0 or high < 0
+def excludes_zero(numbers: Mapping[Any, Any], name: str) -> bool:
+    """Whether the interval of a number in a row or a dataset does not contain 0."""
+    return bool(numbers[f"{name}_low"] > 0 or numbers[f"{name}_high"] < 0)

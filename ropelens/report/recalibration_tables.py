@@ -9,13 +9,11 @@ import pandas as pd
 import xarray as xr
 
 from ropelens.budget.labels import LABELS, Thresholds
-from ropelens.comparison.recalibration_table import repeated_variants
+from ropelens.comparison.recalibration_table import BY_RATE, repeated_variants
 from ropelens.figures import style
 from ropelens.figures.formats import NO_NUMBER, mean_count, number, short_count
 from ropelens.report.sentences.heads import label_meanings
 from ropelens.report.sentences.recalibration import gap_in_words, percent_and_interval
-
-BY_RATE = ("variant", "rate")
 
 
 @dataclass(frozen=True)
@@ -194,6 +192,12 @@ LABEL_COLUMNS = (
 )
 
 
+def _change_by_rate(row: Mapping[Any, Any]) -> str:
+    if row["is_of_study"]:
+        return NO_NUMBER
+    return gap_in_words(row, "rate_loss_change").replace(" (", "\n(")
+
+
 RATE_COLUMNS = (
     NumberColumn(
         "variant",
@@ -211,7 +215,7 @@ RATE_COLUMNS = (
         "change by the rate",
         "nats/token",
         "this loss minus the loss of the same variant with the learning rate of the study",
-        lambda row: _with_interval(row, "rate_loss_change"),
+        _change_by_rate,
     ),
     NumberColumn(
         "gap after training",
@@ -271,16 +275,11 @@ def _at_rates(comparison: xr.Dataset) -> list[dict[Any, Any]]:
     table = repeated.to_dataframe(dim_order=["rate", "variant"]).reset_index()
     rows = table.dropna(subset="rate_loss").to_dict("records")
     for row in rows:
+        row["is_of_study"] = row["rate"] == float(comparison.attrs["learning_rate"])
         row["rate_in_words"] = f"{row['rate']:.3g}"
-        if row["rate"] == float(comparison.attrs["learning_rate"]):
+        if row["is_of_study"]:
             row["rate_in_words"] += " (the study's)"
     return rows
-
-
-def _with_interval(row: Mapping[Any, Any], name: str) -> str:
-    if row["rate_in_words"].endswith("(the study's)"):
-        return NO_NUMBER
-    return gap_in_words(row, name).replace(" (", "\n(")
 
 
 def _rows(

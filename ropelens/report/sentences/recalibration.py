@@ -11,6 +11,7 @@ import xarray as xr
 from ropelens.comparison.recalibration_table import (
     NOT_DEFINED,
     NOT_REACHED,
+    excludes_zero,
     gap_between,
 )
 from ropelens.comparison.recovery import LEAST_DAMAGE
@@ -79,7 +80,7 @@ def _control_words(control: Row) -> str:
     low = nats(control["loss_change_low"], "+")
     high = nats(control["loss_change_high"], "+")
     words = f"the control changed by {change} ({low} to {high})"
-    if not _excludes_zero(control, "loss_change"):
+    if not excludes_zero(control, "loss_change"):
         words = f"{words}, which is not certain"
     return words
 
@@ -89,14 +90,10 @@ def _is_damaged(row: Row) -> bool:
     return math.isfinite(row["recovered"])
 
 
-def _excludes_zero(row: Row, name: str) -> bool:
-    return bool(row[f"{name}_low"] > 0 or row[f"{name}_high"] < 0)
-
-
 def _short_gap(row: Row) -> str:
     """The gap after training, and whether it is certain: "+0.003, not certain"."""
     words = nats(row["gap_after"], "+")
-    return words if _excludes_zero(row, "gap_after") else f"{words}, not certain"
+    return words if excludes_zero(row, "gap_after") else f"{words}, not certain"
 
 
 def _subject(row: Row, best: str) -> str:
@@ -151,7 +148,7 @@ def _best_sentence(comparison: xr.Dataset, variants: Sequence[Row]) -> str:
     best = ranked[0]
     gap = (
         f"{gap_in_words(best, 'gap_after')} nats/token, a difference that is "
-        f"{_certain(_excludes_zero(best, 'gap_after'))}."
+        f"{_certain(excludes_zero(best, 'gap_after'))}."
     )
     if len(ranked) < 2:
         return f"After training, the gap of {best['variant']} to the control is {gap}"
