@@ -23,6 +23,7 @@ import ropelens as rl
 from ropelens.analysis.answer import save_comparison
 from ropelens.commands.terminal import run_script
 from ropelens.report import write_index
+from ropelens.runtime.digits import in_float32
 
 REPORTS = Path(__file__).parent.parent / "reports"
 
@@ -33,7 +34,7 @@ def main(
 ) -> None:
     comparison = rl.compare([runs], cache=runs / "measured", sequences=sequences)
     folder = REPORTS / "recalibration" / runs.name
-    page = save_comparison(folder, comparison, with_models=False)
+    page = save_comparison(folder, in_float32(comparison), with_models=False)
     write_index(REPORTS)
     typer.echo(page)
 

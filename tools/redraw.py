@@ -26,13 +26,14 @@ import plotly.graph_objects as go
 import xarray as xr
 
 import ropelens as rl
-from ropelens.analysis.answer import in_float32, without_excerpts
+from ropelens.analysis.answer import without_excerpts
 from ropelens.analysis.open_folder import rewrite_page
 from ropelens.interventions.truncation_table import summarize_truncation
 from ropelens.report.claims_page import read_ledger, render_claims
 from ropelens.report.figure_page import render_figures
 from ropelens.report.run_facts import PageFacts
 from ropelens.report.sentences.claims import claims_sentences
+from ropelens.runtime.digits import in_float32
 from ropelens.runtime.folder import PAGE, RECORD, write_whole
 from ropelens.runtime.netcdf import open_results, save
 from ropelens.runtime.result_folder import CELL_FORMAT, ResultFolder

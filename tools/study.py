@@ -32,6 +32,7 @@ from ropelens.commands.terminal import run_script
 from ropelens.comparison.checkpoint_measures import head_measures
 from ropelens.errors import BadArgument
 from ropelens.profiles.measures import compared
+from ropelens.runtime.digits import FIVE_DIGITS, FOUR_DIGITS, rounded
 from ropelens.runtime.folder import RECORD
 from ropelens.runtime.netcdf import open_results
 from ropelens.train.data import DATA
@@ -49,8 +50,6 @@ NOT_COMPARED = ("q_norm", "k_norm", "selectivity_keys")  # of early checkpoints
 # Dimensions of the variables of a profile from which labels of heads follow
 OF_LABELS = {"layer", "head", "group", "trial"}
 LOSSES = ("step", "tokens", "train_loss", "valid_loss")
-BITS = 16  # of kept numbers: 5 digits
-EARLY_BITS = 12  # of numbers of early checkpoints: 4 digits
 
 
 @dataclass(frozen=True)
@@ -224,17 +223,10 @@ def smaller_measurement(file: Path) -> xr.Dataset:
     smaller = measured.copy()
     for name, variable in measured.variables.items():
         if variable.dtype == np.float64:
-            bits = EARLY_BITS if is_early else BITS
-            values = rounded(variable.values.astype(np.float32), bits)
+            bits = FOUR_DIGITS if is_early else FIVE_DIGITS
+            values = rounded(variable.values, bits)
             smaller[name] = (variable.dims, values, variable.attrs)
     return smaller
-
-
-def rounded(values: np.ndarray, bits: int) -> np.ndarray:
-    """float32 `values` with this many bits after the first, which compress better."""
-    fraction, exponent = np.frexp(values)
-    scale = np.float32(2.0 ** (bits + 1))
-    return np.ldexp(np.rint(fraction * scale) / scale, exponent).astype(np.float32)
 
 
 def without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:

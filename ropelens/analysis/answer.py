@@ -29,6 +29,7 @@ from ropelens.report.run_facts import profile_facts
 from ropelens.report.sentences.comparison import comparison_sentences
 from ropelens.report.sentences.profile import scope_sentence
 from ropelens.report.sentences.recalibration import recalibration_sentences
+from ropelens.runtime.digits import in_float32
 from ropelens.runtime.folder import file_name
 from ropelens.runtime.netcdf import as_saved
 from ropelens.runtime.own_folder import own_folder
@@ -99,7 +100,7 @@ def save_comparison(
 
 
 def _save_recalibration(folder: Path, comparison: xr.Dataset) -> Path:
-    comparison = _with_relative_files(comparison, folder)
+    comparison = _with_relative_files(as_saved(comparison), folder)
     comparison = comparison.assign_attrs(command=this_command())
     table = summarize_recalibration(comparison)
     results = ResultFolder(
@@ -184,15 +185,6 @@ def _files_without_excerpts(results: Mapping[str, Results]) -> dict[str, Results
 
 def without_excerpts(results: xr.Dataset) -> xr.Dataset:
     return results.drop_vars([row.name for row in EXCERPTS if row.name in results])
-
-
-def in_float32(results: xr.Dataset) -> xr.Dataset:
-    """The results with seven digits: figures and sentences of an answer show four at most."""
-    rounded = results.copy()
-    for name, variable in results.data_vars.items():
-        if variable.dtype == np.float64:
-            rounded[name] = variable.astype(np.float32)
-    return rounded
 
 
 def _is_same_measurement(folder: Path, provenance: Mapping[str, Any]) -> bool:

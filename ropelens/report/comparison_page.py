@@ -37,6 +37,7 @@ from ropelens.report.sentences.comparison import (
     stopped_planes_sentence,
 )
 from ropelens.report.sentences.heads import label_rules
+from ropelens.runtime.digits import FOUR_DIGITS, rounded
 
 QUESTION = "How do these models differ in their use of RoPE's frequencies?"
 BY_HEAD = ("entry", "layer", "head")
@@ -198,5 +199,5 @@ def _plane_arrays(comparison: xr.Dataset) -> dict[str, dict[str, object]]:
         head = "kv_head" if "kv_head" in values.dims else "head"
         dims = (*by_layer, head)
         values = values.transpose(*dims, "frequency")
-        arrays[line.variable] = packed(values.values, dims=dims)
+        arrays[line.variable] = packed(rounded(values.values, FOUR_DIGITS), dims=dims)
     return arrays

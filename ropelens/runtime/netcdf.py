@@ -14,6 +14,7 @@ from xarray.backends import H5NetCDFStore
 
 from ropelens.arguments import public
 from ropelens.errors import BadArgument, explained
+from ropelens.runtime.digits import FOUR_DIGITS, rounded
 from ropelens.runtime.folder import write_whole
 from ropelens.runtime.keys import Key
 from ropelens.runtime.run_record import KINDS, read_record
@@ -27,14 +28,9 @@ TEXTS = "OUT"  # kinds of numpy's types
 MANY_TEXTS = 32  # from here on, texts are stored as characters, which are compressed
 MANY_BYTES = 4096  # smaller arrays are not compressed, because chunks need an index
 MOST_IN_CHUNK = 2**24  # bytes of an array that is stored in one chunk
-STEPS_OF_LAYERS = {"layer", "step"}
-"""Arrays with these dims keep four digits: maps of heads at every step of a training.
-
-Figures show them, and sentences state means of them.
-"""
-ROUNDED_BITS = (
-    10  # of the 23 bits of a float32 after the point; the others are compressed away
-)
+ROUNDED_DIMS = ({"layer", "step"}, {"entry", "layer", "offset_bin"})
+"""Arrays with one of these sets of dims keep four digits: they are large, and only figures
+show them and sentences state means of them."""
 ADVICE = "a file that ropelens wrote; if the file is damaged, measure again"
 
 
@@ -43,8 +39,9 @@ def save(results: xr.Dataset, path: str | Path) -> Path:
     """Write a profile, a sweep or other labelled arrays to `path`, completely or not at all.
 
     The attribute `kind` names their contents. Numbers keep every bit, except maps of heads at
-    every step of a training, which keep four digits (`as_saved`). netCDF cannot store two kinds
-    of characters: a NUL becomes "␀", and a lone surrogate a backslash escape.
+    every step of a training, and attention by offset of several models, which keep four digits
+    (`as_saved`). netCDF cannot store two kinds of characters: a NUL becomes "␀", and a lone
+    surrogate a backslash escape.
     """
     written = _with_printable_texts(as_saved(results))
     names = sorted(str(name) for name in results.variables)
@@ -55,20 +52,12 @@ def save(results: xr.Dataset, path: str | Path) -> Path:
 
 def as_saved(results: xr.Dataset) -> xr.Dataset:
     """The results with the precision of their file, so that a page shows what is saved."""
-    rounded = results.copy()
+    saved = results.copy()
     for name, variable in results.data_vars.items():
-        if variable.dtype.kind == "f" and set(variable.dims) >= STEPS_OF_LAYERS:
-            rounded[name] = variable.copy(data=_with_four_digits(variable.values))
-    return rounded
-
-
-def _with_four_digits(values: np.ndarray) -> np.ndarray:
-    """Numbers in float32 with an error of at most 0.00006 of each; NaN and inf stay."""
-    single = values.astype(np.float32)
-    half = np.uint32(2 ** (ROUNDED_BITS - 1))
-    kept = np.uint32(2**32 - 2**ROUNDED_BITS)
-    rounded = ((single.view(np.uint32) + half) & kept).view(np.float32)
-    return np.where(np.isfinite(single), rounded, single)
+        is_large = any(set(variable.dims) >= dims for dims in ROUNDED_DIMS)
+        if variable.dtype.kind == "f" and is_large:
+            saved[name] = variable.copy(data=rounded(variable.values, FOUR_DIGITS))
+    return saved
 
 
 def _netcdf_bytes(results: xr.Dataset) -> bytes:

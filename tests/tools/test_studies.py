@@ -90,11 +90,3 @@ def test_each_study_has_its_file_and_its_scripts():
             assert (ROOT / "analyses" / f"{part}.toml").exists()
         for script in row.scripts:
             assert (ROOT / "analyses" / script).exists()
-
-
-def test_rounded_numbers_have_four_digits():
-    values = np.array([1 / 3, -12345.678, 1e-20, 0.0, np.inf, np.nan], np.float32)
-    rounded = study.rounded(values, bits=12)
-    np.testing.assert_allclose(rounded, values, rtol=2.0**-13)
-    fractions = np.frexp(rounded[:3])[0] * 2**13
-    np.testing.assert_array_equal(fractions, fractions.round())
