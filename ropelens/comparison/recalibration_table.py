@@ -12,7 +12,11 @@ import xarray as xr
 from ropelens.budget.labels import LABELS
 from ropelens.comparison.pairs import group_entries
 from ropelens.comparison.recovery import Estimate, mean_change
-from ropelens.comparison.summary import repeat_gain, rotating_planes
+from ropelens.comparison.summary import (
+    loss_past_context,
+    repeat_gain,
+    rotating_planes,
+)
 from ropelens.interventions.changes import best_head
 
 COMPARED = "recalibrations"
@@ -92,9 +96,12 @@ def tokens_in_words(tokens: float) -> object:
 def _behaviour(models: xr.Dataset, phase: str) -> dict[str, float]:
     """Losses past both contexts, and results of tasks, as means over the seeds."""
     induction = best_head(models["trial_induction"])
+    past_trained = loss_past_context(models, context="trained_context")
     return {
-        f"loss_past_recalibrated_context_{phase}": loss_past(models, "context"),
-        f"loss_past_trained_context_{phase}": loss_past(models, "trained_context"),
+        f"loss_past_recalibrated_context_{phase}": float(
+            loss_past_context(models).mean()
+        ),
+        f"loss_past_trained_context_{phase}": float(past_trained.mean()),
         f"induction_{phase}": float(induction.mean()),
         f"repeat_gain_{phase}": float(repeat_gain(models).mean()),
         f"retrieval_{phase}": float(models["retrieval"].mean()),
@@ -102,15 +109,11 @@ def _behaviour(models: xr.Dataset, phase: str) -> dict[str, float]:
     }
 
 
-def loss_past(models: xr.Dataset, context: str) -> float:
-    """Mean loss of the tokens past a context, an attribute; NaN if no text is longer."""
-    length = int(models.attrs[context])
-    beyond = models["position_start"] >= length
-    if not length or not beyond.any():
-        return np.nan
-    past = models["position_loss"].where(beyond, drop=True)
-    tokens = past["position_stop"] - past["position_start"]
-    return float(past.weighted(tokens).mean())
+def gaps_past_context(comparison: xr.Dataset, variant: str) -> np.ndarray:
+    """Loss past the recalibrated context after training, minus the control's, by seed."""
+    models = _models(comparison, variant, AFTER)
+    controls = comparison.isel(entry=models["partner"].values)
+    return loss_past_context(models).values - loss_past_context(controls).values
 
 
 def _retrieval_past(models: xr.Dataset) -> float:

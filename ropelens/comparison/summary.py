@@ -149,9 +149,15 @@ def _columns(
     }
 
 
-def loss_past_context(comparison: xr.Dataset, prefix: str = "") -> xr.DataArray:
-    """Mean loss of the tokens past the trained context (nats/token)."""
-    beyond = comparison["position_start"] >= int(comparison.attrs["context"])
+def loss_past_context(
+    comparison: xr.Dataset, prefix: str = "", *, context: str = "context"
+) -> xr.DataArray:
+    """Mean loss of the tokens past a context, which is an attribute (nats/token).
+
+    NaN if no text is longer, and if the context is unknown (0).
+    """
+    length = int(comparison.attrs[context])
+    beyond = (comparison["position_start"] >= length) & (length > 0)
     past = comparison[prefix + "position_loss"].where(beyond, drop=True)
     tokens = past["position_stop"] - past["position_start"]
     return past.weighted(tokens).mean("position_bin")

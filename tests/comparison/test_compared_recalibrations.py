@@ -36,6 +36,7 @@ from ropelens.comparison.recalibration_table import (
     swaps_at_rates,
 )
 from ropelens.errors import BadArgument, RopelensError
+from ropelens.runtime.netcdf import as_saved
 from ropelens.train.base_data import held_out
 from ropelens.train.recalibration import recalibrate_study
 
@@ -408,11 +409,22 @@ def test_losses_past_both_contexts_are_means_over_tokens(recalibrated: xr.Datase
         assert measured == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("trained_context", [0, 10**6])
+def test_losses_past_a_context_that_no_text_exceeds_are_missing(
+    recalibrated: xr.Dataset, trained_context: int
+):
+    longer = recalibrated.assign_attrs(trained_context=trained_context)
+    table = by_variant(longer)
+    assert table["loss_past_trained_context_after"].isna().all()
+    assert table["loss_past_recalibrated_context_after"].notna().all()
+
+
 def test_the_saved_folder_opens_again(recalibrated: xr.Dataset, tmp_path: Path):
     save_comparison(tmp_path / "out", recalibrated)
     again = rl.open(tmp_path / "out")
+    saved = as_saved(recalibrated)
     for name in recalibrated.data_vars:
-        before = recalibrated[name].drop_vars(["page", "profile"], errors="ignore")
+        before = saved[name].drop_vars(["page", "profile"], errors="ignore")
         after = again[name].drop_vars(["page", "profile"], errors="ignore")
         xr.testing.assert_equal(after, before)
     table = pd.read_csv(tmp_path / "out" / "comparison.csv")

@@ -225,6 +225,24 @@ def test_the_end_of_a_curve_below_90_percent_has_its_slope(recalibrated: xr.Data
     assert "p-rope:0.5" not in sentence
 
 
+def test_variants_below_the_control_past_the_context_in_each_seed_are_named(
+    recalibrated: xr.Dataset,
+):
+    losses = recalibrated["position_loss"]
+    partner = recalibrated["partner"].values
+    control = losses.isel(entry=partner).values
+    losses = losses.copy(data=control)
+    equal = recalibrated.assign(position_loss=losses)
+    assert "Lower than" not in finding(equal, "Loss past")
+    for name, gain in (("p-rope:0.5", 0.253), ("nope", 0.019)):
+        is_after = (equal["group"] == name) & (equal["phase"] == "after")
+        losses = losses.where(~is_after, losses - gain)
+    sentence = finding(recalibrated.assign(position_loss=losses), "Loss past")
+    assert sentence.endswith(
+        "Lower than the control in each seed: p-rope:0.5 (by 0.25)."
+    )
+
+
 def test_the_page_states_that_stopped_planes_limit_wavelengths(
     recalibrated: xr.Dataset,
 ):

@@ -13,6 +13,7 @@ from ropelens.comparison.recalibration_table import (
     NOT_REACHED,
     excludes_zero,
     gap_between,
+    gaps_past_context,
 )
 from ropelens.comparison.recovery import LEAST_DAMAGE
 from ropelens.figures.formats import (
@@ -225,10 +226,27 @@ def _past_context_sentence(comparison: xr.Dataset, rows: Sequence[Row]) -> str:
         before = number(row[f"{name}_before"])
         parts.append(f"{row['variant']} {after} (before {before})")
     context = int(comparison.attrs["context"])
-    return (
+    sentence = (
         f"Loss past the recalibrated context of {context:,} tokens, up to four times its "
         f"length: {', '.join(parts)} nats/token."
     )
+    better = _better_past_context(comparison, [row["variant"] for row in rows[1:]])
+    if better:
+        sentence += f" Lower than the control in each seed: {in_words(better)}."
+    return sentence
+
+
+def _better_past_context(comparison: xr.Dataset, variants: Sequence[str]) -> list[str]:
+    """Variants with a clearly lower loss past the context than the control, in all seeds."""
+    better = []
+    for variant in variants:
+        gains = -gaps_past_context(comparison, variant)
+        least = nats(gains.min())
+        most = nats(gains.max())
+        if gains.min() >= LEAST_DAMAGE:
+            by = least if least == most else f"{least} to {most}"
+            better.append(f"{variant} (by {by})")
+    return better
 
 
 def _tasks_sentence(rows: Sequence[Row]) -> str:
