@@ -193,11 +193,12 @@ def recalibrate_study(
     `read_recalibration_study`. `given` are defaults for settings that the file does not state.
     The control is always trained. It is also trained with a third and with three times of the
     learning rate, and so are the variants that `other_rates` in the file lists (by default
-    the first variant; [] trains none of these runs). Several processes can share a study. If
-    a run diverges, the others are trained.
+    the first variant; [] trains none of these runs), and such a run may diverge. Several
+    processes can share a study.
 
     Raises the errors of `recalibrate`, and `BadArgument` if `path` is not a study, if it
-    contradicts `given`, or if `out` contains another study.
+    contradicts `given`, or if `out` contains another study. `TrainingFailed` comes at the
+    end, with the names of the runs that diverged.
     """
     out = Path(out)
     opened = _opened(base)
@@ -232,11 +233,14 @@ def recalibrate_study(
             control=out / run.control,
             rate_factor=run.rate_factor,
         )
-    run_each(runs)
-    for run in runs_of_study:
-        if run.settings.is_control and run.rate_factor == 1:
-            _log_damage(out / run.folder, rate=first.learning_rate)
-    _complete_cards(opened, runs_of_study, out)
+    at_other_rates = [run.folder for run in runs_of_study if run.rate_factor != 1]
+    try:
+        run_each(runs, may_diverge=at_other_rates)
+    finally:
+        for run in runs_of_study:
+            if run.settings.is_control and run.rate_factor == 1:
+                _log_damage(out / run.folder, rate=first.learning_rate)
+        _complete_cards(opened, runs_of_study, out)
     return out
 
 

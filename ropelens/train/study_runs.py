@@ -1,6 +1,6 @@
 """The runs of a study follow each other. Several processes can divide them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from ropelens.runtime.records import log_line
@@ -8,11 +8,14 @@ from ropelens.train.run_folder import Busy
 from ropelens.train.steps import TrainingFailed
 
 
-def run_each(runs: Mapping[Path, Callable[[], Path]]) -> None:
+def run_each(
+    runs: Mapping[Path, Callable[[], Path]], *, may_diverge: Collection[Path] = ()
+) -> None:
     """Call the `runs` of a study, which are named by their folders.
 
     A run on which another process works is left to it. After a run that diverges, the
-    next run begins, and `TrainingFailed` at the end names the runs that diverged.
+    next run begins, and `TrainingFailed` at the end names the runs that diverged, without
+    those of `may_diverge`, which are only logged.
     """
     diverged: list[str] = []
     busy: list[str] = []
@@ -24,7 +27,10 @@ def run_each(runs: Mapping[Path, Callable[[], Path]]) -> None:
             busy.append(str(folder))
         except TrainingFailed as error:
             log_line(error.line)
-            diverged.append(str(folder))
+            if folder in may_diverge:
+                log_line(f"the study continues without {folder}")
+            else:
+                diverged.append(str(folder))
     if busy:
         log_line(f"another process works on {', '.join(busy)}")
     if diverged:

@@ -259,13 +259,27 @@ def test_a_sentence_states_whether_other_rates_change_the_order(
     same = finding(with_rates(recalibrated, triple=0.2), "Gaps with the learning rate")
     assert "0.000167 (1/3 of the study's rate): p-rope:0.5 +0.100" in same
     assert "0.0015 (3 times the study's rate): p-rope:0.5 +0.200" in same
-    assert "The order of control and p-rope:0.5 is the same with all rates." in same
+    assert (
+        "The order of control and p-rope:0.5 is the same with all compared rates."
+        in same
+    )
     assert "Not repeated: nope." in same
     assert "loss changes by +0.010 (+0.010 to +0.010) with 0.000167 and +0.020" in same
     other = finding(
         with_rates(recalibrated, triple=-0.1), "Gaps with the learning rate"
     )
     assert "changes: with 0.0015, p-rope:0.5 is better than control. Not" in other
+
+
+def test_a_rate_without_a_finished_run_of_a_variant_is_named(recalibrated: xr.Dataset):
+    comparison = with_rates(recalibrated, triple=0.2)
+    at = {"variant": "p-rope:0.5", "rate": 15e-4}
+    for name in ("rate_loss", "rate_gap", "rate_gap_low", "rate_gap_high"):
+        comparison[name].loc[at] = np.nan
+    sentence = finding(comparison, "Gaps with the learning rate")
+    missing = "No finished run with the learning rate 0.0015 (3 times the study's rate)"
+    assert f"{missing}: p-rope:0.5." in sentence
+    assert "–" not in sentence
 
 
 def test_a_swap_whose_interval_contains_0_is_not_certain(recalibrated: xr.Dataset):

@@ -36,7 +36,7 @@ import ropelens as rl
 from ropelens.commands.train import TrainOptions
 from ropelens.errors import BadArgument, BadText, UnsupportedModel
 from ropelens.runtime.records import write_json
-from ropelens.train import recalibration_loop, recalibration_memory
+from ropelens.train import recalibration, recalibration_loop, recalibration_memory
 from ropelens.train.base_data import documents_of_rows, held_out
 from ropelens.train.base_model import convert_weights
 from ropelens.train.checkpoint import read_savepoint, write_savepoint
@@ -626,6 +626,30 @@ def test_runs_at_other_rates_are_added_to_a_finished_study(base, text, tmp_path,
     assert json.loads((out / "study.json").read_text())["other_rates"] == ["nope"]
     third = losses_of(out / "nope/seed-0-third-rate").iloc[-1]
     assert not third.equals(losses_of(out / "nope/seed-0").iloc[-1])
+
+
+@pytest.mark.parametrize("diverges", ["seed-0", "seed-0-triple-rate"])
+def test_a_study_is_complete_if_only_a_run_at_another_rate_diverges(
+    base, text, tmp_path, study, monkeypatch, capfd, diverges
+):
+    recalibrate_run = recalibration._recalibrate
+
+    def failing(*arguments, out: Path, **settings):
+        if out.name == diverges and out.parent.name == "nope":
+            raise TrainingFailed("the loss is not a finite number.")
+        return recalibrate_run(*arguments, out=out, **settings)
+
+    monkeypatch.setattr(recalibration, "_recalibrate", failing)
+    study.write_text('variants = ["nope"]\nsteps = 1\n')
+    out = tmp_path / "out"
+    if diverges == "seed-0":
+        with pytest.raises(TrainingFailed, match="1 of 6 runs of the study diverged"):
+            recalibrate_study(base, study, given=GIVEN, out=out, text=[text])
+    else:
+        recalibrate_study(base, study, given=GIVEN, out=out, text=[text])
+        assert f"continues without nope/{diverges}" in capfd.readouterr().err
+    card = (out / "nope/seed-0-third-rate/README.md").read_text()
+    assert "- control: " in card
 
 
 def test_a_study_whose_control_became_worse_says_so(base, text, tmp_path, study, capfd):

@@ -1,5 +1,6 @@
 """Sentences about the learning rates of a study of recalibrations."""
 
+import numpy as np
 import xarray as xr
 
 from ropelens.comparison.recalibration_table import repeated_variants, swaps_at_rates
@@ -23,16 +24,30 @@ def rates_sentence(comparison: xr.Dataset) -> str:
         return NOT_REPEATED
     sentences = []
     for rate in comparison["rate"].values.tolist():
-        gaps = [
-            f"{variant} {_number(comparison, 'rate_gap', variant, rate)}"
-            for variant in variants
-        ]
-        if rate != study_rate and gaps:
-            words = _rate_in_words(rate, study_rate)
-            sentences.append(f"Gaps with {words}: {', '.join(gaps)} nats/token.")
+        if rate != study_rate and variants:
+            sentences.append(_gaps_sentence(comparison, variants, rate))
     if variants:
         sentences.append(_order_sentence(comparison, repeated))
     sentences.append(_control_sentence(comparison, study_rate))
+    return " ".join(sentences)
+
+
+def _gaps_sentence(comparison: xr.Dataset, variants: list[str], rate: float) -> str:
+    """The gaps with a learning rate, and the variants without a finished run."""
+    words = _rate_in_words(rate, float(comparison.attrs["learning_rate"]))
+    gaps = []
+    missing = []
+    for variant in variants:
+        gap = comparison["rate_gap"].sel(variant=variant, rate=rate)
+        if np.isfinite(gap):
+            gaps.append(f"{variant} {_number(comparison, 'rate_gap', variant, rate)}")
+        else:
+            missing.append(variant)
+    sentences = []
+    if gaps:
+        sentences.append(f"Gaps with {words}: {', '.join(gaps)} nats/token.")
+    if missing:
+        sentences.append(f"No finished run with {words}: {in_words(missing)}.")
     return " ".join(sentences)
 
 
@@ -61,7 +76,7 @@ def _order_sentence(comparison: xr.Dataset, repeated: list[str]) -> str:
             others.append(variant)
     rest = f" Not repeated: {in_words(others)}." if others else ""
     if not swaps:
-        return f"The order of {names} is the same with all rates.{rest}"
+        return f"The order of {names} is the same with all compared rates.{rest}"
     parts = []
     for swap in swaps:
         certainty = "" if swap.certain else ", which is not certain"
