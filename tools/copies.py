@@ -3,9 +3,10 @@
     python tools/copies.py NOVELS OUT [--seed 0]
 
 Reads the text files in the folder NOVELS, and writes files with the same names to the folder
-OUT. After every 120 to 240 words of a text, a passage of 20 to 60 of the last 400 words is
-written again, word for word, between blank lines. About a fifth of the words are copies. The
-same arguments make the same bytes.
+OUT. After every 20 to 40 words of a text, a passage of 10 to 30 of the last 40 words is written
+again, word for word, between blank lines. Two fifths of the words are copies, and nearly always
+a context of 512 tokens also contains the passage that they repeat. The same arguments make the
+same bytes.
 """
 
 from pathlib import Path
@@ -16,9 +17,9 @@ import typer
 
 from ropelens.runtime.folder import write_whole
 
-BETWEEN = (120, 240)  # words of the text between two copies
-PASSAGE = (20, 60)  # words of a copy
-BACK = 400  # words, in which the passage is
+BETWEEN = (20, 40)  # words of the text between two copies
+PASSAGE = (10, 30)  # words of a copy
+BACK = 40  # words, in which the passage is
 
 
 def main(

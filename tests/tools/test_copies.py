@@ -27,7 +27,7 @@ def test_copies_are_passages_of_the_last_words():
     assert newest == len(WORDS) - 1
     assert min(passages) >= copies.PASSAGE[0]
     assert max(passages) <= copies.PASSAGE[1]
-    assert 0.12 < sum(passages) / len(written) < 0.3
+    assert 0.35 < sum(passages) / len(written) < 0.45
 
 
 def test_the_same_arguments_make_the_same_files(tmp_path):
