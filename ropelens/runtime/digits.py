@@ -3,9 +3,9 @@
 import numpy as np
 import xarray as xr
 
-FRACTION_BITS = 23  # of a float32, after the first digit
-FOUR_DIGITS = 13  # bits: an error of at most 0.00006 of each number
-FIVE_DIGITS = 16  # bits: 0.000008
+FRACTION_BITS = 23  # a float32 has these bits after the first digit
+FOUR_DIGITS = 13  # bits; the relative error is at most 0.00006
+FIVE_DIGITS = 16  # bits; 0.000008
 
 
 def rounded(values: np.ndarray, bits: int) -> np.ndarray:

@@ -193,8 +193,8 @@ def recalibrate_study(
     `read_recalibration_study`. `given` are defaults for settings that the file does not state.
     The control is always trained. It is also trained with a third and with three times of the
     learning rate, and so are the variants that `other_rates` in the file lists (by default
-    the first variant; [] trains none of these runs), and such a run may diverge. Several
-    processes can share a study.
+    the first variant; [] trains none of these runs). If such a run diverges, the study is
+    complete without it. Several processes can share a study.
 
     Raises the errors of `recalibrate`, and `BadArgument` if `path` is not a study, if it
     contradicts `given`, or if `out` contains another study. `TrainingFailed` comes at the

@@ -14,8 +14,8 @@ def run_each(
     """Call the `runs` of a study, which are named by their folders.
 
     A run on which another process works is left to it. After a run that diverges, the
-    next run begins, and `TrainingFailed` at the end names the runs that diverged, without
-    those of `may_diverge`, which are only logged.
+    next run begins, and `TrainingFailed` at the end names the runs that diverged. Runs in
+    `may_diverge` do not count: if they diverge, this is logged.
     """
     diverged: list[str] = []
     busy: list[str] = []
