@@ -33,6 +33,7 @@ def main(
     sequences: int = typer.Option(512, help="Held-out sequences for the tasks."),
 ) -> None:
     comparison = rl.compare([runs], cache=runs / "measured", sequences=sequences)
+    comparison = comparison.drop_vars("profile")  # profiles stay with the runs
     folder = REPORTS / "recalibration" / runs.name
     page = save_comparison(folder, in_float32(comparison), with_models=False)
     write_index(REPORTS)
