@@ -11,6 +11,7 @@ import ropelens as rl
 from ropelens.analysis.answer import Answer
 from ropelens.figures.compared_heads import ComparedHead, plot_compared_head
 from ropelens.report.comparison_page import chosen_heads
+from ropelens.runtime.digits import FOUR_DIGITS, rounded
 from ropelens.runtime.netcdf import save
 
 READY = "#plot-second[data-head]"
@@ -69,14 +70,15 @@ def test_the_same_head_of_the_other_model_follows(opened, profiles):
     for trace, (name, head) in enumerate(
         (("selectivity_keys", 1), ("q_norm", 1), ("k_norm", 0))
     ):
-        expected = one[name][0, head]
+        expected = rounded(one[name].values[0, head], FOUR_DIGITS)
         drawn = values(page, "plot-first", "y", trace)
-        np.testing.assert_allclose(drawn[: expected.size], expected, rtol=1e-5)
+        np.testing.assert_array_equal(drawn[: expected.size], expected)
         assert np.isnan(drawn[expected.size :]).all()
         rotating = values(page, "plot-second", "y", trace)
         stopped = values(page, "plot-second", "y", trace + 3)
         drawn = [*rotating[:8], *stopped[8:]]
-        np.testing.assert_allclose(drawn, other[name][0, head], rtol=1e-5)
+        expected = rounded(other[name].values[0, head], FOUR_DIGITS)
+        np.testing.assert_array_equal(drawn, expected)
     wavelength = other["wavelength"][0]
     places = values(page, "plot-second", "x")
     np.testing.assert_allclose(places[:8], wavelength[:8], rtol=1e-5)
