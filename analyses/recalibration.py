@@ -23,7 +23,6 @@ import ropelens as rl
 from ropelens.analysis.answer import save_comparison
 from ropelens.commands.terminal import run_script
 from ropelens.report import write_index
-from ropelens.runtime.digits import in_float32
 
 REPORTS = Path(__file__).parent.parent / "reports"
 
@@ -33,9 +32,8 @@ def main(
     sequences: int = typer.Option(512, help="Held-out sequences for the tasks."),
 ) -> None:
     comparison = rl.compare([runs], cache=runs / "measured", sequences=sequences)
-    comparison = comparison.drop_vars("profile")  # profiles stay with the runs
     folder = REPORTS / "recalibration" / runs.name
-    page = save_comparison(folder, in_float32(comparison), with_models=False)
+    page = save_comparison(folder, comparison, with_models=False)
     write_index(REPORTS)
     typer.echo(page)
 

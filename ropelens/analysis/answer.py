@@ -90,10 +90,13 @@ def save_comparison(
 ) -> Path:
     """Write the result of `compare`, its table, pages and run.json; return the page.
 
-    The pages of models whose profiles the comparison saved are in models/.
+    The pages of models whose profiles the comparison saved are in models/. Without them, the
+    folder is for reports: numbers have seven digits, and paths of profiles are left out.
     """
     if with_models:
         comparison = write_model_pages(Path(folder), comparison)
+    else:
+        comparison = in_float32(comparison).drop_vars("profile", errors="ignore")
     if is_recalibration(comparison):
         return _save_recalibration(Path(folder), comparison)
     return Answer().save(folder, comparison)

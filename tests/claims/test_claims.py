@@ -417,7 +417,7 @@ def test_the_ledger_has_a_row_per_claim_and_is_the_same_for_a_seed(profile: xr.D
     assert lengths.to_numpy().min() > 0
 
 
-@pytest.mark.parametrize("model", ["stories260k", "bundled-rope"])
+@pytest.mark.parametrize("model", ["babyllama105", "bundled-rope"])
 def test_ledger_and_heads_give_the_same_verdict_on_a_saved_profile(model: str):
     saved = rl.open(repository_path(f"reports/positional_heads/{model}/profile.nc"))
     ledger = rl.test_claims(saved, draws=50).set_index("claim")

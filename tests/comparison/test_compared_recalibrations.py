@@ -434,6 +434,19 @@ def test_the_saved_folder_opens_again(recalibrated: xr.Dataset, tmp_path: Path):
     assert record["findings"][0].startswith("After 4 steps (1,024 tokens), p-rope:0.5")
 
 
+def test_a_folder_for_reports_has_seven_digits_and_no_paths_of_profiles(
+    recalibrated: xr.Dataset, tmp_path: Path
+):
+    files = np.full(recalibrated.sizes["entry"], "profile.nc", dtype=object)
+    comparison = recalibrated.assign_coords(profile=("entry", files))
+    save_comparison(tmp_path / "out", comparison, with_models=False)
+    again = rl.open(tmp_path / "out")
+    assert "profile" not in again.coords
+    assert again["heldout_loss"].dtype == np.float32
+    losses = recalibrated["heldout_loss"].values
+    np.testing.assert_allclose(again["heldout_loss"], losses, rtol=1e-7)
+
+
 # ---- a study that ropelens trained
 
 
