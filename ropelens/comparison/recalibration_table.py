@@ -96,11 +96,10 @@ def tokens_in_words(tokens: float) -> object:
 def _behaviour(models: xr.Dataset, phase: str) -> dict[str, float]:
     """Losses past both contexts, and results of tasks, as means over the seeds."""
     induction = best_head(models["trial_induction"])
+    past_recalibrated = loss_past_context(models)
     past_trained = loss_past_context(models, context="trained_context")
     return {
-        f"loss_past_recalibrated_context_{phase}": float(
-            loss_past_context(models).mean()
-        ),
+        f"loss_past_recalibrated_context_{phase}": float(past_recalibrated.mean()),
         f"loss_past_trained_context_{phase}": float(past_trained.mean()),
         f"induction_{phase}": float(induction.mean()),
         f"repeat_gain_{phase}": float(repeat_gain(models).mean()),

@@ -103,15 +103,7 @@ FAR = 335  # 0.1 * 50,000 ** 0.75: the fastest slow plane of 16 turns by 0.1 rad
 
 @pytest.fixture(scope="module")
 def slow_model() -> hf.LlamaForCausalLM:
-    torch.manual_seed(0)
-    arguments = common(
-        head_dim=32,
-        rope_theta=50_000,
-        max_position_embeddings=512,
-        initializer_range=0.3,
-    )
-    config = hf.LlamaConfig(**arguments, attn_implementation="eager")
-    return hf.LlamaForCausalLM(config).eval()
+    return with_base(50_000, context=512, attn_implementation="eager")
 
 
 def test_induction_on_far_copies_is_the_attention_of_transformers(slow_model):
@@ -172,16 +164,21 @@ def common(**changes: Any) -> dict[str, Any]:
     return COMMON | changes
 
 
-def test_a_stop_of_planes_that_cannot_turn_within_the_text_is_not_testable():
+def with_base(base: float, *, context: int, **changes: Any) -> hf.LlamaForCausalLM:
+    """A small model with 16 planes and a large base, whose slow planes hardly turn."""
     torch.manual_seed(0)
     arguments = common(
         head_dim=32,
-        rope_theta=1e6,
-        max_position_embeddings=256,
+        rope_theta=base,
+        max_position_embeddings=context,
         initializer_range=0.3,
+        **changes,
     )
-    config = hf.LlamaConfig(**arguments)
-    model = hf.LlamaForCausalLM(config).eval()
+    return hf.LlamaForCausalLM(hf.LlamaConfig(**arguments)).eval()
+
+
+def test_a_stop_of_planes_that_cannot_turn_within_the_text_is_not_testable():
+    model = with_base(1e6, context=256)
     profile = rl.profile(model, TOKENS, surrogates=0)
     table = rl.test_claims(profile, model=model, text=TOKENS, draws=50)
     table = table.set_index("claim")

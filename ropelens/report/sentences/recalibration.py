@@ -241,9 +241,9 @@ def _better_past_context(comparison: xr.Dataset, variants: Sequence[str]) -> lis
     better = []
     for variant in variants:
         gains = -gaps_past_context(comparison, variant)
-        least = nats(gains.min())
-        most = nats(gains.max())
         if gains.min() >= LEAST_DAMAGE:
+            least = nats(gains.min())
+            most = nats(gains.max())
             by = least if least == most else f"{least} to {most}"
             better.append(f"{variant} (by {by})")
     return better
