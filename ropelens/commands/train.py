@@ -88,7 +88,7 @@ class TrainOptions(Checked):
     )
     size: str | None = only_in(Settings, "size")
     vocabulary: int | None = only_in(Settings, "vocabulary")
-    precision: Literal["auto", "bf16", "fp32"] | None = only_in(Settings, "precision")
+    precision: Literal["auto", "bf16", "fp32"] | None = either("precision")
     sequences: int | None = only_in(Recalibration, "sequences")
     warmup: float | None = only_in(Recalibration, "warmup")
     train: Literal["all", "attention"] | None = only_in(Recalibration, "train")
@@ -176,7 +176,7 @@ def train_command(
     With --from, the model trains on with a variant of RoPE: a recalibration. The control
     keeps the rotation of the model, and is part of each study. Only with --from: --plan,
     --sequences, --warmup, --train, --evaluated, --device, --revision, --trust-remote-code.
-    Not with --from: --tokens, --watch, --size, --vocabulary, --precision.
+    Not with --from: --tokens, --watch, --size, --vocabulary.
 
     The same command continues a stopped run.
 

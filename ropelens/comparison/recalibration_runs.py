@@ -31,6 +31,7 @@ OPTIONS = (
     "learning_rate",
     "warmup",
     "train",
+    "precision",
     "evaluated",
 )
 """Options of the command that are equal in all runs."""

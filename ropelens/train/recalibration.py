@@ -101,9 +101,14 @@ def read_base_texts(
 
 
 def resolved(base: Base, settings: Recalibration) -> Recalibration:
-    """The settings with the context and the learning rate of the base."""
+    """The settings with the context, the learning rate and the precision of the base."""
     trained = base.trained_context
-    settings = settings.for_model(parameters=base.opened.parameters, trained=trained)
+    device = base.opened.devices[0]
+    settings = settings.for_model(
+        parameters=base.opened.parameters,
+        trained=trained,
+        bf16=device.type == "cuda" and torch.cuda.is_bf16_supported(),
+    )
     assert settings.context is not None
     warn_beyond(settings.context, trained)
     return settings

@@ -47,7 +47,7 @@ def write_card(
         f"- tokens: {record['tokens']:,} ({steps:,} steps of {settings['sequences']} "
         f"sequences of {settings['context']:,})",
         f"- peak learning rate: {settings['learning_rate']:g}",
-        f"- trained parameters: {settings['train']}",
+        f"- trained parameters: {settings['train']}, in {settings['precision']}",
         f"- seed of the text order: {settings['seed']}",
         f"- validation: {settings['validation']}, {record['evaluated_sequences']} sequences",
         f"- loss before: {losses['before']:.4f} nats/token",

@@ -182,6 +182,7 @@ class RecalibrationLoop:
             in_pass=self.in_pass,
             rate=rate,
             step=step,
+            bf16=self.settings.bf16,
         )
         if step == self.settings.steps:  # evaluate the weights that are saved
             round_weights(self.model, self.dtype)

@@ -165,9 +165,10 @@ def step_seconds(model: PreTrainedModel, settings: Recalibration) -> MeasuredSec
     tokens = torch.arange(settings.context, device="cpu")
     tokens %= model.config.get_text_config().vocab_size
     model.train()
-    loss_of(model, tokens[None], predicted=1).backward()  # the first pass is slower
+    bf16 = settings.bf16
+    loss_of(model, tokens[None], predicted=1, bf16=bf16).backward()  # the first is slower
     begin = time.perf_counter()
-    loss_of(model, tokens[None], predicted=1).backward()
+    loss_of(model, tokens[None], predicted=1, bf16=bf16).backward()
     trained = time.perf_counter() - begin
     model.zero_grad()
     model.eval()

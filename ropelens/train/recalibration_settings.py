@@ -52,6 +52,12 @@ class Recalibration(Checked):
         None,
         "Parameters that train: all, or the projections of attention.",
     )
+    precision: Literal["auto", "bf16", "fp32"] = setting(
+        "fp32",
+        "P",
+        "Precision of training: bf16 (autocast, float32 weights), fp32, or auto (bf16 if a "
+        "GPU supports it).",
+    )
     evaluated: int = setting(
         32, "N", "Held-out sequences of an evaluation.", min=LEAST_EVALUATED
     )
@@ -61,10 +67,13 @@ class Recalibration(Checked):
     def is_control(self) -> bool:
         return self.variant == CONTROL
 
-    def for_model(self, *, parameters: int, trained: int | None) -> "Recalibration":
-        """The settings with the context and the learning rate that None stands for.
+    def for_model(
+        self, *, parameters: int, trained: int | None, bf16: bool
+    ) -> "Recalibration":
+        """The settings with the values that None and "auto" stand for.
 
-        `trained` is the trained context, or None if it is not known.
+        `trained` is the trained context, or None if it is not known. `bf16` is whether the
+        device is a GPU that supports bf16.
         """
         rate = self.learning_rate
         if rate is None:
@@ -72,7 +81,17 @@ class Recalibration(Checked):
         context = self.context
         if context is None:
             context = min(trained or LONGEST, LONGEST)
-        return dataclasses.replace(self, learning_rate=rate, context=context)
+        precision = self.precision
+        if precision == "auto":
+            precision = "bf16" if bf16 else "fp32"
+        return dataclasses.replace(
+            self, learning_rate=rate, context=context, precision=precision
+        )
+
+    @property
+    def bf16(self) -> bool:
+        """Whether training multiplies in bfloat16; see `for_model`."""
+        return self.precision == "bf16"
 
     @property
     def warmup_steps(self) -> int:
