@@ -136,7 +136,7 @@ class Training:
         rate = learning_rate(self.settings, self.progress.step)
         self.progress.step += 1
         length = tokens.shape[1]
-        choose_attention(self.model, length)
+        choose_attention(self.model, length, bf16=self.settings.bf16)
         losses = learn(
             self.model,
             self.optimizer,
