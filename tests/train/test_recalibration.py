@@ -102,9 +102,20 @@ def test_evaluated_steps_are_powers_of_two_and_the_last(
     [(9_999_999, 256, 5e-4, 256), (10_000_000, 8192, 1e-4, 512), (5, None, 5e-4, 512)],
 )
 def test_defaults_depend_on_the_base(parameters, trained, rate, context):
-    settings = Recalibration().for_model(parameters=parameters, trained=trained)
+    settings = Recalibration().for_model(
+        parameters=parameters, trained=trained, bf16=True
+    )
     assert settings.learning_rate == rate
     assert settings.context == context
+    assert not settings.bf16
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_auto_is_bf16_on_devices_that_support_it(bf16: bool):
+    settings = Recalibration(precision="auto")
+    resolved = settings.for_model(parameters=5, trained=None, bf16=bf16)
+    assert resolved.bf16 is bf16
+    assert resolved.precision == ("bf16" if bf16 else "fp32")
 
 
 def test_the_control_is_always_trained_and_the_file_wins(study: Path):
@@ -530,7 +541,10 @@ def test_a_large_model_computes_layers_again_with_equal_losses(
     np.testing.assert_allclose(losses_of(saving), losses_of(plain), atol=1e-4)
 
 
-def test_the_first_step_is_that_of_a_plain_loop(base: str, text: Path, tmp_path: Path):
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_first_step_is_that_of_a_plain_loop(
+    precision: str, base: str, text: Path, tmp_path: Path
+):
     """The oracle is the loop of a user: transformers' loss, AdamW and a clipped gradient."""
     run = short_run(
         base,
@@ -540,6 +554,7 @@ def test_the_first_step_is_that_of_a_plain_loop(base: str, text: Path, tmp_path:
         steps=1,
         warmup=1.0,
         learning_rate=1e-3,
+        precision=precision,
     )
     rows = np.load(run / "data/train.npy")
     order = torch.randperm(
@@ -550,7 +565,9 @@ def test_the_first_step_is_that_of_a_plain_loop(base: str, text: Path, tmp_path:
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0
     )
-    model(ids, labels=ids).loss.backward()
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        loss = model(ids, labels=ids).loss
+    loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     trained = AutoModelForCausalLM.from_pretrained(run)
