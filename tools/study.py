@@ -5,7 +5,8 @@
 A study is a row of `STUDIES` and the file analyses/STUDY.toml. With --novels, a folder with
 `train` and `valid` (tools/README.md), its runs are trained in RUNS/STUDY and measured, and
 tools/study/STUDY.tar.xz keeps all numbers that its pages need. Finished runs and measurements
-are not repeated. Several processes can divide the runs; the last process measures them.
+are not repeated, also on a machine that has them only in this archive. Several processes can
+divide the runs; the last process measures them.
 
 Then its scripts draw the pages from tools/study/STUDY.tar.xz. Without --novels, nothing is
 trained or measured.
@@ -85,6 +86,7 @@ def main(
         if name not in STUDIES:
             raise BadArgument(f"There is no study {name!r}.", hint=", ".join(STUDIES))
         if novels is not None:
+            restore(name, runs)
             train_study(name, novels=novels, runs=runs)
             folders = [runs / part for part in STUDIES[name].parts]
             if any(map(is_busy, folders)):
@@ -93,6 +95,21 @@ def main(
             answer(name, folders)
             keep(folders, KEPT / f"{name}.tar.xz")
         draw(name, runs / "kept")
+
+
+def restore(name: str, runs: Path) -> None:
+    """Unpack the parts of a study that `runs` lacks, if the study has an archive."""
+    archive_file = KEPT / f"{name}.tar.xz"
+    if not archive_file.exists():
+        return
+    missing = [part for part in STUDIES[name].parts if not (runs / part).exists()]
+    runs.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(archive_file) as archive:
+        members = []
+        for member in archive.getmembers():
+            if Path(member.name).parts[0] in missing:
+                members.append(member)
+        archive.extractall(runs, members, filter="data")
 
 
 def train_study(name: str, *, novels: Path, runs: Path) -> None:

@@ -53,6 +53,7 @@ def test_a_study_is_trained_and_its_pages_are_drawn_again(workplace, monkeypatch
         (workplace / "novels" / name).mkdir(parents=True)
         (workplace / "novels" / name / "story.txt").write_text(story(lines))
     study.main(["variants"], novels=Path("novels"))
+    assert [*workplace.glob("runs/variants/**/model.safetensors")]
     page = workplace / "reports/variants/variants"
     findings = findings_in(page)
     losses = rl.open(page)["sequence_loss"].values
@@ -63,6 +64,11 @@ def test_a_study_is_trained_and_its_pages_are_drawn_again(workplace, monkeypatch
     study.main(["variants"])
     assert findings_in(page) == findings
     np.testing.assert_array_equal(rl.open(page)["sequence_loss"], losses)
+
+    # The archive has all runs, so that nothing is trained again
+    study.main(["variants"], novels=Path("novels"))
+    assert findings_in(page) == findings
+    assert not [*workplace.glob("runs/**/model.safetensors")]
 
 
 @pytest.mark.thorough
