@@ -86,9 +86,9 @@ def finished_runs(studies: list[Path]) -> list[Path]:
     """The folders of the finished runs of all studies."""
     finished = []
     for study in studies:
-        for folder in study.glob("*/*/seed-*"):
-            if "finished" in record_of(folder):
-                finished.append(folder)
+        for record in study.glob("*/*/seed-*/run.json"):
+            if "finished" in record_of(record.parent):
+                finished.append(record.parent)
     return sorted(finished)
 
 
@@ -379,7 +379,7 @@ def which_planes(heads: pd.DataFrame) -> list[str]:
 
 
 def what_it_costs(costs: pd.DataFrame) -> list[str]:
-    """Cost of missing heads or planes for copying and retrieval, over runs that have them."""
+    """Cost of missing heads or planes for copying and retrieval, in runs that have them."""
     if set(costs["what"]) <= {"none"}:
         return []
     sentences = []
@@ -396,7 +396,10 @@ def what_it_costs(costs: pd.DataFrame) -> list[str]:
         if {INDUCTION, RANDOM} <= set(change):
             beyond = by_seed(change[INDUCTION] - change[RANDOM])
             parts.append(f"induction heads minus random heads: {say(beyond)}")
-        sentences.append(f"Change of the {measure}, over runs: {'; '.join(parts)}.")
+        sentences.append(
+            f"Change of the {measure}, a mean over the variants that have it in every seed: "
+            f"{'; '.join(parts)}."
+        )
     return sentences
 
 

@@ -122,9 +122,10 @@ def largest_rises(studies: list[Path]) -> dict[str, float]:
     rises: dict[str, float] = {}
     folders = [run for study in studies for run in sorted(study.glob("*/*/seed-*"))]
     for folder in folders:
-        settings = json.loads((folder / "run.json").read_text(encoding="utf-8"))[
-            "settings"
-        ]
+        if not (folder / "metrics.csv").exists():  # a run that was stopped at its begin
+            continue
+        record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        settings = record["settings"]
         if len(settings.get("stages", [])) > 1:
             return {}
         metrics = pd.read_csv(folder / "metrics.csv")

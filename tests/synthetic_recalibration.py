@@ -39,6 +39,7 @@ SETTINGS: dict[str, Any] = {
     "learning_rate": 5e-4,
     "warmup": 0.1,
     "train": "all",
+    "precision": "fp32",
     "evaluated": 16,
     "text_sha256": "text",
     "valid_sha256": None,

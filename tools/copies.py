@@ -15,6 +15,8 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from ropelens.commands.terminal import run_script
+from ropelens.errors import BadText, explained
 from ropelens.runtime.folder import write_whole
 
 BETWEEN = (20, 40)  # words of the text between two copies
@@ -30,9 +32,13 @@ def main(
     files = sorted(novels.glob("*.txt"))
     if not files:
         raise typer.BadParameter(f"{novels} has no file that ends in .txt")
+    if out.resolve() == novels.resolve():
+        raise typer.BadParameter("OUT is the folder NOVELS, whose files would be lost")
     for number, file in enumerate(files):
         random = np.random.default_rng([seed, number])
-        write_whole(out / file.name, with_copies(file.read_text("utf-8"), random))
+        with explained(f"{file} cannot be read.", "text in UTF-8", error=BadText):
+            text = file.read_text("utf-8")
+        write_whole(out / file.name, with_copies(text, random))
     typer.echo(f"{len(files)} files in {out}")
 
 
@@ -56,4 +62,4 @@ def with_copies(text: str, random: np.random.Generator) -> str:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

@@ -20,24 +20,27 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import numpy as np
 import pandas as pd
 import typer
 import xarray as xr
+from filelock import FileLock
 from mixture import main as make_mixture
 
 import ropelens as rl
 from ropelens.commands.terminal import run_script
 from ropelens.comparison.checkpoint_measures import head_measures
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, explained
 from ropelens.profiles.measures import compared
 from ropelens.runtime.digits import FIVE_DIGITS, FOUR_DIGITS, rounded
-from ropelens.runtime.folder import RECORD
+from ropelens.runtime.folder import RECORD, whole_file
 from ropelens.runtime.netcdf import open_results
+from ropelens.runtime.records import read_json_if_exists
 from ropelens.train.data import DATA
-from ropelens.train.run import run_study
+from ropelens.train.run import read_study, run_study
 from ropelens.train.run_folder import STUDY, Busy, lock_run
 from ropelens.train.steps import TrainingFailed
 
@@ -88,7 +91,8 @@ def main(
         if novels is not None:
             restore(name, runs)
             train_study(name, novels=novels, runs=runs)
-            folders = [runs / part for part in STUDIES[name].parts]
+            parts = [runs / part for part in STUDIES[name].parts]
+            folders = [part for part in parts if part.exists()]
             if any(map(is_busy, folders)):
                 typer.echo(f"{name}: another process trains its last runs")
                 continue
@@ -98,24 +102,36 @@ def main(
 
 
 def restore(name: str, runs: Path) -> None:
-    """Unpack the parts of a study that `runs` lacks, if the study has an archive."""
+    """Unpack the parts of a study that `runs` lacks, if they are in the archive.
+
+    Parts whose study file has changed are not unpacked, so that they are trained again.
+    """
     archive_file = KEPT / f"{name}.tar.xz"
     if not archive_file.exists():
         return
-    missing = [part for part in STUDIES[name].parts if not (runs / part).exists()]
     runs.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(archive_file) as archive:
-        members = []
-        for member in archive.getmembers():
-            if Path(member.name).parts[0] in missing:
-                members.append(member)
-        archive.extractall(runs, members, filter="data")
+    lock = FileLock(runs / f".{name}.lock")  # other processes begin the same study
+    with lock, TemporaryDirectory(dir=runs) as folder:
+        unpack(archive_file, Path(folder))
+        for part in STUDIES[name].parts:
+            unpacked = Path(folder, part)
+            recorded = read_json_if_exists(unpacked / STUDY)
+            is_same = recorded == read_study(ROOT / "analyses" / f"{part}.toml")
+            if is_same and not (runs / part).exists():
+                unpacked.rename(runs / part)
+
+
+def unpack(archive_file: Path, folder: Path) -> None:
+    what = f"{archive_file} cannot be unpacked."
+    with explained(what, "the file of the repository", error=BadArgument):
+        with tarfile.open(archive_file) as archive:
+            archive.extractall(folder, filter="data")
 
 
 def train_study(name: str, *, novels: Path, runs: Path) -> None:
     """Train all runs of a study that are not finished. Runs that diverge are left out."""
-    with suppress(TrainingFailed):  # it is printed, and the pages name the runs
-        for part in STUDIES[name].parts:
+    for part in STUDIES[name].parts:
+        with suppress(TrainingFailed):  # it is printed, and the pages name the runs
             train_part(STUDIES[name], part, novels=novels, runs=runs)
 
 
@@ -166,8 +182,7 @@ def draw(name: str, folder: Path) -> None:
     for part in unpacked:
         remove_folder(part)
     folder.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(archive_file) as archive:
-        archive.extractall(folder, filter="data")
+    unpack(archive_file, folder)
     answer(name, [part for part in unpacked if part.exists()])
 
 
@@ -182,7 +197,7 @@ def keep(folders: Sequence[Path], archive: Path) -> None:
     Numbers have 5 digits, and numbers of early checkpoints have 4 digits.
     """
     archive.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(archive, "w:xz", preset=9) as tar:
+    with whole_file(archive) as path, tarfile.open(path, "w:xz", preset=9) as tar:
         for folder in folders:
             kept = folder.parent / "kept" / folder.name
             remove_folder(kept)

@@ -135,7 +135,8 @@ def train_command(
         FilesOption,
         option(
             "FILE",
-            "Validation text. [default: 2% of --text, whole documents or parts of all]",
+            "Validation text. [default: 2% of --text, whole documents or parts of all; "
+            "with --from up to half]",
             parser=path_of,
         ),
     ] = None,

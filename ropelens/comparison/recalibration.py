@@ -84,6 +84,7 @@ def compare_recalibrations(
         tokens=int(first["tokens"]),
         learning_rate=float(first["settings"]["learning_rate"]),
         trained_parameters=str(first["settings"]["train"]),
+        precision=found.runs[0].settings["precision"],
         parameters=int(first["parameters"]),
         sequences=dataset.sizes["sequence"],
         documents=len(np.unique(dataset["document"])),

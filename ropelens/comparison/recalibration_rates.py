@@ -14,7 +14,8 @@ from ropelens.train.recalibration_settings import CONTROL
 
 BY_PAIR = ("variant", "other_variant", "rate")
 ENDS = {"": "value", "_low": "low", "_high": "high"}
-LossesByRun = Mapping[tuple[str, float], Float[np.ndarray, "seed step sequence"]]
+LossesBySeed = Mapping[int, Float[np.ndarray, "step sequence"]]
+LossesByRun = Mapping[tuple[str, float], LossesBySeed]
 
 
 def rate_variables(
@@ -29,7 +30,7 @@ def rate_variables(
     `rate` has the peak learning rates in ascending order. NaN marks variants without a run at
     a rate. `runs` and their `recorded` losses have controls with the same rate and seed. If
     several rates were tried, only the seeds of the other rates count, so that rates are
-    compared on the same order of the text. `rate_difference` is the loss of a variant minus
+    compared on the same order of the text. Seeds are paired. `rate_difference` is the loss of a variant minus
     the loss of another one at the same rate, and `rate_loss_change` is the loss minus the loss
     of the same variant at the rate of the study; both in nats per token.
     """
@@ -40,23 +41,36 @@ def rate_variables(
     for variant, rate in losses:
         place = {"variant": variant, "rate": rate}
         of_run = losses[variant, rate]
-        dataset["rate_loss"].loc[place] = of_run[:, -1].mean()
-        change = of_run - losses[CONTROL, rate]
+        last = [of_seed[-1] for of_seed in of_run.values()]
+        dataset["rate_loss"].loc[place] = np.mean(last)
+        change = _differences(of_run, losses[CONTROL, rate])
         steps = np.arange(change.shape[1])
         recovery = measure_recovery(change, documents, tokens=steps)
         _write(dataset, "rate_gap", place, _last(recovery.gap))
         _write(dataset, "rate_recovered", place, _last(recovery.recovered))
-        if (variant, study_rate) in losses:
-            before = losses[variant, study_rate]
-            of_rate = mean_change(of_run[:, -1] - before[:, -1], documents)
-            _write(dataset, "rate_loss_change", place, of_rate)
+        of_rate = _differences(of_run, losses.get((variant, study_rate), {}))
+        if len(of_rate):
+            estimate = mean_change(of_rate[:, -1], documents)
+            _write(dataset, "rate_loss_change", place, estimate)
     for variant, other, rate in itertools.product(variants, variants, rates):
-        if (variant, rate) in losses and (other, rate) in losses:
+        of_variant = losses.get((variant, rate), {})
+        of_pair = _differences(of_variant, losses.get((other, rate), {}))
+        if len(of_pair):
             place = {"variant": variant, "other_variant": other, "rate": rate}
-            difference = losses[variant, rate][:, -1] - losses[other, rate][:, -1]
-            of_pair = mean_change(difference, documents)
-            _write(dataset, "rate_difference", place, of_pair)
+            estimate = mean_change(of_pair[:, -1], documents)
+            _write(dataset, "rate_difference", place, estimate)
     return dataset
+
+
+def _differences(
+    first: LossesBySeed, second: LossesBySeed
+) -> Float[np.ndarray, "seed ..."]:
+    """Differences [seed, step, sequence] of the seeds that both have; empty without any."""
+    differences = []
+    for seed, losses in first.items():
+        if seed in second:
+            differences.append(losses - second[seed])
+    return np.array(differences)
 
 
 def _losses_by_run(
@@ -73,12 +87,12 @@ def _losses_by_run(
     for rate, at_rate in seeds_at.items():
         if rate != study_rate:
             seeds &= at_rate
-    by_run: dict[tuple[str, float], list[np.ndarray]] = {}
+    by_run: dict[tuple[str, float], dict[int, np.ndarray]] = {}
     for run, of_run in zip(runs, recorded, strict=True):
         if run.seed in seeds:
             place = (run.variant, run.learning_rate)
-            by_run.setdefault(place, []).append(of_run.losses)
-    return {place: np.stack(of_place) for place, of_place in by_run.items()}
+            by_run.setdefault(place, {})[run.seed] = of_run.losses
+    return by_run
 
 
 def _empty(variants: Sequence[str], rates: Sequence[float]) -> xr.Dataset:

@@ -16,7 +16,7 @@ from ropelens.runtime.folder import RECORD
 from ropelens.runtime.keys import differences
 from ropelens.runtime.records import read_json_if_exists
 from ropelens.train.recalibration import KIND
-from ropelens.train.recalibration_settings import CONTROL
+from ropelens.train.recalibration_settings import CONTROL, recorded_settings
 from ropelens.train.recalibration_study import recalibrations_of
 from ropelens.train.run_folder import STUDY
 
@@ -49,7 +49,7 @@ class RecalibratedRun:
 
     @property
     def settings(self) -> dict[str, Any]:
-        return self.record["settings"]
+        return recorded_settings(self.record)
 
     @property
     def variant(self) -> str:

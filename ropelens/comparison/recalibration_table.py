@@ -190,6 +190,18 @@ def swaps_at_rates(comparison: xr.Dataset) -> list[RateSwap]:
     return swaps
 
 
+def orders_are_certain(comparison: xr.Dataset) -> bool:
+    """Whether the intervals of all differences of repeated variants exclude 0, at each rate."""
+    for first, second in combinations(repeated_variants(comparison), 2):
+        pair = comparison.sel(variant=first, other_variant=second)
+        for rate in comparison["rate"].values.tolist():
+            at_rate = pair.sel(rate=rate)
+            is_known = np.isfinite(at_rate["rate_difference"])
+            if is_known and not excludes_zero(at_rate, "rate_difference"):
+                return False
+    return True
+
+
 def excludes_zero(numbers: Mapping[Any, Any], name: str) -> bool:
     """Whether the interval of a number in a row or a dataset does not contain 0."""
     return bool(numbers[f"{name}_low"] > 0 or numbers[f"{name}_high"] < 0)

@@ -164,6 +164,8 @@ def _facts(comparison: xr.Dataset) -> PageFacts:
             "trained parameters",
             f"{attrs['trained_parameters']}, of {attrs['parameters']:,}",
         ),
+        # Comparisons of the first version do not record the precision, which was fp32
+        ("precision of training", str(attrs.get("precision", "fp32"))),
         ("learning rate", f"{attrs['learning_rate']:g}"),
         ("steps", f"{attrs['steps']:,}"),
         (

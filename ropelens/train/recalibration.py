@@ -28,7 +28,11 @@ from ropelens.train.data import Documents, read_texts
 from ropelens.train.recalibration_card import write_card
 from ropelens.train.recalibration_loop import RecalibrationProgress, recalibrate_model
 from ropelens.train.recalibration_memory import require_memory
-from ropelens.train.recalibration_settings import WORSE, Recalibration
+from ropelens.train.recalibration_settings import (
+    WORSE,
+    Recalibration,
+    recorded_settings,
+)
 from ropelens.train.recalibration_study import (
     StudyRun,
     check_variant,
@@ -107,7 +111,7 @@ def resolved(base: Base, settings: Recalibration) -> Recalibration:
     settings = settings.for_model(
         parameters=base.opened.parameters,
         trained=trained,
-        bf16=device.type == "cuda" and torch.cuda.is_bf16_supported(),
+        bf16=device.type == "cuda" and torch.cuda.is_bf16_supported(False),
     )
     assert settings.context is not None
     warn_beyond(settings.context, trained)
@@ -136,10 +140,11 @@ def _recalibrate(
     }
     begun = read_settings(out, RECORD, key="settings")
     if begun:
-        Key(key).require(begun["settings"], what=f"the run in {out}")
+        Key(key).require(recorded_settings(begun), what=f"the run in {out}")
     if "finished" in begun:
         data_record = prepare_base_data(data, texts, base, settings)
-        Key(data_record | key).require(begun["settings"], what=f"the run in {out}")
+        recorded = recorded_settings(begun)
+        Key(data_record | key).require(recorded, what=f"the run in {out}")
         (out / CHECKPOINT).unlink(missing_ok=True)
         log_line(f"{out} is finished already")
         return out

@@ -13,6 +13,7 @@ from ropelens.checkpoints.gguf_rope import stated_license
 from ropelens.runtime.folder import RECORD, write_whole
 from ropelens.runtime.records import read_json_if_exists
 from ropelens.train.base_model import Base
+from ropelens.train.recalibration_settings import recorded_settings
 
 CARD = "README.md"
 NOTICES = ("LICENSE*", "LICENCE*", "NOTICE*", "COPYING*", "USE_POLICY*")
@@ -31,7 +32,7 @@ def write_card(
     """
     copied = copy_notices(base, out)
     stated = licence_of(base)
-    settings = record["settings"]
+    settings = recorded_settings(record)
     losses = record["losses"]
     steps = settings["steps"]
     metadata = {"library_name": "transformers", "tags": ["ropelens"], **stated}

@@ -1,6 +1,7 @@
 """Settings of a recalibration, which are also options of the command; imports no torch."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,6 +19,11 @@ SMALL = 10_000_000  # models with fewer parameters need no memory-saving passes
 RATE = 1e-4
 RATE_OF_SMALL = 5e-4
 LAST_SHARE = 0.1  # the last learning rate, divided by the peak
+
+
+def recorded_settings(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in a run.json. The first runs did not record their precision, fp32."""
+    return {"precision": "fp32"} | record["settings"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -136,7 +136,7 @@ class Settings(Checked):
         import torch
 
         if self.precision == "auto":
-            return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+            return torch.cuda.is_available() and torch.cuda.is_bf16_supported(False)
         return self.precision == "bf16"
 
     @property

@@ -138,7 +138,7 @@ def test_a_control_alone_asks_for_a_variant(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "setting", ["learning_rate", "context", "text_sha256", "train"]
+    "setting", ["learning_rate", "context", "text_sha256", "train", "precision"]
 )
 def test_runs_with_other_settings_are_refused(tmp_path: Path, setting: str):
     base = tmp_path / "base"
@@ -147,6 +147,17 @@ def test_runs_with_other_settings_are_refused(tmp_path: Path, setting: str):
     with pytest.raises(BadArgument, match="cannot be compared") as error:
         find_recalibrations([control, other])
     assert setting in str(error.value)
+
+
+def test_runs_that_do_not_record_their_precision_are_in_fp32(tmp_path: Path):
+    base = tmp_path / "base"
+    control = write_run(tmp_path / "control", base, variant="control")
+    other = write_run(tmp_path / "nope", base, variant="nope")
+    record = json.loads((other / "run.json").read_text())
+    del record["settings"]["precision"]
+    (other / "run.json").write_text(json.dumps(record))
+    found = find_recalibrations([control, other])
+    assert [run.settings["precision"] for run in found.runs] == ["fp32", "fp32"]
 
 
 def test_runs_of_another_base_are_refused(tmp_path: Path):
@@ -250,6 +261,28 @@ def test_only_the_seeds_of_other_rates_count(tmp_path: Path):
     first = recorded[0].losses[-1].mean()
     measured = float(numbers["rate_loss"].sel(variant="control", rate=5e-4))
     assert measured == pytest.approx(first, abs=1e-9)
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_rates_pair_the_seeds_that_both_variants_have(tmp_path: Path, missing: int):
+    """A study that is trained in part has no runs at other rates, and unequal seeds."""
+    study = write_study(tmp_path / "study", seeds=(0, 1, 2))
+    # The loss of a seed must not be compared with the loss of another seed
+    for variant in ("control", "p-rope-0.5", "nope"):
+        file = study / variant / "seed-1/losses.csv"
+        losses = pd.read_csv(file)
+        losses["loss"] += 5.0
+        losses.to_csv(file, index=False)
+    (study / "nope" / f"seed-{missing}" / "run.json").unlink()
+    with pytest.warns(UserWarning, match="unfinished"):
+        found = find_recalibrations([study])
+    numbers = rate_variables(
+        found.runs, read_losses(found.runs), found.variants, study_rate=5e-4
+    )
+    gaps = numbers["rate_gap"].sel(rate=5e-4)
+    np.testing.assert_allclose(gaps.sel(variant="nope"), 1.0)
+    pair = numbers["rate_difference"].sel(rate=5e-4, other_variant="p-rope:0.5")
+    np.testing.assert_allclose(pair.sel(variant="nope"), 0.96)
 
 
 def test_losses_keep_every_bit_of_the_file(tmp_path: Path):

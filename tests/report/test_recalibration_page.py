@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 import pytest
 import xarray as xr
@@ -174,12 +175,18 @@ def test_the_first_sentence_says_that_training_damaged_the_control(
 
 
 def test_a_variant_without_damage_is_named_with_its_gap(recalibrated: xr.Dataset):
-    comparison = with_gaps(recalibrated, half=(0.001, 0.001, 0.001, 0.001))
+    comparison = with_gaps(recalibrated, half=(0, 0.001, 0.001, 0.001))
     first = findings(comparison)[0]
     assert (
         "p-rope:0.5 has the smallest gap to the control (+0.001): it had no clear damage; "
         "nope has recovered 60 %"
     ) in first
+
+
+def test_a_small_and_certain_damage_is_stated(recalibrated: xr.Dataset):
+    comparison = with_gaps(recalibrated, half=(0.015, 0.01, 0.005, 0.001))
+    first = findings(comparison)[0]
+    assert "it had a damage too small for a recovered share (+0.015)" in first
 
 
 def test_a_gap_below_zero_is_reported_as_such(recalibrated: xr.Dataset):
@@ -206,6 +213,31 @@ def test_the_second_sentence_says_whether_the_best_is_certainly_best(
         assert second.endswith("which is certain.")
 
 
+def test_a_second_variant_that_is_better_in_common_seeds_is_not_called_worse(
+    recalibrated: xr.Dataset,
+):
+    """Seed 1 of the second variant is missing, and is the seed in which the best one gains."""
+    losses = recalibrated["heldout_loss"].isel(seed=0, drop=True)
+    both = xr.concat([losses, losses], dim=pd.Index([0, 1], name="seed"))
+    last = both["step"] == both["step"][-1]
+    of_half = (both["variant"] == "p-rope:0.5") & last
+    of_nope = (both["variant"] == "nope") & last
+    control = both.sel(variant="control")
+    both = both.where(~of_half, control + 0.10)
+    both = both.where(~(of_half & (both["seed"] == 1)), control)
+    both = both.where(~of_nope, control + 0.08)
+    both = both.where(~((both["variant"] == "nope") & (both["seed"] == 1)))
+    comparison = recalibrated.drop_dims("seed").assign(heldout_loss=both)
+    comparison = comparison.assign(recovery_variables(comparison))
+    second = findings(comparison)[1]
+    assert second.startswith("Best variant: p-rope:0.5.")
+    assert (
+        "Second: nope, better than p-rope:0.5 in the seeds that both have, by 0.020"
+        in second
+    )
+    assert second.endswith("which is certain.")
+
+
 def test_tokens_that_are_not_reached_or_not_defined(recalibrated: xr.Dataset):
     words = finding(recalibrated, "Training tokens until")
     assert "p-rope:0.5 384 and 896; nope 896, without reaching 90 %" in words
@@ -218,11 +250,18 @@ def test_tokens_that_are_not_reached_or_not_defined(recalibrated: xr.Dataset):
 
 
 def test_the_end_of_a_curve_below_90_percent_has_its_slope(recalibrated: xr.Dataset):
-    sentence = finding(recalibrated, "The curves had not ended")
-    tokens = 2 * TOKENS_PER_STEP
-    assert f"in the last {tokens} training tokens" in sentence
-    assert "nope from 20 to 60 %" in sentence
+    sentence = finding(recalibrated, f"In the last {2 * TOKENS_PER_STEP} training")
+    assert "nope from 20.0 to 60.0 %" in sentence
+    assert sentence.endswith("Curves that had not ended: nope.")
     assert "p-rope:0.5" not in sentence
+
+
+@pytest.mark.parametrize("end", [1.0, 1.5])
+def test_a_curve_that_no_longer_rises_has_ended(recalibrated: xr.Dataset, end: float):
+    comparison = with_gaps(recalibrated, nope=(2.5, 2.5, 1.0, end))
+    sentence = finding(comparison, "In the last")
+    assert f"nope from 60.0 to {100 - 40 * end:.1f} %" in sentence
+    assert "not ended" not in sentence
 
 
 def test_variants_below_the_control_past_the_context_in_each_seed_are_named(
@@ -290,6 +329,16 @@ def test_a_swap_whose_interval_contains_0_is_not_certain(recalibrated: xr.Datase
     assert "p-rope:0.5 is better than control, which is not certain." in sentence
 
 
+def test_an_equal_order_whose_interval_contains_0_is_not_certain(
+    recalibrated: xr.Dataset,
+):
+    comparison = with_rates(recalibrated, triple=0.2)
+    at = {"variant": "control", "other_variant": "p-rope:0.5", "rate": 15e-4}
+    comparison["rate_difference_high"].loc[at] = 0.01
+    sentence = finding(comparison, "Gaps with the learning rate")
+    assert "the same with all compared rates, but it is not certain." in sentence
+
+
 def test_a_table_has_the_runs_at_other_rates(recalibrated: xr.Dataset):
     comparison = with_rates(recalibrated, triple=0.2)
     table = recalibration_tables(comparison, summarize_recalibration(comparison))[-1]
@@ -309,7 +358,7 @@ def test_unfinished_and_unpaired_runs_are_named(recalibrated: xr.Dataset):
         unfinished="nope/seed-1", unpaired="x seed 2"
     )
     words = finding(comparison, "These runs are not finished: nope/seed-1.")
-    assert words.endswith("no control has their seed: x seed 2.")
+    assert words.endswith("no control has their seed and learning rate: x seed 2.")
 
 
 # ---- figures

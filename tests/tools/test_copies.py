@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 import typer
 
+from ropelens.errors import BadText
+
 WORDS = [f"w{number}" for number in range(3000)]  # each word once
 
 
@@ -40,3 +42,14 @@ def test_the_same_arguments_make_the_same_files(tmp_path):
     assert (tmp_path / "second" / "one.txt").read_text() == first
     with pytest.raises(typer.BadParameter, match="has no file"):
         copies.main(tmp_path, tmp_path / "third")
+
+
+def test_bad_texts_are_refused_and_stay(tmp_path):
+    text = tmp_path / "one.txt"
+    text.write_bytes(b"caf\xe9")
+    with pytest.raises(typer.BadParameter, match="would be lost"):
+        copies.main(tmp_path, tmp_path / ".")
+    with pytest.raises(BadText, match=r"one\.txt cannot be read") as refused:
+        copies.main(tmp_path, tmp_path / "out")
+    assert "text in UTF-8" in str(refused.value)
+    assert text.read_bytes() == b"caf\xe9"

@@ -96,3 +96,46 @@ def test_each_study_has_its_file_and_its_scripts():
             assert (ROOT / "analyses" / f"{part}.toml").exists()
         for script in row.scripts:
             assert (ROOT / "analyses" / script).exists()
+
+
+def test_a_stopped_archive_leaves_the_archive_before(workplace, monkeypatch):
+    archive = workplace / "tools/study/variants.tar.xz"
+    archive.parent.mkdir(parents=True)
+    archive.write_bytes(b"the archive before")
+
+    def stop(folder: Path, kept: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(study, "copy_study", stop)
+    with pytest.raises(KeyboardInterrupt):
+        study.keep([workplace / "runs/variants"], archive)
+    assert [*archive.parent.iterdir()] == [archive]
+    assert archive.read_bytes() == b"the archive before"
+
+
+def test_an_archive_that_is_no_archive_is_named(workplace):
+    archive = workplace / "tools/study/variants.tar.xz"
+    archive.parent.mkdir(parents=True)
+    archive.write_bytes(b"half of an archive")
+    with pytest.raises(BadArgument, match=r"variants\.tar\.xz cannot be unpacked"):
+        study.main(["variants"])
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_only_the_archive_of_an_equal_study_is_continued(workplace, changed: bool):
+    """A study with more seeds, for example, begins anew instead of being refused."""
+    file = workplace / "analyses/variants.toml"
+    file.write_text(TINY)
+    recorded = study.read_study(file)
+    (workplace / "analyses/variants-more.toml").write_text(TINY)
+    folder = workplace / "runs/variants"
+    folder.mkdir(parents=True)
+    (folder / "study.json").write_text(json.dumps(recorded))
+    study.keep([folder], workplace / study.KEPT / "variants.tar.xz")
+    shutil.rmtree(workplace / "runs")
+    if changed:
+        file.write_text(TINY.replace("steps = 2", "steps = 3"))
+    study.restore("variants", workplace / "runs")
+    assert (folder / "study.json").exists() is not changed
+    left = {path.name for path in (workplace / "runs").iterdir()}
+    assert left <= {"variants", ".variants.lock"}

@@ -576,6 +576,22 @@ def test_the_first_step_is_that_of_a_plain_loop(
         torch.testing.assert_close(weight.data, others[name].data, atol=2e-5, rtol=1e-3)
 
 
+def test_evaluations_are_in_float32(base: str, text: Path, tmp_path: Path):
+    """Before the training, the precision of the training does not matter."""
+    losses = {}
+    for precision in ("fp32", "bf16"):
+        run = short_run(
+            base,
+            "nope",
+            out=tmp_path / precision,
+            text=text,
+            steps=1,
+            precision=precision,
+        )
+        losses[precision] = losses_of(run).loc[0]
+    np.testing.assert_array_equal(losses["bf16"], losses["fp32"])
+
+
 # --- files ------------------------------------------------------------------------------------
 
 

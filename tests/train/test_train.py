@@ -37,6 +37,7 @@ from ropelens.train.settings import SIZES, Settings, get_size
 from ropelens.train.steps import (
     TrainingFailed,
     batches,
+    choose_attention,
     learning_rate,
     require_finite,
 )
@@ -72,12 +73,32 @@ def test_a_finished_run_is_a_checkpoint(trained_run: Path):
 
 
 def test_auto_is_bf16_on_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    # Every GPU emulates bf16, which is slow
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda emulated=True: True)
     assert Settings().recorded()["precision"] == "bf16"
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda emulated=True: emulated)
+    assert Settings().recorded()["precision"] == "fp32"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert Settings().recorded()["precision"] == "fp32"
     assert Settings(precision="bf16").recorded()["precision"] == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "bf16", "attention"),
+    [
+        (128, False, "eager"),
+        (129, False, "sdpa"),
+        (256, True, "eager"),
+        (257, True, "sdpa"),
+    ],
+)
+def test_short_sequences_have_eager_attention_on_a_cpu(
+    tokens: int, bf16: bool, attention: str
+):
+    model = LlamaForCausalLM(model_config(Settings(size="2x32x2x1")))
+    choose_attention(model, tokens, bf16=bf16)
+    assert model.config._attn_implementation == attention
 
 
 @pytest.mark.parametrize("file", ["config.json", "study.json", "history", "run.json"])

@@ -32,6 +32,9 @@ from ropelens.train.recalibration_settings import WORSE
 Row = Mapping[Any, Any]
 SMALL = 0.1  # nats/token; smaller numbers have three decimals
 MANY_TOKENS = 100_000  # are written in millions
+RISE = (
+    0.01  # recovered share between the last evaluations of a curve that had not ended
+)
 
 
 def recalibration_sentences(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
@@ -131,15 +134,19 @@ def _undamaged(ranked: Sequence[Row], best: str) -> str:
         if _is_damaged(row):
             continue
         subject = _subject(row, best)
+        before = nats(row["gap_before"], "+")
         if row["gap_before_high"] < 0:
-            gap = nats(row["gap_before"], "+")
             words.append(
-                f"{subject} was better than the control from the start ({gap})"
+                f"{subject} was better than the control from the start ({before})"
             )
-        elif row["variant"] == best:
-            words.append(f"{subject} had no clear damage")
+            continue
+        damage = "no clear damage"
+        if row["gap_before_low"] > 0:
+            damage = f"a damage too small for a recovered share ({before})"
+        if row["variant"] == best:
+            words.append(f"{subject} had {damage}")
         else:
-            words.append(f"{subject} had no clear damage (gap {_short_gap(row)})")
+            words.append(f"{subject} had {damage}, gap {_short_gap(row)}")
     return "; ".join(words)
 
 
@@ -159,11 +166,19 @@ def _best_sentence(comparison: xr.Dataset, variants: Sequence[Row]) -> str:
     difference = gap_between(comparison, second["variant"], best["variant"])
     if np.isnan(difference.value):
         return f"{sentence} No seed has both it and {second['variant']}."
-    value = nats(float(difference.value))
-    ends = f"{nats(float(difference.low))} to {nats(float(difference.high))}"
+    value = float(difference.value)
+    low = float(difference.low)
+    high = float(difference.high)
+    is_certain = low > 0 or high < 0
+    comparative = f"worse than {name}"
+    if (
+        value < 0
+    ):  # the seeds that both have are fewer than the seeds of the best variant
+        comparative = f"better than {name} in the seeds that both have,"
+        value, low, high = -value, -high, -low
     return (
-        f"{sentence} Second: {second['variant']}, worse than {name} by {value} "
-        f"({ends}), which is {_certain(bool(difference.low > 0))}."
+        f"{sentence} Second: {second['variant']}, {comparative} by {nats(value)} "
+        f"({nats(low)} to {nats(high)}), which is {_certain(is_certain)}."
     )
 
 
@@ -201,20 +216,23 @@ def _slope_sentence(comparison: xr.Dataset, variants: Sequence[Row]) -> str:
     if len(tokens) < 3:
         return ""
     parts = []
+    rising = []
     for row in by_gap(variants):
         if row["tokens_to_90"] != NOT_REACHED:
             continue
         share = comparison["recovered"].sel(variant=row["variant"]).values
-        parts.append(
-            f"{row['variant']} from {_percent(share[-2])} to {_percent(share[-1])} %"
-        )
+        before = number(100 * share[-2], ".1f")
+        after = number(100 * share[-1], ".1f")
+        parts.append(f"{row['variant']} from {before} to {after} %")
+        if share[-1] - share[-2] >= RISE:
+            rising.append(row["variant"])
     if not parts:
         return ""
     span = f"the last {short_count(float(tokens[-1] - tokens[-2]))} training tokens"
-    return (
-        f"The curves had not ended: in {span}, the recovered share of variants below 90 % "
-        f"went {', '.join(parts)}."
-    )
+    sentence = f"In {span}, the recovered share of variants below 90 % went {', '.join(parts)}."
+    if rising:
+        sentence += f" Curves that had not ended: {in_words(rising)}."
+    return sentence
 
 
 def _past_context_sentence(comparison: xr.Dataset, rows: Sequence[Row]) -> str:
@@ -313,7 +331,7 @@ def _missing_runs_sentence(comparison: xr.Dataset) -> str:
         words.append(f"These runs are not finished: {comparison.attrs['unfinished']}.")
     if comparison.attrs["unpaired"]:
         words.append(
-            "These runs are left out, because no control has their seed: "
+            "These runs are left out, because no control has their seed and learning rate: "
             f"{comparison.attrs['unpaired']}."
         )
     return " ".join(words)

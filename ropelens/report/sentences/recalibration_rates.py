@@ -3,7 +3,11 @@
 import numpy as np
 import xarray as xr
 
-from ropelens.comparison.recalibration_table import repeated_variants, swaps_at_rates
+from ropelens.comparison.recalibration_table import (
+    orders_are_certain,
+    repeated_variants,
+    swaps_at_rates,
+)
 from ropelens.figures.formats import in_words, signed
 from ropelens.train.recalibration_settings import CONTROL
 
@@ -76,7 +80,8 @@ def _order_sentence(comparison: xr.Dataset, repeated: list[str]) -> str:
             others.append(variant)
     rest = f" Not repeated: {in_words(others)}." if others else ""
     if not swaps:
-        return f"The order of {names} is the same with all compared rates.{rest}"
+        certainty = "" if orders_are_certain(comparison) else ", but it is not certain"
+        return f"The order of {names} is the same with all compared rates{certainty}.{rest}"
     parts = []
     for swap in swaps:
         certainty = "" if swap.certain else ", which is not certain"
