@@ -123,9 +123,9 @@ def restore(name: str, runs: Path) -> None:
 
 def unpack(archive_file: Path, folder: Path) -> None:
     what = f"{archive_file} cannot be unpacked."
-    with explained(what, "the file of the repository", error=BadArgument):
-        with tarfile.open(archive_file) as archive:
-            archive.extractall(folder, filter="data")
+    readable = explained(what, "the file of the repository", error=BadArgument)
+    with readable, tarfile.open(archive_file) as archive:
+        archive.extractall(folder, filter="data")
 
 
 def train_study(name: str, *, novels: Path, runs: Path) -> None:
