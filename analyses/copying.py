@@ -237,7 +237,7 @@ def random_heads(scores: np.ndarray, chosen: list[str]) -> list[list[str]]:
 
     The heads come from the layers of `chosen` and later layers, because all later heads depend
     on early heads. Earlier layers are added, the nearest first, until there are enough heads.
-    If the model has too few heads without a role, there are no sets.
+    A model with too few heads without a role gets an empty list.
     """
     without = np.argwhere(scores < NO_ROLE)
     layers = [int(name.split(".")[0]) for name in chosen]
@@ -304,7 +304,7 @@ def first_seen(present: xr.DataArray) -> xr.DataArray:
 
 
 def groups(compared):
-    """Each group of a comparison or of one variable, and its entries."""
+    """Each group of a comparison or a variable, with its entries."""
     names = compared["group"].values
     for group in dict.fromkeys(names.tolist()):
         yield group, compared.isel(entry=np.flatnonzero(names == group))

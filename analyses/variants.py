@@ -20,7 +20,7 @@ content.
 
 The first command reads finished runs; a second --runs adds a study with other seeds. The other
 commands train the runs and skip finished runs, so that the same command continues after a stop.
-Writes reports/variants/<study>/, where <study> is the name of the study file, or of the first
+Writes reports/variants/<study>/, where <study> is the name of the study file or the first
 folder of finished runs.
 """
 
@@ -158,7 +158,7 @@ def where_norms_peak(comparison: xr.Dataset) -> str:
 
 
 def stopped_planes(comparison: xr.Dataset) -> list[str]:
-    """Shares of the stopped planes of each variant, and of the same planes in the baseline."""
+    """Shares of each variant's stopped planes, and shares of these planes in the baseline."""
     sentences = []
     for group, entries in groups(comparison):
         entries = entries.isel(entry=entries["partner"].values >= 0)
@@ -180,7 +180,7 @@ def stopped_planes(comparison: xr.Dataset) -> list[str]:
 
 
 def groups(compared):
-    """Each group of a comparison or of one variable, and its entries."""
+    """Each group of a comparison or a variable, with its entries."""
     names = compared["group"].values
     for group in dict.fromkeys(names.tolist()):
         yield group, compared.isel(entry=np.flatnonzero(names == group))

@@ -8,8 +8,8 @@ tools/study/STUDY.tar.xz keeps all numbers that its pages need. Finished runs an
 are not repeated, also on a machine that has them only in this archive. Several processes can
 divide the runs; the last process measures them.
 
-Then its scripts draw the pages from tools/study/STUDY.tar.xz. Without --novels, nothing is
-trained or measured.
+Then its scripts draw the pages from tools/study/STUDY.tar.xz. Without --novels, the command
+only draws.
 """
 
 import shutil
@@ -50,7 +50,7 @@ MEASURED = "measured"  # folder of the measurements of a study
 KEPT_OF_RUNS = (STUDY, RECORD, "metrics.csv", "losses.csv")
 FINAL = "final.nc"
 PROFILE = "profile.nc"
-NOT_COMPARED = ("q_norm", "k_norm", "selectivity_keys")  # of early checkpoints
+NOT_COMPARED = ("q_norm", "k_norm", "selectivity_keys")  # if a checkpoint is early
 # Dimensions of the variables of a profile from which labels of heads follow
 OF_LABELS = {"layer", "head", "group", "trial"}
 LOSSES = ("step", "tokens", "train_loss", "valid_loss")
@@ -206,7 +206,7 @@ def keep(folders: Sequence[Path], archive: Path) -> None:
 
 
 def copy_study(folder: Path, kept: Path) -> None:
-    """Copy the kept numbers, and folders of early checkpoints: their names are the steps."""
+    """Copy the kept numbers, and make folders of early checkpoints, named by their steps."""
     for file in sorted(folder.rglob("*")):
         part = file.relative_to(folder)
         if is_kept(part):

@@ -224,7 +224,7 @@ def train_command(
 
 
 def _refuse_others(given: dict[str, Any], settings: type, why: str) -> None:
-    """Raise `BadParameter` for options that are no fields of the `settings`."""
+    """Raise `BadParameter` for options that the `settings` do not have."""
     for name in given:
         if name not in settings.__dataclass_fields__:  # type: ignore[attr-defined]
             raise typer.BadParameter(f"--{name.replace('_', '-')} {why}")
@@ -297,7 +297,7 @@ def _plan(
     else:
         of_study = recalibrations_of(read_recalibration_study(study, given))
         runs = [run.settings for run in of_study]
-    read_base_texts(text, valid)  # refuses what a run refuses
+    read_base_texts(text, valid)  # raises the errors of a run
     variants = {settings.variant for settings in runs}
     for variant in variants:
         check_variant(variant)

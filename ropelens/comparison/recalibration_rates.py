@@ -29,8 +29,8 @@ def rate_variables(
 
     `rate` has the peak learning rates in ascending order. NaN marks variants without a run at
     a rate. `runs` and their `recorded` losses have controls with the same rate and seed. If
-    several rates were tried, only the seeds of the other rates count, so that rates are
-    compared on the same order of the text. Seeds are paired. `rate_difference` is the loss of
+    several rates were tried, only seeds of the other rates count, so that all rates are
+    compared with the same order of the text. Seeds are paired. `rate_difference` is the loss of
     a variant minus the loss of another one at the same rate, and `rate_loss_change` is the
     loss minus the loss of the same variant at the rate of the study; both in nats per token.
     """

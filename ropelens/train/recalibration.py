@@ -128,7 +128,7 @@ def _recalibrate(
     control: Path | None = None,
     rate_factor: float = 1.0,
 ) -> Path:
-    """Train one run. The other arguments are those of a `StudyRun`."""
+    """Train one run. `StudyRun` describes the other arguments."""
     settings = resolved(base, settings)
     check_variant(settings.variant)
     device = base.opened.devices[0]
@@ -203,7 +203,7 @@ def recalibrate_study(
     `read_recalibration_study`. `given` are defaults for settings that the file does not state.
     The control is always trained. It is also trained with a third and with three times of the
     learning rate, and so are the variants that `other_rates` in the file lists (by default
-    the first variant; [] trains none of these runs). If such a run diverges, the study is
+    the first variant; [] leaves these runs out). If such a run diverges, the study is
     complete without it. Several processes can share a study.
 
     Raises the errors of `recalibrate`, and `BadArgument` if `path` is not a study, if it

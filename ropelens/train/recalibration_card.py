@@ -96,7 +96,7 @@ def licence_of(base: Base) -> dict[str, str]:
     card = path / CARD
     stated: dict[str, Any] = {}
     if card.is_file():
-        with suppress(ValueError, OSError):  # its metadata may be wrong
+        with suppress(ValueError, OSError):  # the metadata may be wrong
             stated = metadata_load(card) or {}
     return {key: str(stated[key]) for key in LICENSE_KEYS if stated.get(key)}
 

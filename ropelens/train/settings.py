@@ -15,7 +15,7 @@ class Size:
     """The shape of a LLaMA-style decoder, its batch and its peak learning rate."""
 
     layers: int
-    width: int  # of the residual stream
+    width: int  # width of the residual stream
     heads: int
     kv_heads: int
     head_dim: int
