@@ -13,13 +13,14 @@ from ropelens.comparison.entries import ComparisonEntry
 from ropelens.interventions.evaluate import evaluate
 from ropelens.profiles.heads import head_values
 from ropelens.profiles.measures import compared
-from ropelens.profiles.needles import SHORTEST_PROMPT
+from ropelens.profiles.needles import SHORTEST_PROMPT, TRIALS, near_lengths
 from ropelens.profiles.profile import profile
 from ropelens.profiles.tasks import NEAREST, doublings
 from ropelens.text.text import Text
 from ropelens.train.data import documents_of, held_out_sequences, spread
 
 TIMES_CONTEXT = 4  # length of long texts, in contexts of the training
+FEWEST_PROMPTS = 4  # prompts with needles per length and depth
 
 
 def profile_of_heads(
@@ -55,27 +56,28 @@ def measure(
     held_out = validation_text(run)
     text = held_out.sample(sequences)  # the same needles for all checkpoints
     long_text = held_out.joined(fewer_long)
-    tasks = near_tasks(model, text, long_text, seed=seed)
+    prompts = prompts_for(sequences)
+    tasks = run_tasks(model, text, prompts=prompts, far=final, seed=seed)
+    longer = losses_by_position(model, long_text, seed=seed)
     dataset = head_measures(heads, final=final).assign(
         first_loss=tasks["first_loss"],
         repeat_loss=tasks["repeat_loss"],
         retrieval=tasks["retrieval"],
-        position_loss=tasks["position_loss"],
+        position_loss=longer["position_loss"],
     )
     if not final:
         return dataset.drop_vars(("inv_freq", "wavelength"))
     losses = unedited(evaluate(model, text, measures=["loss"], seed=seed))
     losses = losses.reset_coords("group")
-    far = far_tasks(model, text, context=run.context, seed=seed)
     dataset = dataset.assign(
         loss=losses["mean_loss"],
         loss_se=losses["mean_loss_se"],
         sequence_loss=losses["loss"],
         sequence_group=losses["group"],
-        position_loss_se=tasks["position_loss_se"],
+        position_loss_se=longer["position_loss_se"],
         retrieval_hit=tasks["retrieval_hit"],
-        copy_loss=far["copy_loss"],
-        far_retrieval=far["far_retrieval"],
+        copy_loss=tasks["copy_loss"],
+        far_retrieval=tasks["far_retrieval"],
     )
     return dataset.assign_attrs(documents=losses.attrs["documents"])
 
@@ -85,43 +87,56 @@ def unedited(evaluation: xr.Dataset) -> xr.Dataset:
     return evaluation.isel(edit=0, drop=True)
 
 
-def near_tasks(
-    model: PreTrainedModel, text: Text, long_text: Text, *, seed: int
-) -> dict[str, xr.DataArray]:
-    """Repeated tokens and retrieval in the context, and losses by position in `long_text`."""
-    longer = evaluate(model, long_text, measures=["loss"], seed=seed)
-    tasks = evaluate(model, text, measures=["induction", "retrieval"], seed=seed)
-    longer = unedited(longer)
-    tasks = unedited(tasks)
-    return {
-        "first_loss": tasks["first_loss"],
-        "repeat_loss": tasks["repeat_loss"],
-        "retrieval": tasks["retrieval"],
-        "retrieval_hit": tasks["retrieval_hit"],
-        "position_loss": longer["position_loss"],
-        "position_loss_se": longer["position_loss_se"],
-    }
+def prompts_for(sequences: int) -> int:
+    """Prompts with needles per length and depth: a sixteenth of `sequences`, 4 to 16."""
+    return min(max(FEWEST_PROMPTS, sequences // 16), TRIALS)
 
 
-def far_tasks(
-    model: PreTrainedModel, text: Text, *, context: int, seed: int
+def losses_by_position(
+    model: PreTrainedModel, text: Text, *, seed: int
 ) -> dict[str, xr.DataArray]:
-    """Copying and retrieval over distances up to `TIMES_CONTEXT` contexts."""
-    longest = TIMES_CONTEXT * context
+    """Losses by position, and their standard errors."""
+    losses = unedited(evaluate(model, text, measures=["loss"], seed=seed))
+    return {name: losses[name] for name in ("position_loss", "position_loss_se")}
+
+
+def run_tasks(
+    model: PreTrainedModel, text: Text, *, prompts: int, far: bool, seed: int
+) -> dict[str, xr.DataArray]:
+    """Repeated tokens, and retrieval in prompts of up to the context of the text.
+
+    With `far`, also copying and retrieval over distances up to `TIMES_CONTEXT` contexts.
+    """
+    longest = TIMES_CONTEXT * text.context
+    within = near_lengths(text.context)
+    doubled = list(doublings(SHORTEST_PROMPT, longest))
+    measures = ["induction", "retrieval"]
+    lengths = within
+    if far:
+        measures.append("copying")
+        lengths = [*within, *doubled]  # lengths in both lists are measured once
     evaluation = evaluate(
         model,
         text,
-        measures=["copying", "retrieval"],
+        measures=measures,
         seed=seed,
-        prompt_lengths=doublings(SHORTEST_PROMPT, longest),
+        prompts=prompts,
+        prompt_lengths=lengths,
         distances=doublings(NEAREST, longest // 2),
     )
     evaluation = unedited(evaluation)
-    retrieval = evaluation["retrieval"].mean("depth")
-    return {
-        "copy_loss": evaluation["copy_loss"],
-        "far_retrieval": retrieval.rename(retrieval_length="prompt_length"),
+    near = evaluation.sel(retrieval_length=within)
+    tasks = {
+        "first_loss": evaluation["first_loss"],
+        "repeat_loss": evaluation["repeat_loss"],
+        "retrieval": near["retrieval"],
+        "retrieval_hit": near["retrieval_hit"],
     }
+    if far:
+        retrieval = evaluation["retrieval"].sel(retrieval_length=doubled)
+        retrieval = retrieval.mean("depth").rename(retrieval_length="prompt_length")
+        tasks |= {"copy_loss": evaluation["copy_loss"], "far_retrieval": retrieval}
+    return tasks
 
 
 def head_measures(profile: xr.Dataset, *, final: bool = True) -> xr.Dataset:

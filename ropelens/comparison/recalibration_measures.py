@@ -9,9 +9,10 @@ from transformers import PreTrainedModel
 
 from ropelens.comparison.checkpoint_measures import (
     ValidationText,
-    far_tasks,
     head_measures,
-    near_tasks,
+    losses_by_position,
+    prompts_for,
+    run_tasks,
 )
 from ropelens.comparison.recalibration_runs import RecalibratedRun
 from ropelens.errors import BadArgument, explained
@@ -91,10 +92,11 @@ def measure_recalibrated(
         heads[name] = profile[name].variable
     bins = {name: profile[name].variable for name in ("offset_start", "offset_stop")}
     heads = heads.assign_coords(bins)
-    near = near_tasks(model, sampled, long_text, seed=seed)
-    far = far_tasks(model, sampled, context=text.context, seed=seed)
+    prompts = prompts_for(sequences)
+    tasks = run_tasks(model, sampled, prompts=prompts, far=True, seed=seed)
+    longer = losses_by_position(model, long_text, seed=seed)
     confidence = _confidence(profile, seed=seed)
-    return heads.assign(near).assign(far).assign(confidence=confidence)
+    return heads.assign(tasks).assign(longer).assign(confidence=confidence)
 
 
 def _confidence(profile: xr.Dataset, *, seed: int) -> xr.DataArray:

@@ -43,8 +43,7 @@ class Needles:
         live = measurement.live
         text = measurement.text
         if not lengths:
-            context = min(live.context, text.context)
-            lengths = [max(SHORTEST_PROMPT, context // part) for part in (4, 2, 1)]
+            lengths = near_lengths(min(live.context, text.context))
         lengths = tuple(dict.fromkeys(map(int, lengths)))
         self.tokens = len(DEPTHS) * prompts * sum(lengths)
         check_count(self.tokens, "tokens in prompts", most=MOST_TOKENS)
@@ -91,6 +90,12 @@ class Needles:
             last.append(logits[:, -1].float().cpu())
             progress(batch.numel())
         return torch.cat(last)
+
+
+def near_lengths(context: int) -> list[int]:
+    """Lengths of prompts within a context, if no others are asked for."""
+    lengths = [max(SHORTEST_PROMPT, context // part) for part in (4, 2, 1)]
+    return list(dict.fromkeys(lengths))
 
 
 def found_needles(

@@ -19,7 +19,11 @@ from transformers import AutoModelForCausalLM
 import ropelens as rl
 from ropelens.checkpoints.bundled import sample_path
 from ropelens.comparison import checkpoint_cache
-from ropelens.comparison.checkpoint_measures import validation_text
+from ropelens.comparison.checkpoint_measures import (
+    prompts_for,
+    run_tasks,
+    validation_text,
+)
 from ropelens.comparison.entries import ComparisonEntry as Entry
 from ropelens.comparison.entries import find_entries
 from ropelens.comparison.join import partners
@@ -50,6 +54,39 @@ def test_validation_text_is_evenly_spread_over_the_held_out_text(trained_study: 
     trained = np.load(run.data / "train.npy")
     total = len(rows) + len(trained)
     assert len(rows) == round(0.02 * total)
+
+
+def test_tasks_have_the_numbers_of_separate_evaluations():
+    """Prompts that are both within and past the context are measured once."""
+    model = rl.load("bundled")[0]
+    ids = torch.randint(3, 500, (8, 48), generator=torch.Generator().manual_seed(0))
+    text = rl.Text(ids)
+    tasks = run_tasks(model, text, prompts=2, far=True, seed=0)
+    within = rl.evaluate(model, text, measures=["induction", "retrieval"], prompts=2)
+    past = rl.evaluate(
+        model,
+        text,
+        measures=["copying", "retrieval"],
+        prompts=2,
+        prompt_lengths=(32, 64, 128),
+        distances=(8, 16, 32, 64),
+    )
+    for name in ("first_loss", "repeat_loss", "retrieval", "retrieval_hit"):
+        np.testing.assert_array_equal(tasks[name], within[name][0])
+    np.testing.assert_array_equal(tasks["copy_loss"], past["copy_loss"][0])
+    far = past["retrieval"][0].mean("depth")
+    np.testing.assert_array_equal(tasks["far_retrieval"], far)
+    assert tasks["far_retrieval"]["prompt_length"].values.tolist() == [32, 64, 128]
+    only_near = run_tasks(model, text, prompts=2, far=False, seed=0)
+    np.testing.assert_array_equal(only_near["retrieval"], tasks["retrieval"])
+    assert "copy_loss" not in only_near
+
+
+@pytest.mark.parametrize(
+    ("sequences", "prompts"), [(1, 4), (64, 4), (128, 8), (256, 16), (512, 16)]
+)
+def test_fewer_sequences_have_fewer_prompts(sequences: int, prompts: int):
+    assert prompts_for(sequences) == prompts
 
 
 def test_long_text_joins_consecutive_sequences(trained_study: Path):
