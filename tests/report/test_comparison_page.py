@@ -449,7 +449,7 @@ def test_pages_of_models_are_paths_in_folders(comparison: xr.Dataset):
 
 
 def test_a_comparison_of_an_earlier_version_is_drawn():
-    folder = Path(__file__).parents[2] / "reports" / "variants" / "copying"
+    folder = Path(__file__).parents[2] / "reports" / "copying" / "copying"
     if not folder.exists():
         pytest.skip("the reports are only in the repository")
     comparison = open_results(folder / "comparison.nc", "comparison")

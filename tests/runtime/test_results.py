@@ -116,12 +116,12 @@ def test_a_file_of_another_kind_is_refused(profile: xr.Dataset, tmp_path: Path):
 
 
 def test_committed_files_of_earlier_versions_still_open():
-    reports = repository_path("reports/variants").parent
+    reports = repository_path("reports/copying").parent
     earlier = Path(__file__).parent / "needles_of_november_26.nc"
     assert open_results(earlier, "needles").attrs["context"] == 512
     files = [
         *reports.glob("*/bundled-rope/*.nc"),
-        reports / "variants/copying/comparison.nc",
+        reports / "copying/copying/comparison.nc",
     ]
     kinds = {file.stem: open_results(file).attrs["kind"] for file in files}
     names = ("profile", "reach", "needles", "truncation", "comparison")
