@@ -18,6 +18,15 @@ def rounded(values: np.ndarray, bits: int) -> np.ndarray:
     return np.where(np.isfinite(single), nearest, single)
 
 
+def in_five_digits(results: xr.Dataset) -> xr.Dataset:
+    """The results with five digits, in float32."""
+    fewer = results.copy()
+    for name, variable in results.data_vars.items():
+        if variable.dtype.kind == "f":
+            fewer[name] = variable.copy(data=rounded(variable.values, FIVE_DIGITS))
+    return fewer
+
+
 def in_float32(results: xr.Dataset) -> xr.Dataset:
     """The results with seven digits: figures and sentences show four at most."""
     fewer = results.copy()

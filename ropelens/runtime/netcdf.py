@@ -43,7 +43,8 @@ def save(results: xr.Dataset, path: str | Path) -> Path:
     (`as_saved`). netCDF cannot store two kinds of characters: a NUL becomes "␀", and a lone
     surrogate a backslash escape.
     """
-    written = _with_printable_texts(as_saved(results))
+    # The encoding of an earlier file would make its coordinates coordinates again
+    written = _with_printable_texts(as_saved(results)).drop_encoding()
     names = sorted(str(name) for name in results.variables)
     written.attrs[CONTENTS] = " ".join(names)
     # Convert in memory, because HDF5 crashes the process if the disk is full.
