@@ -226,6 +226,7 @@ def losses_and_copying_match(
         measures=("copying", "retrieval"),
         distances=(8, 16, 32, 64),
         prompt_lengths=(32, 64, 128),
+        prompts=prompts_for(SEQUENCES),
     )
     np.testing.assert_allclose(results["copy_loss"], copying["copy_loss"][0])
     found = copying["retrieval"][0].mean("depth")
