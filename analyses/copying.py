@@ -54,11 +54,12 @@ def main(
     ),
 ) -> None:
     cache = runs[0] / "measured"
+    finished = finished_runs(runs)  # another run may end while these are measured
     comparison = rl.compare(runs, cache=cache, sequences=sequences)
     fingerprints = comparison["fingerprint"].set_index(entry=RUN).to_series()
     heads: list[dict] = []
     costs: list[dict] = []
-    for folder in finished_runs(runs):
+    for folder in finished:
         measured = measure_once(folder, cache, fingerprints)
         heads += measured["heads"]
         costs += measured["costs"]
