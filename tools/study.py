@@ -196,7 +196,6 @@ def keep(folders: Sequence[Path], archive: Path) -> None:
 
     Numbers have 5 digits, and numbers of early checkpoints have 4 digits.
     """
-    archive.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(archive) as path, tarfile.open(path, "w:xz", preset=9) as tar:
         for folder in folders:
             kept = folder.parent / "kept" / folder.name

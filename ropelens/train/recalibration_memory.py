@@ -166,9 +166,8 @@ def step_seconds(model: PreTrainedModel, settings: Recalibration) -> MeasuredSec
     tokens %= model.config.get_text_config().vocab_size
     model.train()
     bf16 = settings.bf16
-    loss_of(
-        model, tokens[None], predicted=1, bf16=bf16
-    ).backward()  # the first is slower
+    # The first pass is slower
+    loss_of(model, tokens[None], predicted=1, bf16=bf16).backward()
     begin = time.perf_counter()
     loss_of(model, tokens[None], predicted=1, bf16=bf16).backward()
     trained = time.perf_counter() - begin

@@ -32,9 +32,8 @@ from ropelens.train.recalibration_settings import WORSE
 Row = Mapping[Any, Any]
 SMALL = 0.1  # nats/token; smaller numbers have three decimals
 MANY_TOKENS = 100_000  # are written in millions
-RISE = (
-    0.01  # recovered share between the last evaluations of a curve that had not ended
-)
+# Rise of the recovered share between the last evaluations, if a curve had not ended
+RISE = 0.01
 
 
 def recalibration_sentences(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
@@ -171,9 +170,8 @@ def _best_sentence(comparison: xr.Dataset, variants: Sequence[Row]) -> str:
     high = float(difference.high)
     is_certain = low > 0 or high < 0
     comparative = f"worse than {name}"
-    if (
-        value < 0
-    ):  # the seeds that both have are fewer than the seeds of the best variant
+    if value < 0:
+        # The seeds that both have are fewer than the seeds of the best variant
         comparative = f"better than {name} in the seeds that both have,"
         value, low, high = -value, -high, -low
     return (
