@@ -96,8 +96,9 @@ RECIPES = {
         vocabulary=512,
         context=256,
         stages=(
-            Stage(1e6, 64, (60, 60), 4, {"phrases": 1.0}),
-            Stage(2.75e6, 64, (500, 500), 4, {"phrases": 1.0}),
+            Stage(1e6, 16, (60, 60), 2, {"phrases": 1.0}),
+            Stage(0.5e6, 32, (60, 60), 3, {"phrases": 1.0}),
+            Stage(2e6, 64, (500, 500), 4, {"phrases": 1.0}),
             Stage(
                 2e6,
                 256,
