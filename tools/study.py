@@ -23,7 +23,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
-import numpy as np
 import pandas as pd
 import typer
 import xarray as xr
@@ -35,7 +34,7 @@ from ropelens.commands.terminal import run_script
 from ropelens.comparison.checkpoint_measures import head_measures
 from ropelens.errors import BadArgument, explained
 from ropelens.profiles.measures import compared
-from ropelens.runtime.digits import FIVE_DIGITS, FOUR_DIGITS, rounded
+from ropelens.runtime.digits import FIVE_DIGITS, FOUR_DIGITS, with_digits
 from ropelens.runtime.folder import RECORD, whole_file
 from ropelens.runtime.netcdf import open_results
 from ropelens.runtime.records import read_json_if_exists
@@ -251,13 +250,7 @@ def smaller_measurement(file: Path) -> xr.Dataset:
         of_profile = head_measures(open_results(profile_file))
         names = set(of_profile) - {"loss", "loss_se"}
         measured = measured.drop_vars(names, errors="ignore")
-    smaller = measured.copy()
-    for name, variable in measured.variables.items():
-        if variable.dtype == np.float64:
-            bits = FOUR_DIGITS if is_early else FIVE_DIGITS
-            values = rounded(variable.values, bits)
-            smaller[name] = (variable.dims, values, variable.attrs)
-    return smaller
+    return with_digits(measured, FOUR_DIGITS if is_early else FIVE_DIGITS)
 
 
 def without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -29,7 +29,7 @@ from ropelens.report.run_facts import profile_facts
 from ropelens.report.sentences.comparison import comparison_sentences
 from ropelens.report.sentences.profile import scope_sentence
 from ropelens.report.sentences.recalibration import recalibration_sentences
-from ropelens.runtime.digits import in_five_digits, in_float32
+from ropelens.runtime.digits import FIVE_DIGITS, in_float32, with_digits
 from ropelens.runtime.folder import file_name
 from ropelens.runtime.netcdf import as_saved
 from ropelens.runtime.own_folder import own_folder
@@ -96,7 +96,8 @@ def save_comparison(
     if with_models:
         comparison = write_model_pages(Path(folder), comparison)
     else:
-        comparison = in_five_digits(comparison).drop_vars("profile", errors="ignore")
+        comparison = with_digits(comparison, FIVE_DIGITS)
+        comparison = comparison.drop_vars("profile", errors="ignore")
     if is_recalibration(comparison):
         return _save_recalibration(Path(folder), comparison)
     return Answer().save(folder, comparison)

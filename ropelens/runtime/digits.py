@@ -18,12 +18,12 @@ def rounded(values: np.ndarray, bits: int) -> np.ndarray:
     return np.where(np.isfinite(single), nearest, single)
 
 
-def in_five_digits(results: xr.Dataset) -> xr.Dataset:
-    """The results with five digits, in float32."""
+def with_digits(results: xr.Dataset, bits: int) -> xr.Dataset:
+    """The results in float32 with `bits` after the first digit. Coordinates stay."""
     fewer = results.copy()
     for name, variable in results.data_vars.items():
         if variable.dtype.kind == "f":
-            fewer[name] = variable.copy(data=rounded(variable.values, FIVE_DIGITS))
+            fewer[name] = variable.copy(data=rounded(variable.values, bits))
     return fewer
 
 
