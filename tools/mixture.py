@@ -96,9 +96,8 @@ RECIPES = {
         vocabulary=512,
         context=256,
         stages=(
-            Stage(1e6, 16, (60, 60), 2, {"phrases": 1.0}),
-            Stage(0.5e6, 32, (60, 60), 3, {"phrases": 1.0}),
-            Stage(2e6, 64, (500, 500), 4, {"phrases": 1.0}),
+            Stage(0.8e6, 16, (60, 60), 2, {"phrases": 1.0}),
+            Stage(2.7e6, 64, (60, 500), 4, {"phrases": 1.0}),
             Stage(
                 2e6,
                 256,
