@@ -417,6 +417,8 @@ def say(change: np.ndarray) -> str:
     mean, low, high = paired_interval(change)
     if len(change) == 1:
         return f"not testable ({mean:+.3f}, of one seed)".replace("-", "−")
+    if low == high:  # steps between checkpoints are coarse
+        return f"{mean:+.3f} in all {len(change)} seeds".replace("-", "−")
     word = "unresolved"
     if low > 0:
         word = "more"

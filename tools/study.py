@@ -163,7 +163,7 @@ def is_busy(folder: Path) -> bool:
 def answer(name: str, folders: Sequence[Path]) -> None:
     """Measure the runs in `folders`, unless they are measured, and draw the pages."""
     for script in STUDIES[name].scripts:
-        command = [sys.executable, str(ROOT / "analyses" / script)]
+        command = [sys.executable, f"analyses/{script}"]
         for folder in folders:
             command += ["--runs", str(folder)]
         subprocess.run(command, check=True)
