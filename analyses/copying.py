@@ -56,6 +56,7 @@ def main(
     cache = runs[0] / "measured"
     finished = finished_runs(runs)  # another run may end while these are measured
     comparison = rl.compare(runs, cache=cache, sequences=sequences)
+    comparison = comparison.drop_vars("profile")  # the reports do not have the runs
     fingerprints = comparison["fingerprint"].set_index(entry=RUN).to_series()
     heads: list[dict] = []
     costs: list[dict] = []

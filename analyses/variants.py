@@ -76,6 +76,7 @@ def main(
         run_study(study, out=first, text=text, valid=valid, tokens=tokens)
         name = study.stem
     comparison = rl.compare(runs, cache=first / "measured", sequences=sequences)
+    comparison = comparison.drop_vars("profile")  # the reports do not have the runs
     findings = [
         PUBLISHED,
         *how_stable(comparison, runs),

@@ -333,9 +333,9 @@ def test_costs_of_copying_are_given_by_seed_and_minus_random_heads():
     ]
     copies, needles = copying.what_it_costs(pd.DataFrame(rows))
     assert "induction heads silent: more (+3.000, +2.752 to +3.248)" in copies
-    assert "without a role, silent: more (+0.500, +0.500 to +0.500)" in copies
+    assert "without a role, silent: +0.500 in all 3 seeds" in copies
     assert copies.endswith("minus random heads: more (+2.500, +2.252 to +2.748).")
-    assert needles.count("unresolved (+0.000, +0.000 to +0.000)") == 3
+    assert needles.count("+0.000 in all 3 seeds") == 3
     plain = pd.DataFrame(rows)[lambda table: table["what"] == "none"]
     assert copying.what_it_costs(plain) == []
 
