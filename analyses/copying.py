@@ -68,6 +68,7 @@ def main(
     answer = Answer(
         "Which variants of RoPE learn to copy, how far, and through which planes?",
         findings=[
+            who_copies(comparison),
             *what_comes_first(comparison),
             *how_far(comparison),
             *which_planes(tables["heads.csv"]),
@@ -77,9 +78,10 @@ def main(
         figures={},
         more=tables,
     )
-    lead = who_copies(comparison)
     folder = comparison_folder(REPORTS / "copying" / runs[0].name, comparison)
-    page = answer.save(folder, comparison, lead=lead)
+    page = answer.save(
+        folder, comparison, lead=who_finds_most(comparison), picture="copying"
+    )
     write_index(REPORTS)
     typer.echo(page)
 
@@ -255,6 +257,47 @@ def random_heads(scores: np.ndarray, chosen: list[str]) -> list[list[str]]:
     ]
 
 
+def who_finds_most(comparison: xr.Dataset) -> str:
+    """The variant that finds most needles past the context, compared with the baseline."""
+    needles = mean_needles(comparison, past=True)
+    within = mean_by_group(mean_needles(comparison, past=False))
+    past = mean_by_group(needles)
+    baseline = str(comparison.attrs["baseline"])
+    best = str(past.idxmax())
+    sentence = (
+        f"Past the trained context, {best} finds the most needles: {past[best]:.0%}"
+    )
+    change = rl.paired_changes(needles, best).dropna("entry").values
+    if best == baseline or not len(change):
+        return f"{sentence}; within the context, it finds {within[best]:.0%}."
+    return (
+        f"{sentence}, and {baseline} {past[baseline]:.0%} ({points(change)}); "
+        f"within the context, they find {within[best]:.0%} and {within[baseline]:.0%}."
+    )
+
+
+def mean_needles(comparison: xr.Dataset, *, past: bool) -> xr.DataArray:
+    """The needles found [entry], a mean over prompts within the context, or past it."""
+    needles = comparison["far_retrieval"]
+    is_past = needles["prompt_length"] > int(comparison.attrs["context"])
+    return needles.where(is_past == past).mean("prompt_length")
+
+
+def mean_by_group(values: xr.DataArray) -> pd.Series:
+    """The mean of `values` [entry] of each group."""
+    return pd.Series({group: float(runs.mean()) for group, runs in groups(values)})
+
+
+def points(change: np.ndarray) -> str:
+    """The mean change of a share in percentage points, with its interval over seeds."""
+    mean, low, high = 100 * np.array(paired_interval(change))
+    words = f"{mean:+.0f} percentage points"
+    if len(change) == 1:
+        return f"{words}, one seed".replace("-", "−")
+    interval = f"95% interval {low:+.0f} to {high:+.0f}, over {len(change)} seeds"
+    return f"{words}, {interval}".replace("-", "−")
+
+
 def who_copies(comparison: xr.Dataset) -> str:
     """How many seeds of each variant copy, and the mean number of tokens before they do."""
     since = first_seen(best_by_step(comparison, "induction") >= COPIES)
@@ -317,14 +360,12 @@ def how_far(comparison: xr.Dataset) -> list[str]:
     context = int(comparison.attrs["context"])
     copies = comparison["copy_loss"].mean("trial")
     near = copies["copy_distance"] < context / 2
-    needles = comparison["far_retrieval"]
-    within = needles["prompt_length"] <= context
     copying = best_by_step(comparison, "induction") >= COPIES
     means = {
         "Loss of copies within the context": copies.where(near).mean("copy_distance"),
         "Loss of copies past it": copies.where(~near).mean("copy_distance"),
-        "Needles within the context": needles.where(within).mean("prompt_length"),
-        "Needles past it": needles.where(~within).mean("prompt_length"),
+        "Needles within the context": mean_needles(comparison, past=False),
+        "Needles past it": mean_needles(comparison, past=True),
         "Million tokens until a run copies": first_seen(copying),
     }
     return [

@@ -16,6 +16,7 @@ import pytest
 import xarray as xr
 from cli_runs import Command, Ended, here
 from scipy import stats
+from synthetic_comparison import CONTEXT, synthetic_comparison
 from synthetic_recalibration import recalibrated_study
 from tiny_checkpoints import save_tiny
 from trained import story
@@ -311,6 +312,31 @@ def test_copying_is_compared_with_random_heads_without_a_role():
     assert copying.random_heads(scores, ["1.0"]) == [["2.0"]] * 3
     assert copying.random_heads(scores, ["1.0", "1.1"]) == [], "only one head is left"
     assert copying.random_heads(scores, []) == []
+
+
+def test_the_variant_that_finds_most_needles_past_the_context_is_named():
+    copying = script_named("copying")
+    comparison = synthetic_comparison(groups=("rope", "p-rope:0.5"))
+    is_past = comparison["prompt_length"] > CONTEXT
+    shares = {"rope": {0: 0.4, 1: 0.5}, "p-rope:0.5": {0: 0.6, 1: 0.8}}
+    found = [
+        xr.where(is_past, shares[group][seed], 0.9)
+        for group, seed in zip(
+            comparison["group"].values, comparison["seed"].values, strict=True
+        )
+    ]
+    comparison["far_retrieval"] = xr.concat(found, "entry")
+    low, high = stats.ttest_1samp([0.2, 0.3], 0).confidence_interval(0.95)
+    assert copying.who_finds_most(comparison) == (
+        "Past the trained context, p-rope:0.5 finds the most needles: 70%, and rope 45% "
+        f"(+25 percentage points, 95% interval −{-100 * low:.0f} to +{100 * high:.0f}, over "
+        "2 seeds); within the context, they find 90% and 90%."
+    )
+    comparison["far_retrieval"] = 1 - comparison["far_retrieval"]
+    assert copying.who_finds_most(comparison) == (
+        "Past the trained context, rope finds the most needles: 55%; within the "
+        "context, it finds 10%."
+    )
 
 
 def test_costs_of_copying_are_given_by_seed_and_minus_random_heads():

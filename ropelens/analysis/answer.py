@@ -56,18 +56,26 @@ class Answer:
     more: Mapping[str, Results] = field(default_factory=dict)
 
     def save(
-        self, folder: str | Path, comparison: xr.Dataset, *, lead: str = ""
+        self,
+        folder: str | Path,
+        comparison: xr.Dataset,
+        *,
+        lead: str = "",
+        picture: str = "",
     ) -> Path:
         """Write the result of `compare` and its table to `folder`; return the page.
 
         `folder` gets index.html, comparison.nc, comparison.csv, run.json and `more`. The page
-        has the sentence `lead`, sentences about the numbers, and then the `findings`.
+        has the sentence `lead`, sentences about the numbers, and then the `findings`. It begins
+        with the figure of the losses, or with the figure `picture` (the name of a row of the
+        catalog of figures).
         """
         comparison = as_saved(comparison)
         comparison = _with_relative_files(comparison, Path(folder)).assign_attrs(
             question=self.question,
             command=this_command(),
             lead=lead,
+            picture=picture,
             findings="\n".join(self.findings),
         )
         table = summarize_comparison(comparison)

@@ -17,7 +17,19 @@ KNOWN_VARIANTS = (
     "p-rope-reversed-0.75",
     "nope",
 )
-VARIANT_SYMBOLS = ("square", "diamond", "triangle-up", "cross", "star", "pentagon")
+VARIANT_SYMBOLS = (
+    "square",
+    "diamond",
+    "triangle-up",
+    "cross",
+    "star",
+    "pentagon",
+    "x",
+    "triangle-down",
+    "hexagram",
+    "hourglass",
+    "bowtie",
+)
 DASHES = ("solid", "dash", "dot")
 
 
@@ -58,9 +70,10 @@ def variant_looks(names: Sequence[str]) -> dict[str, Look]:
 
 
 def _palette() -> list[Look]:
-    """All colours solid, then all colours dashed, then dotted."""
+    """All colours solid, then all colours dashed, then dotted, with other symbols."""
+    symbols = itertools.cycle(VARIANT_SYMBOLS)
     palette = []
-    for dash in DASHES:
-        for color, symbol in zip(style.VARIANT_COLORS, VARIANT_SYMBOLS, strict=True):
-            palette.append(Look(symbol, {"color": color, "dash": dash, "width": 2}))
+    for dash, color in itertools.product(DASHES, style.VARIANT_COLORS):
+        line = {"color": color, "dash": dash, "width": 2}
+        palette.append(Look(next(symbols), line))
     return palette

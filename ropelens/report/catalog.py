@@ -296,30 +296,32 @@ SWEEP_FIGURES = (
     ),
 )
 
-LOSS_LINES_FIGURE = PageFigure(
-    name="loss_lines",
-    draw=plot_loss_lines,
-    has_data=has_growth,
-    explain=(
-        "Below the grey line is better. Bars: 95% intervals over seeds at the end. A "
-        "difference is certain if its bar does not reach the grey line (no bar: one seed)."
+LOSS_FIGURES = (
+    PageFigure(
+        name="loss_lines",
+        draw=plot_loss_lines,
+        has_data=has_growth,
+        explain=(
+            "Below the grey line is better. Bars: 95% intervals over seeds at the end. A "
+            "difference is certain if its bar does not reach the grey line (no bar: one "
+            "seed)."
+        ),
+        note=(
+            "Shaded: 95% intervals during training. The last points are on {sequences} "
+            "sequences, the others on {growth_sequences}. Large differences early in "
+            "training may be outside of the axis."
+        ),
     ),
-    note=(
-        "Shaded: 95% intervals during training. The last points are on {sequences} "
-        "sequences, the others on {growth_sequences}. Large differences early in training "
-        "may be outside of the axis."
-    ),
-)
-
-LOSS_CHANGE_FIGURE = PageFigure(
-    name="loss_change",
-    draw=plot_loss_change,
-    explain=(
-        "The loss minus the loss of the baseline on the same text. A ring is one "
-        "pair, a filled mark is the mean of the pairs, and a bar is its 95% "
-        "interval. The interval of a single pair is over its text and does not "
-        "include the variation between training runs. Left of the line is "
-        "better."
+    PageFigure(
+        name="loss_change",
+        draw=plot_loss_change,
+        explain=(
+            "The loss minus the loss of the baseline on the same text. A ring is one "
+            "pair, a filled mark is the mean of the pairs, and a bar is its 95% "
+            "interval. The interval of a single pair is over its text and does not "
+            "include the variation between training runs. Left of the line is "
+            "better."
+        ),
     ),
 )
 

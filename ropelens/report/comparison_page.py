@@ -22,12 +22,13 @@ from ropelens.figures.compared_heads import (
 from ropelens.figures.formats import plotly_text
 from ropelens.figures.head_map import MAX_HEADS_WITH_SIGNS
 from ropelens.figures.style import LABEL_LOOKS, LabelLook
+from ropelens.report.catalog import LOSS_FIGURES
 from ropelens.report.columns import (
     Column,
     compared_head_columns,
     comparison_tables,
 )
-from ropelens.report.drawing import Card, DrawnFigure, draw_comparison, draw_picture
+from ropelens.report.drawing import Card, DrawnFigure, draw_comparison
 from ropelens.report.figure_page import render_figures
 from ropelens.report.render import packed
 from ropelens.report.run_facts import comparison_facts
@@ -55,12 +56,15 @@ RUNS_WORDS = (
 
 def render_comparison(comparison: xr.Dataset, table: pd.DataFrame) -> str:
     """Text of the page of a comparison and its summary `table`."""
-    picture = draw_picture(comparison, table)
+    drawn_figures = draw_comparison(comparison, table)
+    picture = choose_picture(drawn_figures, comparison)
     figures: dict[str, go.Figure] = {}
-    for drawn in draw_comparison(comparison, table):
-        if picture is None or drawn.name != picture.name:
-            caption = drawn.row.explain.format_map(comparison.attrs)
-            figures[caption] = drawn.figure
+    for drawn in drawn_figures:
+        if drawn is not picture:
+            caption = f"{drawn.row.explain} {drawn.row.note}".format_map(
+                comparison.attrs
+            )
+            figures[caption.strip()] = drawn.figure
     first, second = chosen_heads(comparison)
     placed = {
         "first": plot_compared_head(comparison, first),
@@ -94,10 +98,31 @@ def render_comparison(comparison: xr.Dataset, table: pd.DataFrame) -> str:
     )
 
 
+def choose_picture(
+    drawn_figures: Sequence[DrawnFigure], comparison: xr.Dataset
+) -> DrawnFigure | None:
+    """The picture at the beginning of the page; None if no loss has a pair.
+
+    It is the figure that the author of the comparison chose, or the first figure of losses.
+    """
+    chosen = comparison.attrs.get("picture")
+    for drawn in drawn_figures:
+        if drawn.name == chosen or (not chosen and drawn.row in LOSS_FIGURES):
+            return drawn
+    return None
+
+
 def _leads(comparison: xr.Dataset) -> int:
-    """Number of sentences above the picture. The last of them names the best group."""
+    """Number of sentences above the picture.
+
+    The sentence that names the group of the lowest loss is the last of them, unless the
+    picture shows something else.
+    """
     earlier = [comparison.attrs.get("lead"), sampled_sentence(comparison)]
-    return 1 + len([sentence for sentence in earlier if sentence])
+    leads = len([sentence for sentence in earlier if sentence])
+    if comparison.attrs.get("picture"):
+        return max(1, leads)
+    return 1 + leads
 
 
 def picture_card(picture: DrawnFigure | None, comparison: xr.Dataset) -> Card | None:

@@ -16,8 +16,7 @@ from ropelens.report.catalog import (
     CHOSEN_HEAD_FIGURES,
     COMPARISON_FIGURES,
     HEAD_SWEEP_FIGURE,
-    LOSS_CHANGE_FIGURE,
-    LOSS_LINES_FIGURE,
+    LOSS_FIGURES,
     MODEL_FIGURES,
     REACH_FIGURE,
     SWEEP_FIGURES,
@@ -130,27 +129,17 @@ def draw_sweep(
     return figures
 
 
-def draw_picture(comparison: xr.Dataset, table: pd.DataFrame) -> DrawnFigure | None:
-    """Draw the picture with which the page of a comparison begins.
-
-    Trained runs have lines of losses during training, and analyzed models have their last
-    losses. None if no loss has a pair.
-    """
-    if not table["loss_change"].notna().any():
-        return None
-    row = LOSS_CHANGE_FIGURE
-    if LOSS_LINES_FIGURE.has_data(comparison):
-        row = LOSS_LINES_FIGURE
-    return DrawnFigure(row.name, row, row.draw(comparison, table))
-
-
 def draw_comparison(comparison: xr.Dataset, table: pd.DataFrame) -> list[DrawnFigure]:
-    """Draw the figures of a comparison and its summary `table`."""
+    """Draw the figures of a comparison and its summary `table`.
+
+    Changes of the loss are drawn if a loss has a pair.
+    """
     figures = []
     if table["loss_change"].notna().any():
-        row = LOSS_CHANGE_FIGURE
-        figure = row.draw(comparison, table)
-        figures.append(DrawnFigure(row.name, row, figure))
+        for row in LOSS_FIGURES:
+            if row.has_data(comparison):
+                figure = row.draw(comparison, table)
+                figures.append(DrawnFigure(row.name, row, figure))
     for row in COMPARISON_FIGURES:
         if row.has_data(comparison):
             figure = row.draw(comparison)

@@ -217,6 +217,17 @@ def test_variants_look_the_same_on_every_page():
     assert len(colors) == 4
 
 
+def test_variants_of_one_colour_have_other_symbols_and_dashes():
+    looks = variant_looks([f"yarn:{factor}" for factor in range(10)])
+    of_color: dict[str, list] = {}
+    for look in looks.values():
+        of_color.setdefault(look.line["color"], []).append(look)
+    assert max(len(same) for same in of_color.values()) == 2
+    for same in of_color.values():
+        assert len({look.symbol for look in same}) == len(same)
+        assert len({look.line["dash"] for look in same}) == len(same)
+
+
 @pytest.mark.parametrize("measure", ["loss", "retrieval"])
 def test_lines_show_changes_with_intervals(sweep, measure: str):
     table = summarize_truncation(sweep)

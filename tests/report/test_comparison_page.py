@@ -448,6 +448,31 @@ def test_pages_of_models_are_paths_in_folders(comparison: xr.Dataset):
     assert found[:4] == ["../a%20b/index.html", "", "javascript%3Aalert%281%29", ""]
 
 
+def test_a_page_may_begin_with_another_picture(browser, tmp_path, comparison):
+    answer = Answer()
+    page = answer.save(
+        tmp_path / "needles", comparison, lead="Needles first.", picture="copying"
+    )
+    with Opened(browser, page) as opened:
+        shown = opened.load(ready="html.ready")
+        assert shown.locator(".lead").inner_text() == "Needles first."
+        picture = shown.locator(".picture")
+        assert "Copying and retrieval by distance" in picture.inner_text()
+        titles = shown.locator("h2, h3").all_inner_texts()
+        assert titles.count("Copying and retrieval by distance") == 1
+        assert titles.count("Validation loss compared with rope") == 1
+        best = shown.get_by_text("has the lowest loss")
+        assert not best.is_visible()
+        shown.get_by_text("More findings").click()
+        assert best.is_visible()
+    page = answer.save(tmp_path / "losses", comparison)
+    with Opened(browser, page) as opened:
+        shown = opened.load(ready="html.ready")
+        assert "has the lowest loss" in shown.locator(".lead").inner_text()
+        picture = shown.locator(".picture")
+        assert "Validation loss compared with rope" in picture.inner_text()
+
+
 def test_a_comparison_of_an_earlier_version_is_drawn():
     """Earlier versions did not save the pages of runs."""
     folder = Path(__file__).parents[2] / "reports" / "copying" / "copying"
