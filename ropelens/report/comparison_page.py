@@ -115,8 +115,8 @@ def choose_picture(
 def _leads(comparison: xr.Dataset) -> int:
     """Number of sentences above the picture.
 
-    The sentence that names the group of the lowest loss is the last of them, unless the
-    picture shows something else.
+    The last sentence names the group of the lowest loss, unless the picture shows something
+    else.
     """
     earlier = [comparison.attrs.get("lead"), sampled_sentence(comparison)]
     leads = len([sentence for sentence in earlier if sentence])

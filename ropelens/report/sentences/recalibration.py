@@ -173,7 +173,9 @@ def _best_sentence(comparison: xr.Dataset, variants: Sequence[Row]) -> str:
     if value < 0:
         # The seeds that both have are fewer than the seeds of the best variant
         comparative = f"better than {name} in the seeds that both have,"
-        value, low, high = -value, -high, -low
+        value = -value
+        low = -float(difference.high)
+        high = -float(difference.low)
     return (
         f"{sentence} Second: {second['variant']}, {comparative} by {nats(value)} "
         f"({nats(low)} to {nats(high)}), which is {_certain(is_certain)}."
