@@ -52,6 +52,9 @@ def main(
     sequences: int = typer.Option(
         512, help="Sequences of validation text for the loss."
     ),
+    out: Path | None = typer.Option(
+        None, help="Folder of the page. [default: a free name in reports/copying]"
+    ),
 ) -> None:
     cache = runs[0] / "measured"
     finished = finished_runs(runs)  # another run may end while these are measured
@@ -78,9 +81,12 @@ def main(
         figures={},
         more=tables,
     )
-    folder = comparison_folder(REPORTS / "copying" / runs[0].name, comparison)
+    folder = REPORTS / "copying" / runs[0].name
     page = answer.save(
-        folder, comparison, lead=who_finds_most(comparison), picture="copying"
+        out or comparison_folder(folder, comparison),
+        comparison,
+        lead=who_finds_most(comparison),
+        picture="copying",
     )
     write_index(REPORTS)
     typer.echo(page)
@@ -114,7 +120,9 @@ def measure_once(folder: Path, cache: Path, fingerprints: pd.Series) -> dict:
     rows = {"weights": weights}
     for name, table in measured.items():
         rows[name] = [run | row for row in table]
-    file.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    whole = file.with_suffix(".part")
+    whole.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    whole.replace(file)
     return rows
 
 
@@ -329,12 +337,12 @@ def what_comes_first(comparison: xr.Dataset) -> list[str]:
     leads = []
     for what, since in firsts.items():
         earlier = (copying - since).set_index(entry=RUN).to_series()
-        leads.append(
-            f"{what} in {(earlier >= 0).sum()} of {runs}, {say(by_seed(earlier))}"
-        )
+        count = f"{what} in {(earlier >= 0).sum()} of {runs} runs"
+        leads.append(f"{count}, {in_common_variants(earlier)}")
     return [
         f"Before an induction head ({LEAST} or more), or at the same checkpoint, there are "
-        f"{'; '.join(leads)} million tokens earlier (a mean over seeds)."
+        f"{'; '.join(leads)}. These are million tokens earlier, a mean over the variants that "
+        "have both in every seed."
     ]
 
 
@@ -434,22 +442,26 @@ def what_it_costs(costs: pd.DataFrame) -> list[str]:
         change = wide.sub(wide["none"], axis="index").drop(columns="none")
         parts = []
         for name in change:
-            of_seeds = by_seed(change[name])
-            parts.append(f"{name}: {say(of_seeds)}")
+            parts.append(f"{name}: {in_common_variants(change[name])}")
         if {INDUCTION, RANDOM} <= set(change):
-            beyond = by_seed(change[INDUCTION] - change[RANDOM])
-            parts.append(f"induction heads minus random heads: {say(beyond)}")
+            beyond = in_common_variants(change[INDUCTION] - change[RANDOM])
+            parts.append(f"induction heads minus random heads: {beyond}")
         sentences.append(
-            f"Change of the {measure}, a mean over the variants that have it in every seed: "
+            f"Change of the {measure}, a mean over the variants that have it in every seed, "
+            "so that two of these numbers may be of other variants: "
             f"{'; '.join(parts)}."
         )
     return sentences
 
 
-def by_seed(values: pd.Series) -> np.ndarray:
-    """Mean over the runs of each seed, for the variants that all seeds have."""
-    wide = values.dropna().unstack("variant").dropna(axis="columns")
-    return wide.mean(axis="columns").dropna().to_numpy()
+def in_common_variants(change: pd.Series) -> str:
+    """The mean `change` of the variants that have it in every seed, and their names."""
+    wide = change.unstack("variant").dropna(axis="columns")
+    of_seeds = wide.mean(axis="columns").dropna().to_numpy()
+    variants = ", ".join(
+        name for name in change.index.unique("variant") if name in wide
+    )
+    return f"{say(of_seeds)} in {variants or 'no variant'}"
 
 
 def say(change: np.ndarray) -> str:

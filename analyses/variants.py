@@ -69,6 +69,9 @@ def main(
     sequences: int = typer.Option(
         512, help="Sequences of validation text for the loss."
     ),
+    out: Path | None = typer.Option(
+        None, help="Folder of the page. [default: a free name in reports/variants]"
+    ),
 ) -> None:
     first = runs[0]
     name = first.name
@@ -86,7 +89,7 @@ def main(
     ]
     question = "How do variants of RoPE differ after training?"
     answer = Answer(question, findings, figures={})
-    folder = comparison_folder(REPORTS / "variants" / name, comparison)
+    folder = out or comparison_folder(REPORTS / "variants" / name, comparison)
     page = answer.save(folder, comparison)
     write_index(REPORTS)
     typer.echo(page)
@@ -98,11 +101,12 @@ def how_stable(comparison: xr.Dataset, runs: list[Path]) -> list[str]:
     for group, losses in groups(comparison["loss"]):
         if losses.sizes["entry"] > 1:
             spread = float(losses.std("entry", ddof=1))
-            parts.append(f"{group} {spread:.3f}")
+            parts.append(f"{group} {spread:.3f} ({losses.sizes['entry']})")
     if not parts:
         return []
     sentence = (
-        f"Standard deviation of the loss over seeds, nats/token: {', '.join(parts)}."
+        "Standard deviation of the loss over seeds, nats/token, and in brackets the number of "
+        f"seeds: {', '.join(parts)}."
     )
     rises = largest_rises(runs)
     if rises:
@@ -163,6 +167,8 @@ def stopped_planes(comparison: xr.Dataset) -> list[str]:
     sentences = []
     for group, entries in groups(comparison):
         entries = entries.isel(entry=entries["partner"].values >= 0)
+        if not entries.sizes["entry"]:
+            continue
         partners = comparison.isel(entry=entries["partner"].values)
         wavelength = entries["wavelength"].isel(entry=slice(1), layer=0)
         wavelength = wavelength.max("entry").dropna(

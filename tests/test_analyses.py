@@ -360,8 +360,16 @@ def test_costs_of_copying_are_given_by_seed_and_minus_random_heads():
     copies, needles = copying.what_it_costs(pd.DataFrame(rows))
     assert "induction heads silent: more (+3.000, +2.752 to +3.248)" in copies
     assert "without a role, silent: +0.500 in all 3 seeds" in copies
-    assert copies.endswith("minus random heads: more (+2.500, +2.252 to +2.748).")
+    assert copies.endswith(
+        "minus random heads: more (+2.500, +2.252 to +2.748) in rope, p-rope:0.5."
+    )
     assert needles.count("+0.000 in all 3 seeds") == 3
+    # A variant without induction heads in two seeds is not part of the mean
+    seldom = [row | {"variant": "nope"} for row in rows if row["seed"] == 0]
+    for seed in (1, 2):
+        seldom.append(rows[0] | {"variant": "nope", "seed": seed})
+    copies, _ = copying.what_it_costs(pd.DataFrame(rows + seldom))
+    assert "silent: more (+3.000, +2.752 to +3.248) in rope, p-rope:0.5;" in copies
     plain = pd.DataFrame(rows)[lambda table: table["what"] == "none"]
     assert copying.what_it_costs(plain) == []
 

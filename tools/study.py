@@ -5,8 +5,8 @@
 A study is a row of `STUDIES` and the file analyses/STUDY.toml. With --novels, a folder with
 `train` and `valid` (tools/README.md), its runs are trained in RUNS/STUDY and measured, and
 tools/study/STUDY.tar.xz keeps all numbers that its pages need. Finished runs and measurements
-are not repeated, also on a machine that has them only in this archive. Several processes can
-divide the runs; the last process measures them.
+are not repeated. On a machine without RUNS/STUDY, they come from this archive. Several
+processes can divide the runs; the last process measures them.
 
 Then its scripts draw the pages from tools/study/STUDY.tar.xz. Without --novels, the command
 only draws.
@@ -37,7 +37,7 @@ from ropelens.profiles.measures import compared
 from ropelens.runtime.digits import FIVE_DIGITS, FOUR_DIGITS, with_digits
 from ropelens.runtime.folder import RECORD, whole_file
 from ropelens.runtime.netcdf import open_results
-from ropelens.runtime.records import read_json_if_exists
+from ropelens.runtime.records import read_json, read_json_if_exists, write_json
 from ropelens.train.data import DATA
 from ropelens.train.run import read_study, run_study
 from ropelens.train.run_folder import STUDY, Busy, lock_run
@@ -95,22 +95,30 @@ def main(
             if any(map(is_busy, folders)):
                 typer.echo(f"{name}: another process trains its last runs")
                 continue
-            answer(name, folders)
-            keep(folders, KEPT / f"{name}.tar.xz")
-        draw(name, runs / "kept")
+            # Runs of another process that was stopped meanwhile
+            train_study(name, novels=novels, runs=runs)
+            with lock_study(name, runs):
+                answer(name, folders)
+                keep(folders, KEPT / f"{name}.tar.xz")
+        with lock_study(name, runs):
+            draw(name, runs / "kept")
+
+
+def lock_study(name: str, runs: Path) -> FileLock:
+    """Processes unpack, measure and draw a study one after the other."""
+    runs.mkdir(parents=True, exist_ok=True)
+    return FileLock(runs / f".{name}.lock")
 
 
 def restore(name: str, runs: Path) -> None:
-    """Unpack the parts of a study that `runs` lacks, if they are in the archive.
+    """Unpack the parts of a study of which `runs` has no folder, if they are in the archive.
 
     Parts whose study file has changed are not unpacked, so that they are trained again.
     """
     archive_file = KEPT / f"{name}.tar.xz"
     if not archive_file.exists():
         return
-    runs.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(runs / f".{name}.lock")  # other processes begin the same study
-    with lock, TemporaryDirectory(dir=runs) as folder:
+    with lock_study(name, runs), TemporaryDirectory(dir=runs) as folder:
         unpack(archive_file, Path(folder))
         for part in STUDIES[name].parts:
             unpacked = Path(folder, part)
@@ -163,7 +171,8 @@ def is_busy(folder: Path) -> bool:
 def answer(name: str, folders: Sequence[Path]) -> None:
     """Measure the runs in `folders`, unless they are measured, and draw the pages."""
     for script in STUDIES[name].scripts:
-        command = [sys.executable, f"analyses/{script}"]
+        out = f"reports/{Path(script).stem}/{name}"
+        command = [sys.executable, f"analyses/{script}", "--out", out]
         for folder in folders:
             command += ["--runs", str(folder)]
         subprocess.run(command, check=True)
@@ -228,6 +237,10 @@ def copy_smaller(file: Path, copy: Path) -> None:
         metrics = pd.read_csv(file)
         columns = [name for name in LOSSES if name in metrics]
         metrics[columns].to_csv(copy, index=False, float_format="%.5g")
+    elif file.name == RECORD:
+        record = read_json(file)
+        record.pop("command", None)  # it names folders of the machine
+        write_json(copy, record)
     else:
         shutil.copyfile(file, copy)
 

@@ -105,10 +105,13 @@ def choose_picture(
 
     It is the figure that the author of the comparison chose, or the first figure of losses.
     """
+    by_name = {drawn.name: drawn for drawn in drawn_figures}
     chosen = comparison.attrs.get("picture")
-    for drawn in drawn_figures:
-        if drawn.name == chosen or (not chosen and drawn.row in LOSS_FIGURES):
-            return drawn
+    if chosen in by_name:
+        return by_name[chosen]
+    for row in LOSS_FIGURES:
+        if row.name in by_name:
+            return by_name[row.name]
     return None
 
 

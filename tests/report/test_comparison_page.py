@@ -191,6 +191,15 @@ def test_findings_list_loss_changes_in_order(comparison: xr.Dataset):
     assert find(fewer, "These runs of the study are not finished: tiny/nope/seed-1.")
 
 
+def test_different_numbers_of_runs_are_named(comparison: xr.Dataset):
+    begin = (
+        "The numbers of runs differ: 2 (rope), 2 (p-rope:0.5), 1 (nope). A mean is over"
+    )
+    assert not [words for words in findings(comparison) if words.startswith(begin)]
+    assert comparison["group"].values[-1] == "nope"
+    assert find(comparison.isel(entry=slice(None, -1)), begin)
+
+
 def test_losses_without_pairs_are_listed_with_the_reason(comparison: xr.Dataset):
     alone = comparison.assign_coords(partner=("entry", [0, -1, -1, 3, -1, -1]))
     words = find(alone, "The loss is 3.005 (rope), 3.110 (p-rope:0.5), 3.215 (nope)")

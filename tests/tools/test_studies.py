@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,11 @@ def test_a_study_is_trained_and_its_pages_are_drawn_again(workplace, monkeypatch
     findings = findings_in(page)
     losses = rl.open(page)["sequence_loss"].values
     assert losses.dtype == np.float32
+    with tarfile.open(workplace / "tools/study/variants.tar.xz") as archive:
+        for name in archive.getnames():
+            file = archive.extractfile(name)
+            if name.endswith(".json") and file is not None:
+                assert str(workplace).encode() not in file.read()
 
     shutil.rmtree(workplace / "runs")
     shutil.rmtree(workplace / "reports")

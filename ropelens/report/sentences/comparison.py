@@ -23,6 +23,7 @@ def comparison_sentences(comparison: xr.Dataset, table: pd.DataFrame) -> list[st
         sentences.append(_losses_sentence(comparison, table))
     else:
         sentences.append(_unpaired_losses_sentence(comparison, table))
+    sentences.append(_unequal_runs_sentence(table))
     if "loss_past_context" in table and table["loss_past_context"].notna().any():
         sentences.append(_past_context_sentence(table))
     if "repeat_gain" in table:
@@ -87,6 +88,17 @@ def _unpaired_losses_sentence(comparison: xr.Dataset, table: pd.DataFrame) -> st
             f"no run of another variant has the size and seed of a run of {baseline}"
         )
     return f"{losses}. There are no paired differences, because {reason}."
+
+
+def _unequal_runs_sentence(table: pd.DataFrame) -> str:
+    """How means and changes differ if groups have different numbers of runs; "" otherwise."""
+    if table["entries"].nunique() == 1:
+        return ""
+    return (
+        f"The numbers of runs differ: {_by_group(table, 'entries', '.0f')}. A mean is over all "
+        "runs of a group, and a change only over its pairs with the baseline, so a change may "
+        "differ from the difference of two means."
+    )
 
 
 def _past_context_sentence(table: pd.DataFrame) -> str:
