@@ -34,7 +34,13 @@ from ropelens.commands.terminal import run_script
 from ropelens.comparison.checkpoint_measures import head_measures
 from ropelens.errors import BadArgument, explained
 from ropelens.profiles.measures import compared
-from ropelens.runtime.digits import FIVE_DIGITS, FOUR_DIGITS, with_digits
+from ropelens.runtime.digits import (
+    FIVE_DIGITS,
+    FOUR_DIGITS,
+    THREE_DIGITS,
+    rounded,
+    with_digits,
+)
 from ropelens.runtime.folder import RECORD, whole_file
 from ropelens.runtime.netcdf import open_results
 from ropelens.runtime.records import read_json, read_json_if_exists, write_json
@@ -49,6 +55,7 @@ MEASURED = "measured"  # folder of the measurements of a study
 KEPT_OF_RUNS = (STUDY, RECORD, "metrics.csv", "losses.csv")
 FINAL = "final.nc"
 PROFILE = "profile.nc"
+BY_TRIAL = "trial_induction"
 NOT_COMPARED = ("q_norm", "k_norm", "selectivity_keys")  # if a checkpoint is early
 # Dimensions of the variables of a profile from which labels of heads follow
 OF_LABELS = {"layer", "head", "group", "trial"}
@@ -202,7 +209,8 @@ def remove_folder(folder: Path) -> None:
 def keep(folders: Sequence[Path], archive: Path) -> None:
     """Write the numbers that the pages of finished studies need to `archive`.
 
-    Numbers have 5 digits, and numbers of early checkpoints have 4 digits.
+    Numbers have 5 digits, and numbers of early checkpoints have 4 digits. There, the induction
+    scores of all trials, which are half of all numbers, have 3 digits.
     """
     with whole_file(archive) as path, tarfile.open(path, "w:xz", preset=9) as tar:
         for folder in folders:
@@ -263,7 +271,13 @@ def smaller_measurement(file: Path) -> xr.Dataset:
         of_profile = head_measures(open_results(profile_file))
         names = set(of_profile) - {"loss", "loss_se"}
         measured = measured.drop_vars(names, errors="ignore")
-    return with_digits(measured, FOUR_DIGITS if is_early else FIVE_DIGITS)
+    if not is_early:
+        return with_digits(measured, FIVE_DIGITS)
+    smaller = with_digits(measured, FOUR_DIGITS)
+    if BY_TRIAL in smaller:
+        trials = smaller[BY_TRIAL]
+        smaller[BY_TRIAL] = trials.copy(data=rounded(trials.values, THREE_DIGITS))
+    return smaller
 
 
 def without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:

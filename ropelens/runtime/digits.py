@@ -4,7 +4,8 @@ import numpy as np
 import xarray as xr
 
 FRACTION_BITS = 23  # a float32 has these bits after the first digit
-FOUR_DIGITS = 13  # bits; the relative error is at most 0.00006
+THREE_DIGITS = 10  # bits; the relative error is at most 0.0005
+FOUR_DIGITS = 13  # bits; 0.00006
 FIVE_DIGITS = 16  # bits; 0.000008
 
 
