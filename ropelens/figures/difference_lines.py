@@ -170,7 +170,8 @@ def _name_ends(
     for group, text in names.items():
         rows = 1 + text.count("<br>")
         sizes[group] = ROW_HEIGHT * rows * pixel
-    for group, height in apart(heights, sizes).items():
+    labels = EndLabels(heights, sizes, bottom=bottom, top=top)
+    for group, height in labels.apart().items():
         figure.add_annotation(
             x=1,
             xref="paper",
@@ -185,42 +186,50 @@ def _name_ends(
         )
 
 
-def apart(heights: Mapping[str, float], sizes: Mapping[str, float]) -> dict[str, float]:
-    """Middles of labels that do not overlap, in the order of their `heights`.
+@dataclass(frozen=True)
+class EndLabels:
+    """The `heights` and `sizes` of labels on an axis from `bottom` to `top`, by their names."""
 
-    Labels with the `sizes` that would overlap form a block around the mean of their heights.
-    """
-    blocks: list[list[str]] = []
-    for name in sorted(heights, key=lambda name: heights[name]):
-        blocks.append([name])
-        while len(blocks) > 1 and _overlap(blocks[-2], blocks[-1], heights, sizes):
-            upper = blocks.pop()
-            blocks[-1].extend(upper)
-    placed = {}
-    for block in blocks:
-        edge = _middle(block, heights) - _size(block, sizes) / 2
-        for name in block:
-            placed[name] = edge + sizes[name] / 2
-            edge += sizes[name]
-    return placed
+    heights: Mapping[str, float]
+    sizes: Mapping[str, float]
+    bottom: float
+    top: float
 
+    def apart(self) -> dict[str, float]:
+        """Middles of the labels, in the order of their heights, so that none overlap.
 
-def _middle(block: list[str], heights: Mapping[str, float]) -> float:
-    return sum(heights[name] for name in block) / len(block)
+        Labels that would overlap form a block around the mean of their heights, or at the end
+        of the axis, if the block would go beyond it.
+        """
+        blocks: list[list[str]] = []
+        for name in sorted(self.heights, key=lambda name: self.heights[name]):
+            blocks.append([name])
+            while len(blocks) > 1 and self._overlap(blocks[-2], blocks[-1]):
+                upper = blocks.pop()
+                blocks[-1].extend(upper)
+        placed = {}
+        for block in blocks:
+            edge = self._middle(block) - self._size(block) / 2
+            for name in block:
+                placed[name] = edge + self.sizes[name] / 2
+                edge += self.sizes[name]
+        return placed
 
+    def _middle(self, block: list[str]) -> float:
+        half = self._size(block) / 2
+        mean = sum(self.heights[name] for name in block) / len(block)
+        lowest = self.bottom + half
+        highest = self.top - half
+        if lowest > highest:  # the block is larger than the axis
+            return (self.bottom + self.top) / 2
+        return min(max(mean, lowest), highest)
 
-def _size(block: list[str], sizes: Mapping[str, float]) -> float:
-    return sum(sizes[name] for name in block)
+    def _size(self, block: list[str]) -> float:
+        return sum(self.sizes[name] for name in block)
 
-
-def _overlap(
-    lower: list[str],
-    upper: list[str],
-    heights: Mapping[str, float],
-    sizes: Mapping[str, float],
-) -> bool:
-    distance = _middle(upper, heights) - _middle(lower, heights)
-    return distance < (_size(lower, sizes) + _size(upper, sizes)) / 2
+    def _overlap(self, lower: list[str], upper: list[str]) -> bool:
+        distance = self._middle(upper) - self._middle(lower)
+        return distance < (self._size(lower) + self._size(upper)) / 2
 
 
 def _in_rows(name: str) -> str:

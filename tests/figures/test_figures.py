@@ -24,7 +24,7 @@ from ropelens.comparison.summary import summarize_comparison
 from ropelens.errors import BadArgument
 from ropelens.figures import comparison, comparison_planes
 from ropelens.figures.claim import claim_title
-from ropelens.figures.difference_lines import apart
+from ropelens.figures.difference_lines import EndLabels
 from ropelens.figures.formats import number
 from ropelens.figures.head_planes import pair_figure
 from ropelens.figures.head_truncation import plot_head_truncation
@@ -67,12 +67,27 @@ def synthetic(request: pytest.FixtureRequest) -> tuple[xr.Dataset, pd.DataFrame]
 def test_labels_at_the_ends_of_lines_do_not_overlap():
     heights = {"a": 0.0, "b": 0.1, "c": 5.0, "d": 0.2}
     sizes = {"a": 1.0, "b": 2.0, "c": 1.0, "d": 1.0}
-    placed = apart(heights, sizes)
+    placed = EndLabels(heights, sizes, bottom=-9, top=9).apart()
     assert placed["c"] == 5.0
     assert placed["b"] - placed["a"] == pytest.approx(1.5)
     assert placed["d"] - placed["b"] == pytest.approx(1.5)
     block = [placed[name] for name in "abd"]
     assert np.mean(block) == pytest.approx(0.1)
+
+
+def test_labels_at_the_ends_of_lines_stay_within_the_axis():
+    heights = {"a": 0.0, "b": 0.1, "c": 3.0, "d": 0.2}
+    sizes = dict.fromkeys(heights, 1.0)
+    placed = EndLabels(heights, sizes, bottom=-0.5, top=9).apart()
+    # The block of a, b and d begins at the bottom, and has no room below c.
+    assert placed == {"a": 0.0, "b": 1.0, "d": 2.0, "c": 3.0}
+    placed = EndLabels(heights, sizes, bottom=-0.25, top=4.0).apart()
+    middles = [placed[name] for name in "abdc"]
+    assert np.diff(middles).tolist() == [1.0, 1.0, 1.0]
+    assert middles[0] - 0.5 >= -0.25
+    assert middles[-1] + 0.5 <= 4.0
+    crowded = EndLabels(heights, sizes, bottom=0, top=3).apart()
+    assert np.mean([*crowded.values()]) == pytest.approx(1.5)
 
 
 def assert_cells_hold_the_bits(
