@@ -427,7 +427,9 @@ def test_variants_are_trained_and_compared(tmp_path, python, monkeypatch):
     assert ended.code == 0, ended.err
     folder = tmp_path / "reports/copying/variants"
     findings = json.loads((folder / "run.json").read_text())["findings"]
-    assert findings[0].endswith("rope 0 of 1; p-rope:0.5 0 of 1.")
+    assert findings[0].startswith("Past the trained context, ")
+    (copies,) = [sentence for sentence in findings if "Runs that copy" in sentence]
+    assert copies.endswith("rope 0 of 1; p-rope:0.5 0 of 1.")
     assert pd.read_csv(folder / "costs.csv")["what"].tolist() == ["none"] * 2
 
 
