@@ -158,8 +158,6 @@ def train_part(study: Study, part: str, *, novels: Path, runs: Path) -> None:
         if not (tokens / DATA).exists():
             make_mixture(*text, *valid, tokens, recipe=study.mixture)
         run_study(file, out=runs / part, tokens=tokens)
-    elif part != study.parts[0]:
-        run_study(file, out=runs / part, tokens=runs / study.parts[0] / "data")
     else:
         run_study(file, out=runs / part, text=text, valid=valid)
 

@@ -77,6 +77,14 @@ def test_a_study_is_trained_and_its_pages_are_drawn_again(workplace, monkeypatch
     assert findings_in(page) == findings
     assert not [*workplace.glob("runs/**/model.safetensors")]
 
+    # The archive has the first part, so that only the second is trained
+    study.keep([Path("runs/variants")], study.KEPT / "variants.tar.xz")
+    shutil.rmtree(workplace / "runs")
+    study.main(["variants"], novels=Path("novels"))
+    assert not [*workplace.glob("runs/variants/**/model.safetensors")]
+    assert [*workplace.glob("runs/variants-more/**/model.safetensors")]
+    np.testing.assert_allclose(rl.open(page)["sequence_loss"], losses, rtol=1e-4)
+
 
 def keep_two_seeds(archive: Path, copy: Path) -> None:
     """Copy an archive of a study without its further seeds, which take long to read."""
