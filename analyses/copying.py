@@ -120,9 +120,9 @@ def measure_once(folder: Path, cache: Path, fingerprints: pd.Series) -> dict:
     rows = {"weights": weights}
     for name, table in measured.items():
         rows[name] = [run | row for row in table]
-    whole = file.with_suffix(".part")
-    whole.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    whole.replace(file)
+    unfinished = file.with_suffix(".part")
+    unfinished.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(file)
     return rows
 
 

@@ -207,8 +207,8 @@ def remove_folder(folder: Path) -> None:
 def keep(folders: Sequence[Path], archive: Path) -> None:
     """Write the numbers that the pages of finished studies need to `archive`.
 
-    Numbers have 5 digits, and numbers of early checkpoints have 4 digits. There, the induction
-    scores of all trials, which are half of all numbers, have 3 digits.
+    Numbers have 5 digits, and numbers of early checkpoints have 4 digits. Induction scores of
+    trials, the largest variable of early checkpoints, have 3 digits.
     """
     with whole_file(archive) as path, tarfile.open(path, "w:xz", preset=9) as tar:
         for folder in folders:
