@@ -16,6 +16,7 @@ from ropelens.comparison.join import join_entries, partners
 from ropelens.comparison.recalibration import compare_recalibrations
 from ropelens.comparison.recalibration_runs import find_recalibrations
 from ropelens.errors import BadArgument, explained
+from ropelens.interventions.changes import best_head
 from ropelens.profiles.measurement import versions
 from ropelens.profiles.measures import open_profile
 from ropelens.runtime.devices import device_named
@@ -134,7 +135,7 @@ def _measure_runs(
             index = xr.Variable("step", list(folders))
             grown.append(xr.concat(steps, index, combine_attrs="override"))
     fingerprints = [str(saved_key(measured)["weights"]) for measured in finished]
-    growth = join_entries(grown, runs)
+    growth = _with_best_induction(join_entries(grown, runs))
     dataset = join_entries(finished, runs)
     for name, variable in growth.data_vars.items():
         dataset[f"growth_{name}"] = variable
@@ -157,6 +158,17 @@ def _measure_runs(
     )
     dataset.attrs = attrs
     return dataset
+
+
+def _with_best_induction(growth: xr.Dataset) -> xr.Dataset:
+    """The scores of the best induction heads in place of those of all heads and trials.
+
+    These would take as much space as all other maps of heads together.
+    """
+    best = best_head(growth["trial_induction"]).mean("trial")
+    growth = growth.drop_vars("trial_induction")
+    growth["best_induction"] = best
+    return growth
 
 
 def _read_analyses(entries: Sequence[ComparisonEntry]) -> xr.Dataset:

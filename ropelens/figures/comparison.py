@@ -225,9 +225,16 @@ def _growth(comparison: xr.Dataset) -> dict[str, xr.DataArray]:
         "positional<br>heads (count)": _heads_with(comparison, "positional"),
         "semantic<br>heads (count)": _heads_with(comparison, "semantic"),
         "previous-token<br>head (0 to 1)": previous_token,
-        "induction<br>head (0 to 1)": best_head(comparison["growth_trial_induction"]),
+        "induction<br>head (0 to 1)": _best_induction(comparison),
         "retrieval<br>(share)": comparison["growth_retrieval"],
     }
+
+
+def _best_induction(comparison: xr.Dataset) -> xr.DataArray:
+    if "growth_best_induction" in comparison:
+        return comparison["growth_best_induction"]
+    of_trials = comparison["growth_trial_induction"]  # in results of earlier versions
+    return best_head(of_trials).mean("trial")
 
 
 def _heads_with(comparison: xr.Dataset, label: str) -> xr.DataArray:

@@ -205,6 +205,10 @@ def test_heads_and_planes_match_a_profile(comparison: xr.Dataset, trained_study:
         for name in ("mean_wavelength", "positional_fraction"):
             values = compared[prefix + name].values.ravel()
             np.testing.assert_allclose(values, heads[name], rtol=1e-5)
+    trials = profile["trial_induction"].values.reshape(8, -1)
+    best = float(last_step["growth_best_induction"].item())
+    assert best == pytest.approx(score_of_best_head(trials), rel=1e-5)
+    assert "growth_trial_induction" not in comparison
     losses_and_copying_match(last_step, model, entry)
     seen = results["tokens_seen"]
     assert (seen == comparison["step"] * NANO.batch * 32).all()

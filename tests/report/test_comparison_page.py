@@ -20,7 +20,6 @@ from ropelens.figures import comparison as figures
 from ropelens.figures import comparison_planes
 from ropelens.figures.head_wavelengths import plot_head_wavelengths
 from ropelens.figures.style import new_figure
-from ropelens.interventions.changes import best_head
 from ropelens.report.columns import GroupTable, comparison_tables
 from ropelens.report.comparison_page import (
     map_payload,
@@ -140,6 +139,20 @@ def test_growth_counts_heads_by_step(comparison: xr.Dataset):
     assert len({axis.title.text for axis in figure.select_yaxes()}) == 8
 
 
+def test_growth_of_an_earlier_version_has_its_best_induction_heads(comparison):
+    trials = np.zeros((6, 4, 8, 2, 2))
+    trials[..., 1, 0] = 0.5
+    trials[:, :, 1::2, 0, 1] = 1  # the best head of odd trials only
+    dims = ("entry", "step", "trial", "layer", "head")
+    earlier = comparison.drop_dims("trial")
+    for name in ("first", "repeat"):
+        earlier[f"growth_{name}_loss"] = comparison["growth_loss"]
+    earlier = earlier.drop_vars("growth_best_induction")
+    earlier["growth_trial_induction"] = dims, trials
+    line = lines(figures.plot_growth(earlier), "induction head (0 to 1)")["rope"]
+    assert line.y.tolist() == [0.5] * 4
+
+
 def growth_of(entries: xr.Dataset) -> dict[str, xr.DataArray]:
     """The number [entry, step] of each panel."""
     positional = entries["growth_label"] == "positional"
@@ -153,9 +166,7 @@ def growth_of(entries: xr.Dataset) -> dict[str, xr.DataArray]:
         "previous-token head (0 to 1)": entries["growth_previous_token"].max(
             ("layer", "head")
         ),
-        "induction head (0 to 1)": best_head(entries["growth_trial_induction"]).mean(
-            "trial"
-        ),
+        "induction head (0 to 1)": entries["growth_best_induction"],
         "gain of repeats (nats/token)": repeat_gain.mean("trial"),
         "retrieval (share)": entries["growth_retrieval"].mean(
             ("retrieval_length", "depth")

@@ -387,6 +387,10 @@ def test_the_page_has_each_claim_and_escapes_names(
     assert len(cells) == (len(several) if len(names) > 1 else 0)
     for place in cells:
         assert f'id="{place}"' in page
+    described = table[table["doi"] != ""]
+    assert page.count("Original: ") == len(described), "once for all models"
+    for name in re.findall(r'href="#(original-\w+)"', page):
+        assert page.count(f'id="{name}"') == 1
 
 
 def test_a_cell_shows_each_kind_of_layers_and_the_first_sentence_counts_them(table):

@@ -31,6 +31,8 @@ from ropelens.report.recalibration_page import render_recalibration
 from ropelens.report.recalibration_tables import recalibration_tables
 from ropelens.report.sentences.recalibration import recalibration_sentences
 
+SIGNS_OF_CELL = """(cell) => [...cell.querySelectorAll(".glyph")].map(
+  (sign) => getComputedStyle(sign, "::before").content)"""
 HOSTILE = '<img src=x onerror=alert(1)>"</table>'
 
 
@@ -596,8 +598,12 @@ def test_no_column_is_cut_off(browser, folder: Path, width: int):
 def test_a_cell_of_the_map_shows_both_heads(browser, folder: Path):
     with Opened(browser, folder / "index.html") as opened:
         page = opened.load(ready="html.ready")
-        cell = page.get_by_label("L0H1: control semantic, variant positional (certain)")
-        cell.first.click()
+        words = "L0H1: control semantic, variant positional (certain)"
+        cell = page.get_by_label(words).first
+        assert cell.get_attribute("title").startswith(words)
+        signs = cell.evaluate(SIGNS_OF_CELL)
+        assert signs == ['"■" / ""', '"●" / ""']
+        cell.click()
         page.wait_for_selector('#plot-second[data-head="nope seed 0: L0 H1"]')
         assert page.locator("#first-entry").input_value() == "1"
         rotating, stopped = 0, 3  # traces of the selectivity of nope

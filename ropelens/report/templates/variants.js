@@ -15,6 +15,9 @@ if (variantMenus.length) {
   variantMenus.forEach((menu) => menu.addEventListener("change", showVariants));
   showVariants();
 }
+for (const link of document.querySelectorAll(".head-map a")) {
+  link.title = link.getAttribute("aria-label");
+}
 for (const link of document.querySelectorAll('a[href^="#heads="]')) {
   link.addEventListener("click", () => $("heads-title").scrollIntoView());
 }
