@@ -3,8 +3,8 @@
     python tools/redraw.py [FOLDER]...
 
 Without FOLDER, all pages are drawn, the claims of all models after the claims of each model.
-Numbers are written again as `ropelens` saves them now, and those of answers with five digits.
-Answers of scripts that need only stored numbers get new figures. Other answers keep the figures in their page.
+Numbers are written again as `ropelens` saves them now. Answers of scripts that need only stored
+numbers get new figures. Other answers keep the figures in their page.
 """
 
 import base64
@@ -15,7 +15,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -33,7 +33,7 @@ from ropelens.report.claims_page import read_ledger, render_claims
 from ropelens.report.figure_page import render_figures
 from ropelens.report.run_facts import PageFacts
 from ropelens.report.sentences.claims import claims_sentences
-from ropelens.runtime.digits import FIVE_DIGITS, with_digits
+from ropelens.runtime.digits import in_float32
 from ropelens.runtime.folder import PAGE, RECORD, write_whole
 from ropelens.runtime.netcdf import open_results, save
 from ropelens.runtime.result_folder import CELL_FORMAT, ResultFolder
@@ -64,7 +64,7 @@ def redraw(folder: Path) -> None:
         redraw_claims(folder)
     elif kind == "answer":
         redraw_answer(folder)
-        save_again(folder, bits=FIVE_DIGITS)
+        save_again(folder, change=in_float32)
     else:
         save_again(folder)
         if kind == "comparison" or (folder / "profile.nc").exists():
@@ -74,15 +74,14 @@ def redraw(folder: Path) -> None:
             print(f"The profile is not stored. The page needs a measurement: {command}")
 
 
-def save_again(folder: Path, *, bits: int | None = None) -> None:
-    """Write the datasets and tables in `folder` again, perhaps with `bits` only.
-
-    Datasets with few bits have no excerpts of the text.
-    """
+def save_again(
+    folder: Path, change: Callable[[xr.Dataset], xr.Dataset] | None = None
+) -> None:
+    """Write the datasets and tables in `folder` again, perhaps with fewer digits."""
     for path in folder.glob("*.nc"):
         results = open_results(path)
-        if bits is not None:
-            results = with_digits(without_excerpts(results), bits)
+        if change is not None:
+            results = change(without_excerpts(results))
         save(results, path)
     for path in folder.glob("*.csv"):
         text = path.read_text(encoding="utf-8")
