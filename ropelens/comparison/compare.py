@@ -135,7 +135,7 @@ def _measure_runs(
             index = xr.Variable("step", list(folders))
             grown.append(xr.concat(steps, index, combine_attrs="override"))
     fingerprints = [str(saved_key(measured)["weights"]) for measured in finished]
-    growth = _with_best_induction(join_entries(grown, runs))
+    growth = with_best_induction(join_entries(grown, runs))
     dataset = join_entries(finished, runs)
     for name, variable in growth.data_vars.items():
         dataset[f"growth_{name}"] = variable
@@ -160,7 +160,7 @@ def _measure_runs(
     return dataset
 
 
-def _with_best_induction(growth: xr.Dataset) -> xr.Dataset:
+def with_best_induction(growth: xr.Dataset) -> xr.Dataset:
     """The scores of the best induction heads in place of those of all heads and trials.
 
     These would take as much space as all other maps of heads together.

@@ -67,6 +67,32 @@ class LedgerRow:
     places: Mapping[str, float]
 
     @property
+    def original(self) -> str:
+        """What the source measured, and where; "" if the source is not known."""
+        claim = self.claim
+        if not claim.get("doi"):
+            return ""
+        source = claim["source"]
+        if claim["doi"] != "not stated":
+            source = f"{source}, DOI {claim['doi']}"
+        return (
+            f"Original: {claim['original']}. Model: {claim['original_model']}. "
+            f"Conditions: {claim['conditions']}. Source: {source}."
+        )
+
+    @property
+    def method(self) -> str:
+        """How the test deviates from its source, and what counts as none."""
+        claim = self.claim
+        floor = claim["floor"]
+        if _is_text(claim["floor_day"]):
+            floor = f"{floor} (committed on {claim['floor_day']})"
+        method = f"{claim['deviation']} Counts as none: {floor}."
+        if _is_text(claim["other"]):
+            method = f"{method} Other statistic: {claim['other']}."
+        return method
+
+    @property
     def null(self) -> Bar | None:
         return self._bar("null_low", "null_high")
 
@@ -79,6 +105,11 @@ class LedgerRow:
             return None
         start, stop = sorted([self.places[low], self.places[high]])
         return Bar(start, stop)
+
+
+def _is_text(value: object) -> bool:
+    """Whether a cell of a table has a text; empty cells are "", None or NaN."""
+    return isinstance(value, str) and value != ""
 
 
 def read_ledger(folder: str, out: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -127,6 +158,7 @@ def render_claims(table: pd.DataFrame, record: Mapping[str, Any]) -> str:
         glyphs=GLYPHS,
         grid=_grid(table, models),
         letters=kind_letters(table),
+        originals=_originals(table) if len(models) > 1 else {},
         ledgers={
             model: ledger_rows(table[table["model"] == model]) for model in models
         },
@@ -148,6 +180,16 @@ def _grid(
         letter = letters.get(claim["layers"], "")
         of_models[claim["model"]].append(GridCell(_ledger_row(claim), letter))
     return {statement: list(cells.values()) for statement, cells in grid.items()}
+
+
+def _originals(table: pd.DataFrame) -> dict[str, LedgerRow]:
+    """The first row of each claim with a known source, by the name of the claim."""
+    originals: dict[str, LedgerRow] = {}
+    for claim in table.to_dict("records"):
+        row = _ledger_row(claim)
+        if row.original:
+            originals.setdefault(claim["claim"], row)
+    return originals
 
 
 def kind_letters(table: pd.DataFrame) -> dict[str, str]:

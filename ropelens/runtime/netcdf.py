@@ -14,7 +14,7 @@ from xarray.backends import H5NetCDFStore
 
 from ropelens.arguments import public
 from ropelens.errors import BadArgument, explained
-from ropelens.runtime.digits import FOUR_DIGITS, rounded
+from ropelens.runtime.digits import FOUR_DIGITS, THREE_DIGITS, rounded
 from ropelens.runtime.folder import write_whole
 from ropelens.runtime.keys import Key
 from ropelens.runtime.run_record import KINDS, read_record
@@ -28,9 +28,10 @@ TEXTS = "OUT"  # kinds of numpy's types
 MANY_TEXTS = 32  # from here on, texts are stored as characters, which are compressed
 MANY_BYTES = 4096  # smaller arrays are not compressed, because chunks need an index
 MOST_IN_CHUNK = 2**24  # bytes of an array that is stored in one chunk
-ROUNDED_DIMS = ({"layer", "step"}, {"entry", "layer", "offset_bin"})
-"""Arrays with one of these sets of dims keep four digits: they are large, and only figures
-show them and sentences state means of them."""
+MAPS_BY_STEP = {"layer", "step"}
+ATTENTION_BY_OFFSET = {"entry", "layer", "offset_bin"}
+"""Arrays with these dims keep fewer digits: they are large, and only figures show them and
+sentences state means of them."""
 ADVICE = "a file that ropelens wrote; if the file is damaged, measure again"
 
 
@@ -39,9 +40,9 @@ def save(results: xr.Dataset, path: str | Path) -> Path:
     """Write a profile, a sweep or other labelled arrays to `path`, completely or not at all.
 
     The attribute `kind` names their contents. Numbers keep every bit, except maps of heads at
-    every step of a training, and attention by offset of several models, which keep four digits
-    (`as_saved`). netCDF cannot store two kinds of characters: a NUL becomes "␀", and a lone
-    surrogate a backslash escape.
+    every step of a training, which keep four digits, and attention by offset of several
+    models, which keeps three (`as_saved`). netCDF cannot store two kinds of characters: a NUL
+    becomes "␀", and a lone surrogate a backslash escape.
     """
     # The encoding of an earlier file would make its coordinates coordinates again
     written = _with_printable_texts(as_saved(results)).drop_encoding()
@@ -55,9 +56,12 @@ def as_saved(results: xr.Dataset) -> xr.Dataset:
     """The results with the precision of their file, so that a page shows what is saved."""
     saved = results.copy()
     for name, variable in results.data_vars.items():
-        is_large = any(set(variable.dims) >= dims for dims in ROUNDED_DIMS)
-        if variable.dtype.kind == "f" and is_large:
+        if variable.dtype.kind != "f":
+            continue
+        if set(variable.dims) >= MAPS_BY_STEP:
             saved[name] = variable.copy(data=rounded(variable.values, FOUR_DIGITS))
+        elif set(variable.dims) >= ATTENTION_BY_OFFSET:
+            saved[name] = variable.copy(data=rounded(variable.values, THREE_DIGITS))
     return saved
 
 

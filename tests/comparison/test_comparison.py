@@ -24,6 +24,7 @@ from ropelens.comparison.checkpoint_measures import (
     run_tasks,
     validation_text,
 )
+from ropelens.comparison.compare import with_best_induction
 from ropelens.comparison.entries import ComparisonEntry as Entry
 from ropelens.comparison.entries import find_entries
 from ropelens.comparison.join import partners
@@ -341,6 +342,21 @@ def loss_past_context(entries: xr.Dataset) -> xr.DataArray:
     width = past["position_stop"] - past["position_start"]
     loss = past["position_loss"].mean("entry")
     return loss.weighted(width).mean()
+
+
+def test_each_step_has_its_own_best_induction_head():
+    trials = np.random.default_rng(0).random((2, 3, 8, 2, 2))
+    trials[0, 1] = np.nan  # a step that was not measured
+    trials[1, :, :, 1] = np.nan  # an entry with fewer layers
+    dims = ("entry", "step", "trial", "layer", "head")
+    growth = with_best_induction(xr.Dataset({"trial_induction": (dims, trials)}))
+    assert [*growth] == ["best_induction"]
+    best = growth["best_induction"].values
+    for entry, step in np.ndindex(2, 3):
+        scores = trials[entry, step].reshape(8, -1)
+        scores = scores[:, np.isfinite(scores).all(0)]
+        expected = score_of_best_head(scores) if scores.size else np.nan
+        np.testing.assert_allclose(best[entry, step], expected)
 
 
 def score_of_best_head(trials: np.ndarray) -> float:

@@ -387,10 +387,30 @@ def test_the_page_has_each_claim_and_escapes_names(
     assert len(cells) == (len(several) if len(names) > 1 else 0)
     for place in cells:
         assert f'id="{place}"' in page
-    described = table[table["doi"] != ""]
-    assert page.count("Original: ") == len(described), "once for all models"
-    for name in re.findall(r'href="#(original-\w+)"', page):
-        assert page.count(f'id="{name}"') == 1
+    addresses = re.findall(r' id="([^"]+)"', page)
+    assert len({*addresses}) == len(addresses)
+
+
+def test_the_originals_of_claims_are_listed_once_for_all_models(table: pd.DataFrame):
+    table = table[table["claim"].isin(["band", "decay", "diagonal"])]
+    other = table.assign(model="other", nearness="far")
+    other.loc[other["claim"] == "decay", "floor"] = "numbers below 7"
+    known = table.assign(model="known")
+    unknown = table.assign(model="unknown", doi="")
+    page = render_claims(pd.concat([unknown, known, other]), RECORD)
+    linked = re.findall(r'href="#original-(\w+)"', page)
+    assert sorted(linked) == ["band", "band", "decay", "diagonal", "diagonal"]
+    for name in linked:
+        assert page.count(f'id="original-{name}"') == 1
+    assert page.count("Original: ") == 3 + 1, "the other floor is in its row"
+    assert page.count("Counts as none: ") == 3 + 1
+    row = page[page.index('id="model-3-decay"') :]
+    row = row[: row.index("</details>")]
+    assert "Counts as none: numbers below 7" in row
+    assert page.count("Nearness: far.") == 3
+    alone = render_claims(known, RECORD)
+    assert "#original-" not in alone
+    assert alone.count("Counts as none: ") == 3
 
 
 def test_a_cell_shows_each_kind_of_layers_and_the_first_sentence_counts_them(table):
