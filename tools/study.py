@@ -2,11 +2,11 @@
 
     python tools/study.py [STUDY]... [--novels FOLDER] [--runs FOLDER]
 
-A study is a row of `STUDIES` and the file analyses/STUDY.toml. With --novels, a folder with
-`train` and `valid` (tools/README.md), its runs are trained in RUNS/STUDY and measured, and
-tools/study/STUDY.tar.xz keeps all numbers that its pages need. Finished runs and measurements
-are not repeated. On a machine without RUNS/STUDY, they come from this archive. Several
-processes can divide the runs; the last process measures them.
+A study is a row of `STUDIES`. Each of its parts has a file analyses/PART.toml. With --novels,
+a folder with `train` and `valid` (tools/README.md), runs are trained in RUNS/PART and
+measured, and tools/study/STUDY.tar.xz keeps all numbers that its pages need. Finished runs and
+measurements are not repeated. On a machine without RUNS/PART, they come from this archive.
+Several processes can divide the runs; the last process measures them.
 
 Then its scripts draw the pages from tools/study/STUDY.tar.xz. Without --novels, the command
 only draws.
@@ -64,7 +64,7 @@ LOSSES = ("step", "tokens", "train_loss", "valid_loss")
 
 @dataclass(frozen=True)
 class Study:
-    """A study file in analyses/, and the scripts there that answer its questions.
+    """Study files in analyses/, and the scripts there that answer the questions of a study.
 
     `mixture` is the recipe of its tokens in tools/mixture.py; without one it reads the novels.
     Each of its `parts` has a file analyses/PART.toml; the first part has the name of the study.

@@ -49,3 +49,15 @@ def test_wavelengths_of_heads_are_geometric_means_over_seeds():
     half = stats.t.ppf(0.975, 1) * math.log(2) / 2
     low, high = math.sqrt(800) * np.exp([-half, half])
     assert sentence.endswith(f": rope 28.3 ({low:.3g} to {high / 1000:.3g}k).")
+
+
+def test_wavelengths_name_seeds_without_such_heads():
+    wavelength = np.full((4, 1, 3), 10.0)
+    labels = np.full((4, 1, 3), "positional", dtype=object)
+    compared = two_seeds(label=labels, mean_wavelength=wavelength)
+    third = compared.isel(entry=[0]).copy(deep=True)
+    third["label"][:] = "mixed"
+    (sentence,) = wavelength_sentences(xr.concat([compared, third], "entry"))
+    assert sentence.endswith(
+        ": rope 10 (10 to 10, in 2 of 3 seeds), nope 10 (10 to 10)."
+    )

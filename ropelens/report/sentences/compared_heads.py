@@ -59,6 +59,8 @@ def wavelength_sentences(comparison: xr.Dataset) -> list[str]:
             if len(known) > 1:
                 mean, low, high = np.exp(paired_interval(np.log(known)))
                 interval = f"{short_count(low)} to {short_count(high)}"
+                if len(known) < len(runs):
+                    interval += f", in {len(known)} of {len(runs)} seeds"
                 parts.append(f"{group} {short_count(mean)} ({interval})")
         if parts:
             sentences.append(
