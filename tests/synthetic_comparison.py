@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 
 from ropelens.budget.labels import LABELS
-from ropelens.interventions.changes import best_head
+from ropelens.comparison.compare import with_best_induction
 
 STEPS = (1, 2, 4, 8)
 CONTEXT = 32
@@ -62,9 +62,7 @@ class Drawn:
         grown = (made * share).transpose("entry", "step", ...)
         label = np.resize(np.array(LABELS, dtype=object), (len(self.group), 2, 2))
         moved = np.stack([np.roll(label, n) for n in (6, 2, 1, 0)], axis=1)
-        trials_by_step = grown["trial_induction"]
-        grown = grown.drop_vars("trial_induction")
-        grown["best_induction"] = best_head(trials_by_step).mean("trial")
+        grown = with_best_induction(grown)
         for name, values in grown.items():
             made[f"growth_{name}"] = values
         return made.assign(

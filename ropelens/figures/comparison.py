@@ -233,8 +233,8 @@ def _growth(comparison: xr.Dataset) -> dict[str, xr.DataArray]:
 def _best_induction(comparison: xr.Dataset) -> xr.DataArray:
     if "growth_best_induction" in comparison:
         return comparison["growth_best_induction"]
-    of_trials = comparison["growth_trial_induction"]  # in results of earlier versions
-    return best_head(of_trials).mean("trial")
+    # Results of earlier versions have the scores of all trials, which a panel averages
+    return best_head(comparison["growth_trial_induction"])
 
 
 def _heads_with(comparison: xr.Dataset, label: str) -> xr.DataArray:
