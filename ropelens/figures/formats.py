@@ -8,6 +8,7 @@ import numpy as np
 
 NO_NUMBER = "–"
 ROUNDED_AWAY = 5e-4  # smaller numbers have three decimals of 0
+ROUNDING_ERROR = 1e-6  # of float32 losses
 
 VISIBLE = {" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥"}
 INVISIBLE = {"Cc", "Cf", "Co", "Cs", "Cn", "Zl", "Zp", "Zs"}
@@ -27,7 +28,7 @@ def signed(value: float, form: str = "+.3f") -> str:
         return NO_NUMBER
     if abs(value) >= ROUNDED_AWAY or value == 0:
         return number(value, form)
-    if abs(value) < 1e-6:  # rounding error of float32 losses
+    if abs(value) < ROUNDING_ERROR:
         return "±0"
     digit = np.format_float_positional(
         value, 1, fractional=False, sign="+" in form, trim="-"

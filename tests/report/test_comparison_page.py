@@ -358,8 +358,9 @@ def test_the_baseline_may_be_the_best():
     assert words.endswith("b is worst, 0.405 above rope (certain).")
 
 
-def test_equal_losses_are_named_as_equal():
-    words = first_sentence({"rope": [3, 3], "p-rope:1": [3, 3]})
+@pytest.mark.parametrize("loss", [3, 3 - 2.5e-7], ids=["equal", "rounded"])
+def test_equal_losses_are_named_as_equal(loss: float):
+    words = first_sentence({"rope": [3, 3], "p-rope:1": [3, loss]})
     assert words == (
         "After 1,024 training tokens, rope, the baseline, and p-rope:1 have the lowest loss."
     )

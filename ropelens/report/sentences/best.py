@@ -8,7 +8,12 @@ import xarray as xr
 
 from ropelens.comparison.best import Difference, Ranking, tokens_trained
 from ropelens.comparison.pairs import group_entries
-from ropelens.figures.formats import NO_NUMBER, change_and_interval, signed
+from ropelens.figures.formats import (
+    NO_NUMBER,
+    ROUNDING_ERROR,
+    change_and_interval,
+    signed,
+)
 from ropelens.report.sentences.wording import Change
 
 SOURCES_OF_SPREAD = {
@@ -81,7 +86,7 @@ def best_words(ranking: Ranking) -> str:
     baseline = ranking.baseline
     nearest = ranking.differences[0]
     worst = ranking.differences[-1]
-    if nearest.value == 0:
+    if abs(nearest.value) < ROUNDING_ERROR:
         words = f"{baseline}, the baseline, and {nearest.group} have the lowest loss"
     elif ranking.best == baseline:
         words = (
