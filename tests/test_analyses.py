@@ -382,6 +382,9 @@ def test_prints_its_purpose_and_its_errors(script, tmp_path, python, monkeypatch
     assert helped.code == 0
     assert helped.err == ""
     assert title in helped.out
+    commands = re.findall(r"^    python .*", script.read_text(), re.M)
+    assert commands
+    assert {f"  {line}" for line in commands} <= {*helped.out.splitlines()}
     option = "--runs" if script.stem in ("copying", "recalibration") else "--text"
     failed = python(script, option, "nowhere")
     assert failed.code == 1

@@ -76,7 +76,7 @@ def out_or_own(
 
     folder = own_folder(Path(name), owns)
     if folder != Path(name):
-        print_message(f"{name} has results of another command; writing to {folder}")
+        print_message(f"{name} has results of another command; using {folder}")
     return folder
 
 
@@ -124,9 +124,14 @@ def catch_signals() -> list[int]:
 
 
 def run_script(main: Callable[..., None]) -> None:
-    """Run `main` of a script as `typer.run` does; --help prints the script's docstring."""
+    """Run `main` of a script as `typer.run` does; --help prints the script's docstring.
+
+    The first paragraph and indented paragraphs keep their lines.
+    """
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(help=f"\b\n{sys.modules[main.__module__].__doc__ or ''}")(main)
+    text = sys.modules[main.__module__].__doc__ or ""
+    text = text.replace("\n\n    ", "\n\n\b\n    ")
+    app.command(help=f"\b\n{text}")(main)
     run_app(app, name=Path(sys.argv[0]).name)
 
 
@@ -146,7 +151,9 @@ def run_analysis(
     reports = script.parents[1] / "reports"
 
     @with_options(
-        Options, only=("context", "sequences"), context=None if truncation else 512
+        Options,
+        only=("context", "sequences", "bos"),
+        context=None if truncation else 512,
     )
     def main(
         model: ModelArgument = "bundled", text: TextOption = None, *, options: Options
@@ -172,7 +179,7 @@ def run_app(app: typer.Typer, *, name: str = "ropelens") -> None:
     The status is 0 after success, 2 for wrong usage, 1 for other errors of a user, which print
     one line, and 128 + N after the signal N. Any other error is a bug and shows a traceback.
     """
-    errors = sys.stderr  # of each process; only the first process prints its progress
+    errors = sys.stderr  # for errors; other processes print no progress
     quiet_libraries()
     signals = catch_signals()
     code = 1

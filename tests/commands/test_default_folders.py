@@ -82,9 +82,7 @@ def test_another_run_gets_another_folder(name: str, here: Path, ropelens: Comman
     kept = files_in(folder)
     ended = ropelens(command, *second)
     assert page_of(ended).parent == Path(f"{folder}-2")
-    assert (
-        f"{folder} has results of another command; writing to {folder}-2" in ended.err
-    )
+    assert f"{folder} has results of another command; using {folder}-2" in ended.err
     assert page_of(ropelens(command, *second)).parent == Path(f"{folder}-2")
     assert not Path(f"{folder}-3").exists(), "the same command replaces its results"
     assert files_in(folder) == kept
