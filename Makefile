@@ -17,6 +17,7 @@
 # make docs     write the reference and its examples into docs/reference/
 # make llms     write llms.txt, which explains ropelens to assistants
 # make bench    compare the costs of measurements with plain forward passes
+# make help     print these lines
 #
 # The first call installs the packages that a target needs into .venv.
 
@@ -38,7 +39,10 @@ SPREAD := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 SMOLLM2 := models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf
 GEMMA3 := models/gemma3-270m/gemma-3-270m-q4_k_m.gguf
 GEMMA3_SHA256 := a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818
-.PHONY: report smollm2 gemma3 reports study test test-thorough test-slow test-processors mutants test-oldest test-newest lint docs llms bench
+.PHONY: help report smollm2 gemma3 reports study test test-thorough test-slow test-processors mutants test-oldest test-newest lint docs llms bench
+
+help:
+	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
 
 report: .venv/.report
 	@mkdir -p out
