@@ -12,6 +12,7 @@ from only_in_repository import repository_path
 from oracles.versions import skip_before
 
 import ropelens as rl
+from ropelens.claims.claims import CLAIMS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -70,6 +71,11 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pages
 def test_names_are_public(page: Path):
     assert set(re.findall(r"\brl\.(\w+)", page.read_text())) <= set(rl.__all__)
+
+
+def test_the_page_of_the_paper_names_all_claims():
+    page = (ROOT / "docs/paper.md").read_text()
+    assert {claim.name for claim in CLAIMS} <= {*re.findall(r"`(\w+)`", page)}
 
 
 LINK = re.compile(r"\]\((?P<path>[^)#:]*)(?:#(?P<anchor>[^)]*))?\)")
