@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 from cli_runs import Command, Ended, here
+from only_in_repository import repository_path
 from scipy import stats
 from synthetic_comparison import CONTEXT, synthetic_comparison
 from synthetic_recalibration import recalibrated_study
@@ -390,6 +391,15 @@ def test_prints_its_purpose_and_its_errors(script, tmp_path, python, monkeypatch
     assert failed.code == 1
     assert "nowhere" in failed.problem
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("script", ANSWERS, ids=lambda path: path.stem)
+def test_scripts_accept_the_options_of_the_findings(script: Path, python):
+    findings = repository_path("reports/README.md").read_text(encoding="utf-8")
+    (options,) = re.findall(r'TEXT="(.*)"', findings)
+    helped = python(script, "--help")
+    for option in re.findall(r"--\w+", options):
+        assert f"  {option} " in helped.out
 
 
 STUDY = """\
