@@ -15,7 +15,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -23,7 +23,6 @@ from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
-import xarray as xr
 
 import ropelens as rl
 from ropelens.analysis.answer import without_excerpts
@@ -64,7 +63,7 @@ def redraw(folder: Path) -> None:
         redraw_claims(folder)
     elif kind == "answer":
         redraw_answer(folder)
-        save_again(folder, change=in_float32)
+        save_again(folder)
     else:
         save_again(folder)
         if kind == "comparison" or (folder / "profile.nc").exists():
@@ -74,14 +73,10 @@ def redraw(folder: Path) -> None:
             print(f"The profile is not stored. The page needs a measurement: {command}")
 
 
-def save_again(
-    folder: Path, change: Callable[[xr.Dataset], xr.Dataset] | None = None
-) -> None:
-    """Write the datasets and tables in `folder` again, perhaps with fewer digits."""
+def save_again(folder: Path) -> None:
+    """Write the datasets and tables in `folder` again, with seven digits."""
     for path in folder.glob("*.nc"):
-        results = open_results(path)
-        if change is not None:
-            results = change(without_excerpts(results))
+        results = in_float32(without_excerpts(open_results(path)))
         save(results, path)
     for path in folder.glob("*.csv"):
         text = path.read_text(encoding="utf-8")
