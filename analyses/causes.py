@@ -8,10 +8,13 @@ Method:
 
 1. Random tokens are repeated. The five heads with the most attention on the previous token are
 silenced; then five random other heads of their layers are silenced; then the fastest quarter or
-the slowest half of the planes of the five heads stop. 2. Every head is searched for attention
-on apostrophes, outside sinks, compared with attention on tokens of similar frequency and
-distance. The null is the same search for sets of random tokens of similar frequency. 3. Random
-tokens come twice, without the last token of the second copy. The answer is the logit of this
+the slowest half of the planes of the five heads stop.
+
+2. Every head is searched for attention on apostrophes, outside sinks, compared with attention
+on tokens of similar frequency and distance. The null is the same search for sets of random
+tokens of similar frequency.
+
+3. Random tokens come twice, without the last token of the second copy. The answer is the logit of this
 token minus the logit of another token. The answer is attributed to planes of the five heads and
 of the best induction head. The planes of largest attribution are dropped, and patched from a
 prompt with the other token at this place.

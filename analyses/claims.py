@@ -47,6 +47,7 @@ def main(
     text: list[Path] = typer.Option([], help="Text files, or folders with text files."),
     context: int = typer.Option(512, help="Tokens of a sequence."),
     sequences: int = typer.Option(16, help="Sequences that are measured."),
+    bos: str = typer.Option("tokenizer", help="tokenizer, always or never."),
     quick: bool = typer.Option(
         False, "--quick", help="Only claims that need no stopped planes."
     ),
@@ -59,7 +60,7 @@ def main(
         random_weights(RANDOM)
     reports = REPORTS / "claims"
     reports.mkdir(parents=True, exist_ok=True)
-    measure = ["--context", context, "--sequences", sequences]
+    measure = ["--context", context, "--sequences", sequences, "--bos", bos]
     if quick:
         measure.append("--quick")
     for model in models:

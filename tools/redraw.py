@@ -15,7 +15,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -23,6 +23,7 @@ from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
+import xarray as xr
 
 import ropelens as rl
 from ropelens.analysis.answer import without_excerpts
@@ -63,7 +64,7 @@ def redraw(folder: Path) -> None:
         redraw_claims(folder)
     elif kind == "answer":
         redraw_answer(folder)
-        save_again(folder)
+        save_again(folder, change=in_float32)
     else:
         save_again(folder)
         if kind == "comparison" or (folder / "profile.nc").exists():
@@ -73,10 +74,14 @@ def redraw(folder: Path) -> None:
             print(f"The profile is not stored. The page needs a measurement: {command}")
 
 
-def save_again(folder: Path) -> None:
-    """Write the datasets and tables in `folder` again, with seven digits."""
+def save_again(
+    folder: Path, change: Callable[[xr.Dataset], xr.Dataset] | None = None
+) -> None:
+    """Write the datasets and tables in `folder` again, perhaps with fewer digits."""
     for path in folder.glob("*.nc"):
-        results = in_float32(without_excerpts(open_results(path)))
+        results = open_results(path)
+        if change is not None:
+            results = change(without_excerpts(results))
         save(results, path)
     for path in folder.glob("*.csv"):
         text = path.read_text(encoding="utf-8")

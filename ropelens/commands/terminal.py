@@ -179,7 +179,7 @@ def run_app(app: typer.Typer, *, name: str = "ropelens") -> None:
     The status is 0 after success, 2 for wrong usage, 1 for other errors of a user, which print
     one line, and 128 + N after the signal N. Any other error is a bug and shows a traceback.
     """
-    errors = sys.stderr  # for errors; other processes print no progress
+    errors = sys.stderr  # quiet_libraries hides it, except in the first process
     quiet_libraries()
     signals = catch_signals()
     code = 1

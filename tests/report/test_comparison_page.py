@@ -358,12 +358,23 @@ def test_the_baseline_may_be_the_best():
     assert words.endswith("b is worst, 0.405 above rope (certain).")
 
 
-@pytest.mark.parametrize("loss", [3, 3 - 2.5e-7], ids=["equal", "rounded"])
-def test_equal_losses_are_named_as_equal(loss: float):
-    words = first_sentence({"rope": [3, 3], "p-rope:1": [3, loss]})
-    assert words == (
-        "After 1,024 training tokens, rope, the baseline, and p-rope:1 have the lowest loss."
+@pytest.mark.parametrize("rounding", [0, 2.5e-7, -2.5e-7])
+def test_equal_losses_are_named_as_equal(rounding: float):
+    begin = (
+        "After 1,024 training tokens, rope, the baseline, has the lowest loss, together"
     )
+    words = first_sentence({"rope": [3, 3], "p-rope:1": [3, 3 + rounding]})
+    assert words == f"{begin} with p-rope:1."
+    losses = {"rope": [3, 3], "p-rope:1": [3, 3 + rounding], "yarn:1": [3, 3]}
+    names = ["p-rope:1 and yarn:1", "yarn:1 and p-rope:1"]
+    words = first_sentence(losses)
+    assert words in [f"{begin} with {both}." for both in names]
+    words = first_sentence(losses | {"nope": [4, 4]})
+    worst = "nope is worst, 1.000 above rope"
+    assert words.startswith(tuple(f"{begin} with {both}; {worst}" for both in names))
+    words = first_sentence({"rope": [3, 3], "p-rope:1": [3, 3 + rounding], "a": [2, 2]})
+    assert words.startswith("After 1,024 training tokens, a has the lowest loss: 1.000")
+    assert words.endswith("; rope and p-rope:1 are worst.")
 
 
 def test_each_size_has_its_best_variant(comparison: xr.Dataset):
