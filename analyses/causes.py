@@ -14,10 +14,10 @@ the slowest half of the planes of the five heads stop.
 on tokens of similar frequency and distance. The null is the same search for sets of random
 tokens of similar frequency.
 
-3. Random tokens come twice, without the last token of the second copy. The answer is the logit of this
-token minus the logit of another token. The answer is attributed to planes of the five heads and
-of the best induction head. The planes of largest attribution are dropped, and patched from a
-prompt with the other token at this place.
+3. Random tokens come twice, without the last token of the second copy. The answer is the logit
+of this token minus the logit of another token. The answer is attributed to planes of the five
+heads and of the best induction head. The planes of largest attribution are dropped, and patched
+from a prompt with the other token at this place.
 
 Expectation: induction needs the five heads, but only their fastest planes. A head for
 apostrophes has more attention on them than any head has on a random set. Fast planes of the

@@ -36,6 +36,7 @@ MORE["truncation"] = {"truncation.nc", "truncation.csv"}
 """Files that an analysis writes in addition to the four files of every answer."""
 OF_RUNS = ("variants", "copying", "recalibration")
 ANSWERS = [script for script in SCRIPTS if script.stem not in (*OF_RUNS, "claims")]
+CLAIMS = ROOT / "analyses/claims.py"
 names = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 
 
@@ -393,7 +394,7 @@ def test_prints_its_purpose_and_its_errors(script, tmp_path, python, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("script", ANSWERS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("script", [*ANSWERS, CLAIMS], ids=lambda path: path.stem)
 def test_scripts_accept_the_options_of_the_findings(script: Path, python):
     findings = repository_path("reports/README.md").read_text(encoding="utf-8")
     (options,) = re.findall(r'TEXT="(.*)"', findings)
