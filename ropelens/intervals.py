@@ -9,6 +9,8 @@ from scipy import special  # scipy.stats takes half a second
 
 LEVEL = 0.95
 
+ROUNDING_ERROR = 1e-6  # of float32 losses
+
 ENOUGH_DOCUMENTS = 8  # with fewer documents, a result holds only for this text
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 import xarray as xr
 
 from ropelens.comparison.pairs import paired_changes
-from ropelens.intervals import paired_interval
+from ropelens.intervals import ROUNDING_ERROR, paired_interval
 
 OVER_TEXT_OF_ONE_SEED = "sequences"
 
@@ -84,10 +84,14 @@ def _baseline_group(of_size: pd.DataFrame, variant: str) -> str:
 
 
 def _from_baseline(row: Mapping[Any, Any], baseline: str) -> Difference:
+    """The difference in a row of the table; 0 if it is only rounding."""
+    value = row["loss_change"]
+    if abs(value) < ROUNDING_ERROR:
+        value = 0.0
     return Difference(
         group=row["group"],
         other=baseline,
-        value=row["loss_change"],
+        value=value,
         low=row["low"],
         high=row["high"],
         over=row["over"],

@@ -6,9 +6,10 @@ from unicodedata import category
 
 import numpy as np
 
+from ropelens.intervals import ROUNDING_ERROR
+
 NO_NUMBER = "–"
 ROUNDED_AWAY = 5e-4  # smaller numbers have three decimals of 0
-ROUNDING_ERROR = 1e-6  # of float32 losses
 
 VISIBLE = {" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥"}
 INVISIBLE = {"Cc", "Cf", "Co", "Cs", "Cn", "Zl", "Zp", "Zs"}

@@ -8,13 +8,7 @@ import xarray as xr
 
 from ropelens.comparison.best import Difference, Ranking, tokens_trained
 from ropelens.comparison.pairs import group_entries
-from ropelens.figures.formats import (
-    NO_NUMBER,
-    ROUNDING_ERROR,
-    change_and_interval,
-    in_words,
-    signed,
-)
+from ropelens.figures.formats import NO_NUMBER, change_and_interval, in_words, signed
 from ropelens.report.sentences.wording import Change
 
 SOURCES_OF_SPREAD = {
@@ -56,7 +50,7 @@ def best_sentences(comparison: xr.Dataset, rankings: Sequence[Ranking]) -> list[
     for ranking in rankings:
         begin = beginning(comparison, ranking, name_size=len(rankings) > 1)
         sentences.append(begin + best_words(ranking))
-        if ranking.lead is not None and not _equals_baseline(ranking.differences[0]):
+        if ranking.lead is not None:
             sentences.append(_lead_sentence(ranking.lead))
     return sentences
 
@@ -87,8 +81,8 @@ def best_words(ranking: Ranking) -> str:
     baseline = ranking.baseline
     nearest = ranking.differences[0]
     worst = ranking.differences[-1]
-    if _equals_baseline(nearest):
-        equal = [other.group for other in filter(_equals_baseline, ranking.differences)]
+    if nearest.value == 0:
+        equal = [other.group for other in ranking.differences if other.value == 0]
         words = (
             f"{baseline}, the baseline, has the lowest loss, together with "
             f"{in_words(equal)}"
@@ -103,18 +97,14 @@ def best_words(ranking: Ranking) -> str:
             f"{nearest.group} has the lowest loss: {amount(nearest)} nats/token below "
             f"{baseline} {certainty(nearest)}"
         )
-    if worst is nearest or (_equals_baseline(worst) and _equals_baseline(nearest)):
+    if worst is nearest or nearest.value == worst.value == 0:
         return f"{words}."
-    if _equals_baseline(worst):
+    if worst.value == 0:
         return f"{words}; {baseline} and {worst.group} are worst."
     if worst.value < 0:
         return f"{words}; {baseline} is worst."
     words += f"; {worst.group} is worst, {amount(worst)} above {baseline}"
     return f"{words}{_in_brief(worst)}."
-
-
-def _equals_baseline(difference: Difference) -> bool:
-    return abs(difference.value) < ROUNDING_ERROR
 
 
 def amount(difference: Difference) -> str:
