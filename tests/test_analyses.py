@@ -35,8 +35,9 @@ MORE["reach"] = {"reach.nc", "needles.nc"}
 MORE["truncation"] = {"truncation.nc", "truncation.csv"}
 """Files that an analysis writes in addition to the four files of every answer."""
 OF_RUNS = ("variants", "copying", "recalibration")
-ANSWERS = [script for script in SCRIPTS if script.stem not in (*OF_RUNS, "claims")]
+OF_MODELS = [script for script in SCRIPTS if script.stem not in OF_RUNS]
 CLAIMS = ROOT / "analyses/claims.py"
+ANSWERS = [script for script in OF_MODELS if script != CLAIMS]
 names = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 
 
@@ -133,7 +134,7 @@ def test_claims_skip_models_that_were_measured_before(tmp_path, python, monkeypa
     ledger = tmp_path / "reports" / "claims" / "one" / "claims.csv"
     written = set()
     for measured in (models[:1], models):
-        ended = python(ROOT / "analyses" / "claims.py", *measured, *options)
+        ended = python(CLAIMS, *measured, *options)
         assert ended.code == 0, ended.err
         written.add(ledger.stat().st_mtime_ns)
     assert len(written) == 1
@@ -394,7 +395,7 @@ def test_prints_its_purpose_and_its_errors(script, tmp_path, python, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("script", [*ANSWERS, CLAIMS], ids=lambda path: path.stem)
+@pytest.mark.parametrize("script", OF_MODELS, ids=lambda path: path.stem)
 def test_scripts_accept_the_options_of_the_findings(script: Path, python):
     findings = repository_path("reports/README.md").read_text(encoding="utf-8")
     (options,) = re.findall(r'TEXT="(.*)"', findings)
